@@ -1,0 +1,1 @@
+"""The program on each device: announce, pair, meter, load, execute, stream."""

@@ -1,0 +1,540 @@
+"""The one table of what may be said: every message, its number, who sends it, where, and how many raw buffers follow it.
+
+A message is a flat frozen record of integers, floats, strings, booleans, bytes and tuples of those. Documents (capabilities,
+graphs, programs, traces) and tensors ride behind it as raw buffers. Every field has a default: a newer minor version may
+add fields at the end, never change one. Numbers are never used twice.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+HOME = "home"  # the controller's name wherever a device's name could stand
+
+
+class Channel(Enum):
+    """Which socket a message travels on, so that a bulky one never delays an urgent one."""
+
+    CONTROL = "control"
+    DATA = "data"
+    PULSE = "pulse"
+    PAIRING = "pairing"
+    WORKER = "worker"  # between the agent and its own worker process; never on a network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What every message is."""
+
+
+# --- control: a session -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """A controller opens a session. The agent answers `Welcome`, or `Refused` where the major versions differ."""
+
+    major: int = 0
+    minor: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Message):
+    """The session stands. Buffer 0: the capability statement (JSON object, see PROTOCOL.md)."""
+
+    major: int = 0
+    minor: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Message):
+    """The message with number `about` was not carried out. `code` is from `RefusalCode`; `text` is for people."""
+
+    about: int = 0
+    code: str = ""
+    text: str = ""
+    run: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster(Message):
+    """The members of this home, so that they may stream to each other. Buffer 0: JSON list of {name, key, address}.
+
+    The whole list each time; whoever is no longer on it is cut off.
+    """
+
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterSet(Message):
+    """The roster is in force."""
+
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye(Message):
+    """The sender closes the session in good order; its runs end and their memory is given back."""
+
+    reason: str = ""
+
+
+# --- control: runs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare(Message):
+    """Load the segments and programs of plan number `epoch` beside whatever runs now.
+
+    Buffer 0: JSON {"segments": [{"name", "kind": "aten" | "onnx"}], "programs": [Program.to_json()]}; then one buffer
+    per segment, in that order (a graph document or an ONNX model). `memory_bytes` is what the plan says it needs here.
+    """
+
+    run: str = ""
+    epoch: int = 0
+    memory_bytes: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared(Message):
+    """Everything of that epoch is loaded; it does not run yet."""
+
+    run: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(Message):
+    """From now on `epoch` is the plan of `run`: older epochs are dropped and their messages counted and ignored."""
+
+    run: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Message):
+    """That epoch is in force."""
+
+    run: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop(Message):
+    """Forget an epoch of a run, or the whole run (`epoch` = -1): segments, values, programs. Dropping twice is fine."""
+
+    run: str = ""
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped(Message):
+    """It is forgotten."""
+
+    run: str = ""
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execute(Message):
+    """Run a loaded program once. (run, epoch, program, step) is executed at most once; a repeat is answered again."""
+
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done(Message):
+    """The program ran to its end. Buffer 0: JSON list of [instruction id, start_s, stop_s], this device's own clock.
+
+    `busy_s` is the time the compute lane worked, `peak_bytes` the worker's peak of tensor memory in this execution.
+    """
+
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    step: int = 0
+    busy_s: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Message):
+    """The execution ended at `instruction` (-1: none in particular). `cause` is from `FailureCause`."""
+
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    step: int = 0
+    instruction: int = -1
+    cause: str = ""
+    text: str = ""
+
+
+# --- control: measuring -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure(Message):
+    """Time one layer on this device, forward and (if `train`) backward. Buffer 0: the graph document or ONNX model.
+
+    For each of `rows` (batch sizes): one warm-up, then `repeats` timed runs on made-up inputs; weights are made up too.
+    """
+
+    task: str = ""
+    kind: str = "aten"
+    train: bool = False
+    rows: tuple[int, ...] = ()
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Message):
+    """Median seconds per run for each of `rows`; `backward_s` is empty for inference. `memory_bytes`: kept for backward."""
+
+    task: str = ""
+    rows: tuple[int, ...] = ()
+    forward_s: tuple[float, ...] = ()
+    backward_s: tuple[float, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Message):
+    """Send `repeats` values of `nbytes` to `peer` (a member's name, or `home`) one after the other and time each."""
+
+    task: str = ""
+    peer: str = ""
+    nbytes: int = 0
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed(Message):
+    """Seconds from handing over the first chunk to the receiver's acknowledgement of the last, for each repeat."""
+
+    task: str = ""
+    peer: str = ""
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter(Message):
+    """Stream `Reading`s every `period_s` seconds; 0 stops them."""
+
+    period_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Message):
+    """Power now and energy since the agent started. `source`: measured, estimated or simulated."""
+
+    at_s: float = 0.0
+    watts: float = 0.0
+    joules: float = 0.0
+    source: str = "estimated"
+    meter: str = ""
+    resolution_w: float = 0.0
+    busy_frac: float = 0.0
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value(Message):
+    """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the sender's values on this link.
+
+    A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and ignored.
+    """
+
+    transfer: int = 0
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    step: int = 0
+    name: str = ""
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    nbytes: int = 0
+    chunk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk(Message):
+    """Chunk `index` >= 1 of a value; all but the last have exactly `chunk_bytes`. Buffer 0: the bytes."""
+
+    transfer: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit(Message):
+    """`received_bytes` of `transfer` have arrived, so the sender may send as many more; `done` when all have."""
+
+    transfer: int = 0
+    received_bytes: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected(Message):
+    """That value is not wanted (old epoch, unknown run, no memory); stop sending it."""
+
+    transfer: int = 0
+    code: str = ""
+    text: str = ""
+
+
+# --- pulse ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """Are you alive, and what time is it there?"""
+
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong(Message):
+    """Alive. `clock_s` is the device's monotonic clock, `progress` counts finished instructions: it tells hung from busy."""
+
+    seq: int = 0
+    clock_s: float = 0.0
+    progress: int = 0
+    busy: bool = False
+
+
+# --- pairing (plain TCP, before any key is trusted) -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairHello(Message):
+    """Who I am and which CURVE key I will be known by; both sides send one."""
+
+    major: int = 0
+    minor: int = 0
+    name: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairShare(Message):
+    """The SPAKE2 element."""
+
+    share: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairConfirm(Message):
+    """HMAC-SHA256 over the transcript under the agreed key: proof that both typed the same code."""
+
+    mac: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRefused(Message):
+    """No pairing: `code` is closed, expired, wrong-code, busy, version or malformed; `tries_left` in this window."""
+
+    code: str = ""
+    text: str = ""
+    tries_left: int = 0
+
+
+# --- worker (a pipe between the agent and its own worker process) -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configure(Message):
+    """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to that many times."""
+
+    memory_bytes: int = 0
+    threads: int = 1
+    slowdown: float = 1.0
+    inbound_bytes: int = 0
+    outbound_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady(Message):
+    """The worker is up. Buffer 0: JSON {"backends": {"torch": version, ...}, "operators": [...], "dtypes": [...]}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSegment(Message):
+    """Make a segment from buffer 0. `slot` is its name from now on: run/epoch/segment."""
+
+    slot: str = ""
+    kind: str = "aten"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLoaded(Message):
+    """It is there."""
+
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget(Message):
+    """Drop every segment slot and every value whose key begins with `prefix`."""
+
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put(Message):
+    """A value has arrived: `nbytes` at `offset` of the inbound arena. The worker owns that place until it says `Freed`."""
+
+    value: str = ""
+    offset: int = 0
+    nbytes: int = 0
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute(Message):
+    """Carry out one instruction; tasks are done in the order they come. Buffer 0: the instruction's attrs (JSON object).
+
+    `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees` are dropped afterwards.
+    """
+
+    tag: int = 0
+    op: str = ""
+    slot: str = ""
+    step: int = 0
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed(Message):
+    """Task `tag` is done. Buffer 0: JSON list of [value, offset, nbytes, dtype, shape] in the outbound arena."""
+
+    tag: int = 0
+    start_s: float = 0.0
+    stop_s: float = 0.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeFailed(Message):
+    """Task `tag` (or the loading of `slot`) failed; the worker goes on. `cause` is from `FailureCause`."""
+
+    tag: int = -1
+    slot: str = ""
+    cause: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(Message):
+    """To the worker: that place of the outbound arena has been sent."""
+
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed(Message):
+    """To the agent: that place of the inbound arena is free again."""
+
+    offset: int = 0
+
+
+class RefusalCode:
+    """Why a request was not carried out (`Refused.code`, `Rejected.code`)."""
+
+    VERSION = "version"  # another major version
+    NOT_PAIRED = "not-paired"
+    BUSY = "busy"  # another controller's run is on
+    MEMORY = "memory"  # more than the owner allows
+    OPERATOR = "operator"  # not on the allow-list
+    BACKEND = "backend"  # torch or onnxruntime is not installed here
+    DOCUMENT = "document"  # a program, graph or model that does not hold
+    OLD_EPOCH = "old-epoch"
+    UNKNOWN_RUN = "unknown-run"
+    STATE = "state"  # not now: see the session states
+
+
+class FailureCause:
+    """Why an execution ended (`Failed.cause`, `ComputeFailed.cause`)."""
+
+    CRASHED = "worker-crashed"
+    HUNG = "worker-hung"
+    MEMORY = "out-of-memory"
+    INPUT = "bad-input"  # shapes or types that do not fit
+    ARITHMETIC = "arithmetic"  # the operator itself failed
+    PEER_LOST = "peer-lost"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the table: `sender` is controller, agent, either, or worker; `buffers` is (fewest, most)."""
+
+    type: type[Message]
+    channel: Channel
+    sender: str
+    buffers: tuple[int, int] = (0, 0)
+
+
+_C, _D, _P, _W = Channel.CONTROL, Channel.DATA, Channel.PULSE, Channel.WORKER
+
+MESSAGES: dict[int, Entry] = {
+    1: Entry(Hello, _C, "controller"),
+    2: Entry(Welcome, _C, "agent", (1, 1)),
+    3: Entry(Refused, _C, "agent"),
+    4: Entry(Roster, _C, "controller", (1, 1)),
+    5: Entry(RosterSet, _C, "agent"),
+    6: Entry(Goodbye, _C, "either"),
+    10: Entry(Prepare, _C, "controller", (1, 257)),
+    11: Entry(Prepared, _C, "agent"),
+    12: Entry(Commit, _C, "controller"),
+    13: Entry(Committed, _C, "agent"),
+    14: Entry(Drop, _C, "controller"),
+    15: Entry(Dropped, _C, "agent"),
+    16: Entry(Execute, _C, "controller"),
+    17: Entry(Done, _C, "agent", (1, 1)),
+    18: Entry(Failed, _C, "agent"),
+    20: Entry(Measure, _C, "controller", (1, 1)),
+    21: Entry(Measured, _C, "agent"),
+    22: Entry(Probe, _C, "controller"),
+    23: Entry(Probed, _C, "agent"),
+    24: Entry(Meter, _C, "controller"),
+    25: Entry(Reading, _C, "agent"),
+    40: Entry(Value, _D, "either", (1, 1)),
+    41: Entry(Chunk, _D, "either", (1, 1)),
+    42: Entry(Credit, _D, "either"),
+    43: Entry(Rejected, _D, "either"),
+    60: Entry(Ping, _P, "controller"),
+    61: Entry(Pong, _P, "agent"),
+    80: Entry(PairHello, Channel.PAIRING, "either"),
+    81: Entry(PairShare, Channel.PAIRING, "either"),
+    82: Entry(PairConfirm, Channel.PAIRING, "either"),
+    83: Entry(PairRefused, Channel.PAIRING, "agent"),
+    100: Entry(Configure, _W, "agent"),
+    101: Entry(WorkerReady, _W, "worker", (1, 1)),
+    102: Entry(LoadSegment, _W, "agent", (1, 1)),
+    103: Entry(SegmentLoaded, _W, "worker"),
+    104: Entry(Forget, _W, "agent"),
+    105: Entry(Put, _W, "agent"),
+    106: Entry(Compute, _W, "agent", (1, 1)),
+    107: Entry(Computed, _W, "worker", (1, 1)),
+    108: Entry(ComputeFailed, _W, "worker"),
+    109: Entry(Release, _W, "agent"),
+    110: Entry(Freed, _W, "worker"),
+}
+
+NUMBER_OF: dict[type[Message], int] = {entry.type: number for number, entry in MESSAGES.items()}

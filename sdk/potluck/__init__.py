@@ -1,0 +1,1 @@
+"""potluck: everyone brings what they have. See ARCHITECTURE.md for the flow."""

@@ -1,0 +1,1 @@
+"""Every figure in the README can be made again from here."""

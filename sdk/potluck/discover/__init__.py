@@ -1,0 +1,1 @@
+"""Who is there: mDNS, explicit peers, and why nobody was found."""

@@ -1,0 +1,1 @@
+"""Text, HTML, plots and timelines of the records."""

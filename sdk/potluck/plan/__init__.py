@@ -1,0 +1,1 @@
+"""PURE. Which layers run where, in what shares."""

@@ -1,0 +1,1 @@
+"""How fast, how hungry, how connected; stored and cached."""

@@ -1,0 +1,1 @@
+"""Do it over the network; a Trace comes out."""

@@ -1,0 +1,1 @@
+"""PURE. In which order each device acts; plans compiled to programs."""

@@ -1,0 +1,1 @@
+"""PURE. What would happen: time, energy and memory on shared links."""
