@@ -1,0 +1,93 @@
+"""The one tree of errors. Who must act decides the class; facts are attributes too.
+
+    PotluckError
+    ├── UserError              the caller can mend it
+    │   ├── ModelError             a model that cannot be exported, cut or run (operator, control flow, shape)
+    │   ├── PlanError              a plan that does not hold, or belongs to another model or home
+    │   └── FileError              a cache, profile, plan or checkpoint file that cannot be used
+    ├── HomeError              the home is not as expected
+    │   ├── EmptyHome              nobody was found
+    │   ├── NotPaired              the device does not know this notebook
+    │   ├── PairingError           wrong code, closed or expired window
+    │   ├── IdentityChanged        another key answers at a known device's address
+    │   └── DeviceGone             a device stopped answering
+    ├── DeviceError            a device could not do its part
+    │   ├── OutOfMemory            needed more than it may use
+    │   ├── WorkerFailed           its worker crashed, hung or refused
+    │   └── Refused                the agent declined, with its reason
+    ├── ProtocolError          one side broke the protocol, or speaks another major version
+    └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
+"""
+
+
+class PotluckError(Exception):
+    """Any error of potluck. `device` names the device concerned; `next_step` says what to do."""
+
+    def __init__(self, message: str, *, device: str = "", next_step: str = "", **facts: object) -> None:
+        parts = [f"{device}: {message}" if device else message, next_step]
+        super().__init__(" ".join(part for part in parts if part))
+        self.device, self.next_step, self.facts = device, next_step, facts
+
+
+class UserError(PotluckError):
+    """The caller can mend it."""
+
+
+class ModelError(UserError):
+    """The model cannot be exported, cut or run as it is."""
+
+
+class PlanError(UserError):
+    """The plan does not hold, or belongs to another model or home."""
+
+
+class FileError(UserError):
+    """A file cannot be used as it is."""
+
+
+class HomeError(PotluckError):
+    """The home is not as expected."""
+
+
+class EmptyHome(HomeError):
+    """Nobody was found."""
+
+
+class NotPaired(HomeError):
+    """The device does not know this notebook."""
+
+
+class PairingError(HomeError):
+    """Wrong code, or the window is closed."""
+
+
+class IdentityChanged(HomeError):
+    """Another key answers at a known device's address."""
+
+
+class DeviceGone(HomeError):
+    """A device stopped answering."""
+
+
+class DeviceError(PotluckError):
+    """A device could not do its part."""
+
+
+class OutOfMemory(DeviceError):
+    """It would need more memory than it may use. Facts: `needed_bytes`, `available_bytes`."""
+
+
+class WorkerFailed(DeviceError):
+    """Its worker crashed, hung or failed. Facts: `cause`, `instruction`."""
+
+
+class Refused(DeviceError):
+    """The agent declined. Facts: `code`."""
+
+
+class ProtocolError(PotluckError):
+    """One side broke the protocol, or speaks another major version."""
+
+
+class Infeasible(PotluckError):
+    """No plan can hold the limits. Facts: `limit`, `needed`, `available`."""
