@@ -64,7 +64,9 @@ class Program:
 
     def to_json(self) -> dict[str, Any]:
         """The program as plain JSON data: short rows [op, inputs, outputs, after, priority, attrs]."""
-        rows = [[i.op, list(i.inputs), list(i.outputs), list(i.after), i.priority, dict(i.attrs)] for i in self.instructions]
+        rows = [
+            [i.op, list(i.inputs), list(i.outputs), list(i.after), i.priority, dict(i.attrs)] for i in self.instructions
+        ]
         return {"name": self.name, "instructions": rows}
 
     def dumps(self) -> bytes:

@@ -1,22 +1,22 @@
 """The one tree of errors. Who must act decides the class; facts are attributes too.
 
-    PotluckError
-    ├── UserError              the caller can mend it
-    │   ├── ModelError             a model that cannot be exported, cut or run (operator, control flow, shape)
-    │   ├── PlanError              a plan that does not hold, or belongs to another model or home
-    │   └── FileError              a cache, profile, plan or checkpoint file that cannot be used
-    ├── HomeError              the home is not as expected
-    │   ├── EmptyHome              nobody was found
-    │   ├── NotPaired              the device does not know this notebook
-    │   ├── PairingError           wrong code, closed or expired window
-    │   ├── IdentityChanged        another key answers at a known device's address
-    │   └── DeviceGone             a device stopped answering
-    ├── DeviceError            a device could not do its part
-    │   ├── OutOfMemory            needed more than it may use
-    │   ├── WorkerFailed           its worker crashed, hung or refused
-    │   └── Refused                the agent declined, with its reason
-    ├── ProtocolError          one side broke the protocol, or speaks another major version
-    └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
+PotluckError
+├── UserError              the caller can mend it
+│   ├── ModelError             a model that cannot be exported, cut or run (operator, control flow, shape)
+│   ├── PlanError              a plan that does not hold, or belongs to another model or home
+│   └── FileError              a cache, profile, plan or checkpoint file that cannot be used
+├── HomeError              the home is not as expected
+│   ├── EmptyHome              nobody was found
+│   ├── NotPaired              the device does not know this notebook
+│   ├── PairingError           wrong code, closed or expired window
+│   ├── IdentityChanged        another key answers at a known device's address
+│   └── DeviceGone             a device stopped answering
+├── DeviceError            a device could not do its part
+│   ├── OutOfMemory            needed more than it may use
+│   ├── WorkerFailed           its worker crashed, hung or refused
+│   └── Refused                the agent declined, with its reason
+├── ProtocolError          one side broke the protocol, or speaks another major version
+└── Infeasible             no plan can hold the limits; says which limit, which device, by how much
 """
 
 
