@@ -1,8 +1,9 @@
-"""The one table of what may be said: every message, its number, who sends it, where, and how many raw buffers follow it.
+"""The one table of what may be said: every message, its number, who sends it, where, and how many raw buffers follow
+it.
 
-A message is a flat frozen record of integers, floats, strings, booleans, bytes and tuples of those. Documents (capabilities,
-graphs, programs, traces) and tensors ride behind it as raw buffers. Every field has a default: a newer minor version may
-add fields at the end, never change one. Numbers are never used twice.
+A message is a flat frozen record of integers, floats, strings, booleans, bytes and tuples of those. Documents
+(capabilities, graphs, programs, traces) and tensors ride behind it as raw buffers. Every field has a default: a newer
+minor version may add fields at the end, never change one. Numbers are never used twice.
 """
 
 from dataclasses import dataclass
@@ -196,7 +197,10 @@ class Measure(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Message):
-    """Median seconds per run for each of `rows`; `backward_s` is empty for inference. `memory_bytes`: kept for backward."""
+    """Median seconds per run for each of `rows`; `backward_s` is empty for inference.
+
+    `memory_bytes`: kept for backward.
+    """
 
     task: str = ""
     rows: tuple[int, ...] = ()
@@ -249,7 +253,8 @@ class Reading(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value(Message):
-    """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the sender's values on this link.
+    """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the sender's values on this
+    link.
 
     A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and ignored.
     """
@@ -304,7 +309,10 @@ class Ping(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Message):
-    """Alive. `clock_s` is the device's monotonic clock, `progress` counts finished instructions: it tells hung from busy."""
+    """Alive.
+
+    `clock_s` is the device's monotonic clock, `progress` counts finished instructions: it tells hung from busy.
+    """
 
     seq: int = 0
     clock_s: float = 0.0
@@ -392,7 +400,10 @@ class Forget(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put(Message):
-    """A value has arrived: `nbytes` at `offset` of the inbound arena. The worker owns that place until it says `Freed`."""
+    """A value has arrived: `nbytes` at `offset` of the inbound arena.
+
+    The worker owns that place until it says `Freed`.
+    """
 
     value: str = ""
     offset: int = 0
@@ -403,9 +414,11 @@ class Put(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(Message):
-    """Carry out one instruction; tasks are done in the order they come. Buffer 0: the instruction's attrs (JSON object).
+    """Carry out one instruction; tasks are done in the order they come. Buffer 0: the instruction's attrs (JSON
+    object).
 
-    `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees` are dropped afterwards.
+    `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees` are dropped
+    afterwards.
     """
 
     tag: int = 0

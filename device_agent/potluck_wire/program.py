@@ -1,9 +1,10 @@
-"""A Program: what one device does in one step, as data. The agent interprets it; so does the simulator, under virtual time.
+"""A Program: what one device does in one step, as data. The agent interprets it; so does the simulator, under virtual
+time.
 
-All intelligence is in the notebook: training pipelines, split inference, all-reduce and moving weights are all programs over
-this closed set of operations. An instruction runs when its inputs are there and everything in `after` is done. There is one
-compute lane and one network lane per device, so computing and sending overlap; among the ready instructions of a lane the
-smallest `priority` goes first. A value is freed after its last use.
+All intelligence is in the notebook: training pipelines, split inference, all-reduce and moving weights are all
+programs over this closed set of operations. An instruction runs when its inputs are there and everything in `after` is
+done. There is one compute lane and one network lane per device, so computing and sending overlap; among the ready
+instructions of a lane the smallest `priority` goes first. A value is freed after its last use.
 """
 
 import json
@@ -13,17 +14,20 @@ from typing import Any
 
 # op -> names of its attributes. `send` and `recv` are done by the agent, all others by its worker, in the compute lane.
 OPERATIONS: dict[str, frozenset[str]] = {
-    # Network. send: one input, to `peer`, where it is called `name`. recv: one output, the value of that name from `peer`.
+    # Network. send: one input, to `peer`, where it is called `name`. recv: one output, the value of that name from
+    # `peer`.
     "send": frozenset({"peer", "name"}),
     "recv": frozenset({"peer"}),
     # Segments. run: the segment's inputs -> its outputs; with `train`, what backward needs is kept under `key`.
-    # `rows` = [start, stop, total]: which rows of micro-batch `micro_batch` these are (makes dropout independent of the split).
+    # `rows` = [start, stop, total]: which rows of micro-batch `micro_batch` these are (makes dropout independent of
+    # the split).
     "run": frozenset({"segment", "key", "train", "rows", "micro_batch"}),
-    # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs; adds to the segment's own
-    # gradients. With no inputs, the segment's first output is the loss and `scale` its gradient.
+    # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs; adds to the
+    # segment's own gradients. With no inputs, the segment's first output is the loss and `scale` its gradient.
     "backward": frozenset({"segment", "key", "scale"}),
-    # gradients: all gradients, then all float buffers times `share_frac`, as one flat float32 vector. step: one optimizer step;
-    # an input replaces the gradients (and buffers) by such a vector first. Both leave the gradients as zeros after `step`.
+    # gradients: all gradients, then all float buffers times `share_frac`, as one flat float32 vector. step: one
+    # optimizer step; an input replaces the gradients (and buffers) by such a vector first. Both leave the gradients as
+    # zeros after `step`.
     "gradients": frozenset({"segment", "share_frac"}),
     "step": frozenset({"segment", "optimizer"}),
     # state / assign: read or write named state of a segment: a parameter or buffer by its name, optimizer state as
@@ -44,7 +48,10 @@ MAX_INSTRUCTIONS = 100_000  # 64 micro-batches on 8 stages with a 64-way all-red
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One instruction of a program. `inputs` and `outputs` name values of this execution; `after` are instruction ids."""
+    """One instruction of a program.
+
+    `inputs` and `outputs` name values of this execution; `after` are instruction ids.
+    """
 
     id: int
     op: str

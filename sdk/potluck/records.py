@@ -1,7 +1,8 @@
 """The records that flow through the six steps: frozen, validated where they are made, SI units in their names.
 
 Device, Medium, Path, Network: the home. Layer, LayerCost: the model and what it costs where. Training, Inference, QoE,
-Problem: what is asked. Stage, Plan: the answer. Event, Trace: what a plan did, predicted or measured.
+Problem: what is asked. Stage, Plan: the answer. Tensor, Segment: a cut model's pieces. Event, Trace: what a plan did,
+predicted or measured.
 Pure: the standard library only.
 """
 
@@ -15,9 +16,9 @@ HOME = "home"  # the notebook: it feeds inputs and targets and collects losses a
 class Device:
     """One device as the planner sees it. A number that nobody knows is None, never a guess.
 
-    `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w` computing, `radio_w` on top
-    while sending or receiving. `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of slicing,
-    adding and updating tensors. `host` names the physical machine: devices of one host share its processor.
+    `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w` computing, `radio_w` on
+    top while sending or receiving. `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of
+    slicing, adding and updating tensors. `host` names the physical machine: devices of one host share its processor.
     """
 
     name: str
@@ -72,10 +73,12 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A run of neighbouring operators that is never cut. Sizes are per row (sample) of the batch unless they say otherwise.
+    """A run of neighbouring operators that is never cut. Sizes are per row (sample) of the batch unless they say
+    otherwise.
 
-    `output_bytes` counts every tensor alive at the cut behind this layer, skip connections too. `gradient_bytes` is the part of it
-    that carries a gradient back. `activation_bytes` is kept from forward to backward. `parameter_bytes` and `buffer_bytes` are totals.
+    `output_bytes` counts every tensor alive at the cut behind this layer, skip connections too. `gradient_bytes` is
+    the part of it that carries a gradient back. `activation_bytes` is kept from forward to backward. `parameter_bytes`
+    and `buffer_bytes` are totals.
     """
 
     name: str
@@ -90,7 +93,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between or beyond."""
+    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between or
+
+    Beyond.
+    """
 
     rows: tuple[int, ...]
     forward_s: tuple[float, ...]
@@ -100,7 +106,10 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Train on batches of `batch` rows. `micro_batch` None lets the planner choose; `optimizer_copies`: parameter-sized tensors of state."""
+    """Train on batches of `batch` rows.
+
+    `micro_batch` None lets the planner choose; `optimizer_copies`: parameter-sized tensors of state.
+    """
 
     batch: int
     micro_batch: int | None = None
@@ -109,7 +118,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
-    """Answer requests of `batch` rows. `streaming` judges the steady rate of many requests, else the time of one alone."""
+    """Answer requests of `batch` rows.
+
+    `streaming` judges the steady rate of many requests, else the time of one alone.
+    """
 
     batch: int = 1
     streaming: bool = False
@@ -130,7 +142,8 @@ class QoE:
 class Problem:
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
-    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage; `result_bytes` comes back.
+    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage; `result_bytes` comes
+    back.
     """
 
     model: str
@@ -147,7 +160,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Layers [start, stop) on `devices`; device i takes `shares[i]` rows of every micro-batch. `warm_up` forwards come first."""
+    """Layers [start, stop) on `devices`; device i takes `shares[i]` rows of every micro-batch.
+
+    `warm_up` forwards come first.
+    """
 
     start: int
     stop: int
@@ -160,7 +176,8 @@ class Stage:
 class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
-    `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused` says why, per device.
+    `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
+    says why, per device.
     """
 
     planner: str
@@ -182,8 +199,42 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor at the edge of a segment: its first dimension counts rows (or a fixed multiple of rows) of the batch.
+
+    `row_bytes` per row of the batch. `gradient`: a gradient flows back through it in training.
+    """
+
+    name: str
+    dtype: str
+    row_bytes: int
+    gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Layers [start, stop) as one piece that a device can load, seen from outside.
+
+    Its inputs in order: `feeds`, model inputs and targets that home sends to this very stage, then `inputs` from the
+    stage before. `outputs` go to the next stage; those of the last stage go home (in training the first is the loss).
+    """
+
+    name: str
+    start: int
+    stop: int
+    feeds: tuple[Tensor, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    parameter_count: int = 0
+    buffer_count: int = 0  # elements of float buffers (running statistics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something took a device's lane from `start_s` to `stop_s`. `label` is an action such as `2F0`; `peer` for transfers."""
+    """Something took a device's lane from `start_s` to `stop_s`.
+
+    `label` is an action such as `2F0`; `peer` for transfers.
+    """
 
     device: str
     lane: str  # "compute", "send" or "receive"
@@ -199,7 +250,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What happened, predicted or measured; time 0 is the start of the first step. Energy is None where nobody knows the power."""
+    """What happened, predicted or measured; time 0 is the start of the first step.
+
+    Energy is None where nobody knows the power.
+    """
 
     source: str  # "predicted" or "measured"
     events: tuple[Event, ...] = ()
