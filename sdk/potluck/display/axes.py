@@ -1,0 +1,43 @@
+"""Scales: round tick values, and numbers to pixels. Pure."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+
+def ticks(low: float, high: float, most: int = 8) -> tuple[float, ...]:
+    """Round values (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `most` of them.
+
+    >>> ticks(0, 10, 6)
+    (0, 2, 4, 6, 8, 10)
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return (low,)
+    rough = (high - low) / max(1, most - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    values = (round(index * step, 12) for index in range(first, last + 1))
+    return tuple(int(value) if value == int(value) else value for value in values)
+
+
+def decimals(values: tuple[float, ...]) -> int:
+    """How many decimals tell these tick values apart."""
+    if len(values) < 2:
+        return 1
+    step = min(later - earlier for earlier, later in itertools.pairwise(values))
+    return max(0, -math.floor(math.log10(step) + 1e-9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A linear map of [low, high] to pixels [start, stop]; `start` may lie beyond `stop` (upwards)."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        return self.start + (self.stop - self.start) * ((value - self.low) / span if span else 0.5)

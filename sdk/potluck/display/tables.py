@@ -1,0 +1,241 @@
+"""What each table says: records in, a `Table` of finished texts out; `text` and `html` only draw it. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from potluck.display import units
+from potluck.records import Device, Inference, Network, Plan, Problem, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A cell that shows a fraction (of one) as a bar with a text; more than one is an overflow."""
+
+    frac: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """A cell shaded by `frac` from nothing to strongest."""
+
+    frac: float
+    text: str
+
+
+Cell = str | Bar | Heat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of cells under headings; a heading beginning with `>` sets its column to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.title!r}: a row has {len(row)} cells, expected {len(self.columns)}")
+
+
+def devices(found: Iterable[Device], title: str = "Devices") -> Table:
+    """Who takes part: memory it may use, power, backends."""
+    rows = tuple(
+        (
+            device.name,
+            device.kind or units.UNKNOWN,
+            units.size(device.memory_bytes),
+            units.power(device.idle_w),
+            units.power(device.busy_w),
+            units.power(device.radio_w),
+            ", ".join(device.backends),
+        )
+        for device in found
+    )
+    columns = ("device", "kind", ">memory", ">idle", ">busy", ">radio", "backends")
+    return Table(title=title, columns=columns, rows=rows)
+
+
+def links(network: Network) -> Table:
+    """Bandwidth of one flow alone and latency of each path, and the media that it crosses."""
+    rows = tuple(
+        (
+            f"{source} → {target}",
+            units.rate(network.bandwidth(source, target)),
+            units.duration(path.latency_s),
+            ", ".join(name if times == 1 else f"{times} × {name}" for name, times in path.media),
+        )
+        for (source, target), path in sorted(network.paths.items())
+    )
+    return Table(title="Links", columns=("path", ">bandwidth", ">latency", "crosses"), rows=rows)
+
+
+def costs(problem: Problem, rows: int | None = None) -> Table:
+    """Time of each layer on each device (forward and backward) as a heat table, at the batch size nearest `rows`."""
+    training = not isinstance(problem.workload, Inference)
+    wanted = rows or getattr(problem.workload, "micro_batch", None) or problem.workload.batch
+    columns = {
+        device.name: [_layer_s(cost, wanted) for cost in problem.costs[device.name]] for device in problem.devices
+    }
+    slowest_s = max((seconds for column in columns.values() for seconds in column), default=0.0) or 1.0
+    body = [
+        (layer.name, units.size(layer.parameter_bytes))
+        + tuple(_heat(column[index], slowest_s) for column in columns.values())
+        for index, layer in enumerate(problem.layers)
+    ]
+    total = ("total", units.size(sum(layer.parameter_bytes for layer in problem.layers)))
+    body.append(total + tuple(units.duration(sum(column)) for column in columns.values()))
+    estimated = sorted(
+        name for name, column in problem.costs.items() if any(cost.source != "measured" for cost in column)
+    )
+    notes = [f"{'forward + backward' if training else 'forward'} at the measured batch size nearest {wanted} rows"]
+    notes += [f"estimated, not measured: {', '.join(estimated)}"] if estimated else []
+    headings = ("layer", ">weights", *(f">{name}" for name in columns))
+    return Table(title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes))
+
+
+def _layer_s(cost: object, rows: int) -> float:
+    sizes: Sequence[int] = cost.rows  # type: ignore[attr-defined]
+    at = min(range(len(sizes)), key=lambda index: abs(sizes[index] - rows))
+    backward: Sequence[float] = cost.backward_s  # type: ignore[attr-defined]
+    return float(cost.forward_s[at] + (backward[at] if backward else 0.0))  # type: ignore[attr-defined]
+
+
+def _heat(seconds: float, slowest_s: float) -> Heat:
+    return Heat(frac=seconds / slowest_s, text=units.duration(seconds))
+
+
+def stages(plan: Plan, problem: Problem | None = None) -> Table:
+    """Which layers where, in what shares; devices left out and why are notes."""
+    rows = tuple(
+        (
+            str(index),
+            _layer_range(stage.start, stage.stop, problem),
+            ", ".join(stage.devices),
+            " + ".join(str(share) for share in stage.shares),
+            str(stage.warm_up),
+        )
+        for index, stage in enumerate(plan.stages)
+    )
+    kind = "training" if plan.training else "inference"
+    notes = [f"{plan.n_micro_batches} × {plan.micro_batch} rows per {'step' if plan.training else 'request'}"]
+    if plan.latency_s is not None:
+        notes[0] += f", predicted {units.duration(plan.latency_s)}, {units.energy(plan.energy_j)}"
+    notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
+    return Table(
+        title=f"Plan of {plan.planner} for {kind} of {plan.model}",
+        columns=(">stage", "layers", "devices", ">rows", ">warm-up"),
+        rows=rows,
+        notes=tuple(notes),
+    )
+
+
+def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
+    text = f"{start}–{stop - 1}" if stop - start > 1 else f"{start}"
+    if problem is None or stop > len(problem.layers):
+        return text
+    first, last = problem.layers[start].name, problem.layers[stop - 1].name
+    return f"{text}  {first}" if first == last else f"{text}  {first} … {last}"
+
+
+def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
+    """Needed against available memory per device of the plan."""
+    rows = []
+    for name in plan.devices:
+        needed, available = plan.peak_bytes.get(name), available_bytes.get(name)
+        if needed is None or not available:
+            bar: Cell = units.UNKNOWN
+        else:
+            full = needed > available
+            bar = Bar(frac=needed / available, text="does not fit" if full else units.percent(needed / available))
+        rows.append((name, units.size(needed), units.size(available), bar))
+    return Table(title="Memory", columns=("device", ">needed", ">available", "used"), rows=tuple(rows))
+
+
+def plans(candidates: Sequence[Plan], best: Plan | None = None) -> Table:
+    """Plans side by side, the chosen one marked."""
+    rows = tuple(
+        (
+            f"{'→ ' if plan == best else ''}{index}",
+            plan.planner,
+            " | ".join(", ".join(stage.devices) for stage in plan.stages),
+            f"{plan.n_micro_batches} × {plan.micro_batch}",
+            units.duration(plan.latency_s),
+            units.energy(plan.energy_j),
+            units.size(max(plan.peak_bytes.values(), default=None)),
+        )
+        for index, plan in enumerate(candidates)
+    )
+    columns = (">", "planner", "stages", ">micro-batches", ">time", ">energy", ">peak memory")
+    return Table(title="Plans", columns=columns, rows=rows)
+
+
+def comparison(predicted: Trace, measured: Trace) -> Table:
+    """Predicted against measured: median step time, then energy per step and peak memory of each device.
+
+    The energy of either side carries where its number comes from: measured, estimated or simulated.
+    """
+    rows: list[tuple[Cell, ...]] = [
+        _compared("time per step", "all", step_s(predicted), step_s(measured), units.duration)
+    ]
+    names = list(dict.fromkeys([*predicted.busy_s, *measured.busy_s]))
+    for name in names:
+        pair = [_per_step(trace, trace.busy_s.get(name)) for trace in (predicted, measured)]
+        rows.append(_compared("busy per step", name, *pair, units.duration))
+    for name in dict.fromkeys([*predicted.energy_j, *measured.energy_j]):
+        pair = [_per_step(trace, trace.energy_j.get(name)) for trace in (predicted, measured)]
+        sources = [trace.energy_source.get(name, "") for trace in (predicted, measured)]
+        rows.append(_compared("energy per step", name, *pair, units.energy, *sources))
+    for name in dict.fromkeys([*predicted.peak_bytes, *measured.peak_bytes]):
+        peaks = [trace.peak_bytes.get(name) for trace in (predicted, measured)]
+        rows.append(_compared("peak memory", name, *peaks, units.size))
+    columns = ("what", "device", ">predicted", ">measured", ">difference")
+    return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
+
+
+def _compared(what, device, predicted, measured, show, *sources: str) -> tuple[Cell, ...]:  # type: ignore[no-untyped-def]
+    labels = [f" ({source})" if source else "" for source in (*sources, "", "")]
+    known = predicted is not None and measured is not None and measured != 0
+    difference = units.change((predicted - measured) / measured) if known else units.UNKNOWN
+    return (what, device, show(predicted) + labels[0], show(measured) + labels[1], difference)
+
+
+def step_s(trace: Trace) -> float | None:
+    """The median step."""
+    return median(trace.step_s) if trace.step_s else None
+
+
+def _per_step(trace: Trace, total: float | None) -> float | None:
+    return None if total is None else total / max(1, len(trace.step_s))
+
+
+def trace(trace: Trace, title: str = "") -> Table:
+    """One row per device: how busy, how much sent and received, energy with its source, peak memory."""
+    names = dict.fromkeys([*trace.busy_s, *(event.device for event in trace.events)])
+    span_s = sum(trace.step_s) or trace.stop_s
+    rows = tuple(_trace_row(trace, name, span_s) for name in names)
+    n_steps = len(trace.step_s)
+    note = f"{n_steps} {'step' if n_steps == 1 else 'steps'}, median {units.duration(step_s(trace))}"
+    columns = ("device", "busy", ">sent", ">received", ">energy", "source", ">peak memory")
+    return Table(title=title or f"Trace ({trace.source})", columns=columns, rows=rows, notes=(note,))
+
+
+def _trace_row(trace: Trace, name: str, span_s: float) -> tuple[Cell, ...]:
+    def moved(lane: str) -> int:
+        return sum(event.nbytes for event in trace.events if event.device == name and event.lane == lane)
+
+    busy_s = trace.busy_s.get(name)
+    busy_frac = busy_s / span_s if busy_s is not None and span_s else None
+    return (
+        name,
+        units.UNKNOWN if busy_frac is None else Bar(frac=busy_frac, text=units.percent(busy_frac)),
+        units.size(moved("send")),
+        units.size(moved("receive")),
+        units.energy(trace.energy_j.get(name)),
+        trace.energy_source.get(name, units.UNKNOWN),
+        units.size(trace.peak_bytes.get(name)),
+    )
