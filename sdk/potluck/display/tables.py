@@ -1,11 +1,11 @@
 """What each table says: records in, a `Table` of finished texts out; `text` and `html` only draw it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from potluck.display import units
-from potluck.records import Device, Inference, Network, Plan, Problem, Trace
+from potluck.records import Device, Inference, LayerCost, Network, Plan, Problem, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +82,12 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
         device.name: [_layer_s(cost, wanted) for cost in problem.costs[device.name]] for device in problem.devices
     }
     slowest_s = max((seconds for column in columns.values() for seconds in column), default=0.0) or 1.0
-    body = [
-        (layer.name, units.size(layer.parameter_bytes))
-        + tuple(_heat(column[index], slowest_s) for column in columns.values())
-        for index, layer in enumerate(problem.layers)
-    ]
-    total = ("total", units.size(sum(layer.parameter_bytes for layer in problem.layers)))
-    body.append(total + tuple(units.duration(sum(column)) for column in columns.values()))
+    body: list[tuple[Cell, ...]] = []
+    for index, layer in enumerate(problem.layers):
+        heats = (_heat(column[index], slowest_s) for column in columns.values())
+        body.append((layer.name, units.size(layer.parameter_bytes), *heats))
+    weights = units.size(sum(layer.parameter_bytes for layer in problem.layers))
+    body.append(("total", weights, *(units.duration(sum(column)) for column in columns.values())))
     estimated = sorted(
         name for name, column in problem.costs.items() if any(cost.source != "measured" for cost in column)
     )
@@ -98,11 +97,9 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
     return Table(title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes))
 
 
-def _layer_s(cost: object, rows: int) -> float:
-    sizes: Sequence[int] = cost.rows  # type: ignore[attr-defined]
-    at = min(range(len(sizes)), key=lambda index: abs(sizes[index] - rows))
-    backward: Sequence[float] = cost.backward_s  # type: ignore[attr-defined]
-    return float(cost.forward_s[at] + (backward[at] if backward else 0.0))  # type: ignore[attr-defined]
+def _layer_s(cost: LayerCost, rows: int) -> float:
+    at = min(range(len(cost.rows)), key=lambda index: abs(cost.rows[index] - rows))
+    return cost.forward_s[at] + (cost.backward_s[at] if cost.backward_s else 0.0)
 
 
 def _heat(seconds: float, slowest_s: float) -> Heat:
@@ -179,29 +176,32 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
 
     The energy of either side carries where its number comes from: measured, estimated or simulated.
     """
-    rows: list[tuple[Cell, ...]] = [
-        _compared("time per step", "all", step_s(predicted), step_s(measured), units.duration)
-    ]
-    names = list(dict.fromkeys([*predicted.busy_s, *measured.busy_s]))
-    for name in names:
-        pair = [_per_step(trace, trace.busy_s.get(name)) for trace in (predicted, measured)]
-        rows.append(_compared("busy per step", name, *pair, units.duration))
+    both = (predicted, measured)
+    rows = [_compared("time per step", "all", [step_s(trace) for trace in both], units.duration)]
+    for name in dict.fromkeys([*predicted.busy_s, *measured.busy_s]):
+        pair = [_per_step(trace, trace.busy_s.get(name)) for trace in both]
+        rows.append(_compared("busy per step", name, pair, units.duration))
     for name in dict.fromkeys([*predicted.energy_j, *measured.energy_j]):
-        pair = [_per_step(trace, trace.energy_j.get(name)) for trace in (predicted, measured)]
-        sources = [trace.energy_source.get(name, "") for trace in (predicted, measured)]
-        rows.append(_compared("energy per step", name, *pair, units.energy, *sources))
+        pair = [_per_step(trace, trace.energy_j.get(name)) for trace in both]
+        sources = [trace.energy_source.get(name, "") for trace in both]
+        rows.append(_compared("energy per step", name, pair, units.energy, sources))
     for name in dict.fromkeys([*predicted.peak_bytes, *measured.peak_bytes]):
-        peaks = [trace.peak_bytes.get(name) for trace in (predicted, measured)]
-        rows.append(_compared("peak memory", name, *peaks, units.size))
+        rows.append(_compared("peak memory", name, [trace.peak_bytes.get(name) for trace in both], units.size))
     columns = ("what", "device", ">predicted", ">measured", ">difference")
     return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
 
 
-def _compared(what, device, predicted, measured, show, *sources: str) -> tuple[Cell, ...]:  # type: ignore[no-untyped-def]
-    labels = [f" ({source})" if source else "" for source in (*sources, "", "")]
-    known = predicted is not None and measured is not None and measured != 0
-    difference = units.change((predicted - measured) / measured) if known else units.UNKNOWN
-    return (what, device, show(predicted) + labels[0], show(measured) + labels[1], difference)
+def _compared(
+    what: str,
+    device: str,
+    pair: Sequence[float | None],
+    show: Callable[[float | None], str],
+    sources: Sequence[str] = ("", ""),
+) -> tuple[Cell, ...]:
+    predicted, measured = pair
+    shown = [show(value) + (f" {source}" if source else "") for value, source in zip(pair, sources, strict=True)]
+    difference = (predicted - measured) / measured if predicted is not None and measured else None
+    return (what, device, *shown, units.change(difference))
 
 
 def step_s(trace: Trace) -> float | None:
