@@ -1,1 +1,11 @@
-"""Every figure in the README can be made again from here."""
+"""Every figure in the README can be made again from here: one module per bench, run by `potluck bench NAME`.
+
+A bench module has `SETTINGS` (its defaults, numbers) and `run(settings) -> Result`.
+"""
+
+BENCHES = {
+    "stream": "tensors between two agents against raw CURVE and plain ZeroMQ",
+    "interpreter": "a segment's training step and forward pass against eager torch",
+    "agent": "how light the agent and the command are",
+    "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
+}

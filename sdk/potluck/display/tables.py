@@ -91,7 +91,7 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
     estimated = sorted(
         name for name, column in problem.costs.items() if any(cost.source != "measured" for cost in column)
     )
-    notes = [f"{'forward + backward' if training else 'forward'} at the measured batch size nearest {wanted} rows"]
+    notes = [f"{'forward + backward' if training else 'forward'} at the tabulated batch size nearest {wanted} rows"]
     notes += [f"estimated, not measured: {', '.join(estimated)}"] if estimated else []
     headings = ("layer", ">weights", *(f">{name}" for name in columns))
     return Table(title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes))

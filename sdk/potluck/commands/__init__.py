@@ -1,0 +1,1 @@
+"""The subcommands of `potluck`, one module each; see `potluck.cli`."""

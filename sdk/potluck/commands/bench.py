@@ -1,0 +1,37 @@
+"""`potluck bench NAME`: measures, prints a table, and writes the figures as JSON where asked."""
+
+import argparse
+import json
+from pathlib import Path
+
+from potluck.bench import BENCHES, frame
+from potluck.errors import FileError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The name, where to write JSON, and settings to change."""
+    parser.add_argument("name", choices=[*BENCHES, "all"], metavar="NAME", help=f"one of {', '.join(BENCHES)}, or all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON (a list of them for `all`)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=NUMBER", help="change a setting of the bench"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one bench or all of them."""
+    changes = dict(frame.parse_setting(text) for text in args.set)
+    results = []
+    for name in BENCHES if args.name == "all" else [args.name]:
+        results.append(frame.run(name, changes if args.name != "all" else {}))
+        print(frame.text(results[-1]), end="\n\n")
+    if args.json:
+        documents = [frame.document(result) for result in results]
+        _write(args.json, documents if args.name == "all" else documents[0])
+    return 0
+
+
+def _write(path: Path, document: object) -> None:
+    try:
+        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}.", next_step="Choose another --json FILE.") from error

@@ -1,0 +1,94 @@
+"""Small charts as a `Scene`: lines over steps (loss, split against one machine) and plans by time and energy. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from potluck.display import axes, units
+from potluck.display.axes import Scale
+from potluck.display.scene import Dot, Item, Line, Scene, Text, legend
+from potluck.records import Plan
+
+WIDTH, HEIGHT = 640.0, 320.0
+LEFT, RIGHT, BOTTOM = 64.0, 20.0, 44.0
+COLOURS = ("blue", "vermilion", "green", "purple", "sky", "orange")
+
+
+def loss(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Scene:
+    """Loss by step, one line per name; where lines coincide, the later ones are dashed so that both show.
+
+    The heading tells the largest difference between the first two.
+    """
+    longest = max((len(curve) for curve in curves.values()), default=0)
+    values = [value for curve in curves.values() for value in curve]
+    high = max(values, default=1.0)
+    x = Scale(low=0, high=max(1, longest - 1), start=LEFT, stop=WIDTH - RIGHT)
+    y = Scale(low=min(0.0, *values) if values else 0.0, high=high or 1.0, start=HEIGHT - BOTTOM, stop=64)
+    items = _frame(title, _difference(list(curves.values())), x, y, "step", "")
+    for index, curve in enumerate(curves.values()):
+        points = tuple((x(step), y(value)) for step, value in enumerate(curve))
+        items.append(Line(points=points, stroke=COLOURS[index % len(COLOURS)], width=2.0, dashed=index > 0))
+    items += legend([(COLOURS[i % len(COLOURS)], name) for i, name in enumerate(curves)], LEFT, 46)
+    return Scene(width=WIDTH, height=HEIGHT, title=f"{title}: {', '.join(curves)}", items=tuple(items))
+
+
+def _difference(curves: Sequence[Sequence[float]]) -> str:
+    if len(curves) < 2 or not curves[0] or not curves[1]:
+        return ""
+    largest = max(abs(a - b) for a, b in zip(curves[0], curves[1], strict=False))
+    return "the curves are equal bit for bit" if largest == 0 else f"largest difference {largest:.1e}"
+
+
+def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans") -> Scene:
+    """Plans by predicted time and energy; the line joins those that no other beats in both, a ring marks `best`."""
+    known = [(i, plan, plan.latency_s, plan.energy_j) for i, plan in enumerate(plans)]
+    points = [(i, plan, s, j) for i, plan, s, j in known if s is not None and j is not None]
+    x = _padded([s * 1e3 for _, _, s, _ in points], LEFT, WIDTH - RIGHT)
+    y = _padded([j for _, _, _, j in points], HEIGHT - BOTTOM, 56)
+    items = _frame(title, "lower left is better", x, y, "ms", "J")
+    front = sorted((s * 1e3, j) for s, j in frontier([(s, j) for _, _, s, j in points]))
+    items.append(Line(points=tuple((x(s), y(j)) for s, j in front), stroke="blue", width=1.5, opacity=0.5))
+    for index, plan, seconds, joules in points:
+        on_front = (seconds * 1e3, joules) in front
+        told = f"{index}: {plan.planner}, {units.duration(seconds)}, {units.energy(joules)}"
+        place = (x(seconds * 1e3), y(joules))
+        items.append(Dot(x=place[0], y=place[1], radius=5, fill="blue" if on_front else "grey", title=told))
+        if plan == best:
+            items.append(Dot(x=place[0], y=place[1], radius=9, fill="vermilion", ring=True))
+        items.append(Text(x=place[0] + 12, y=place[1] - 8, text=str(index), size=11, fill="muted"))
+    return Scene(width=WIDTH, height=HEIGHT, title=f"{title} by time and energy", items=tuple(items))
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other point beats in one coordinate without losing in the other.
+
+    >>> frontier([(1, 5), (2, 2), (3, 3), (4, 1)])
+    [(1, 5), (2, 2), (4, 1)]
+    """
+    front: list[tuple[float, float]] = []
+    for point in sorted(set(points)):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return front
+
+
+def _padded(values: Sequence[float], start: float, stop: float) -> Scale:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    pad = 0.12 * (high - low) or 0.1 * abs(high) or 1.0
+    return Scale(low=max(0.0, low - pad), high=high + pad, start=start, stop=stop)
+
+
+def _frame(title: str, note: str, x: Scale, y: Scale, x_unit: str, y_unit: str) -> list[Item]:
+    items: list[Item] = [Text(x=16, y=22, text=title, size=15, bold=True)]
+    if note:
+        items.append(Text(x=WIDTH - RIGHT, y=22, text=note, size=11, fill="muted", anchor="end"))
+    across, up = axes.ticks(x.low, x.high, 9), axes.ticks(y.low, y.high, 6)
+    for value in up:
+        items.append(Line(points=((x.start, y(value)), (x.stop, y(value)))))
+        text = f"{value:.{axes.decimals(up)}f}"
+        items.append(Text(x=x.start - 8, y=y(value), text=text, size=10, fill="muted", anchor="end"))
+    for value in across:
+        text = f"{value:.{axes.decimals(across)}f}"
+        items.append(Text(x=x(value), y=y.start + 14, text=text, size=10, fill="muted", anchor="middle"))
+    items.append(Text(x=x.stop, y=y.start + 30, text=x_unit, size=10, fill="muted", anchor="end"))
+    if y_unit:
+        items.append(Text(x=x.start - 8, y=y.stop - 6, text=y_unit, size=10, fill="muted", anchor="end"))
+    return items
