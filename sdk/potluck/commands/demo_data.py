@@ -119,7 +119,10 @@ def train_on_one_machine(
 
 
 def photographs() -> tuple[tuple[str, ...], torch.Tensor]:
-    """scikit-learn's two photographs as [2, 3, 224, 224], scaled as EfficientNet-Lite wants it, and their file names."""
+    """scikit-learn's two photographs as [2, 3, 224, 224], scaled as EfficientNet-Lite wants it, and their file
+
+    Names.
+    """
     from sklearn.datasets import load_sample_images
 
     dataset = load_sample_images()
@@ -135,7 +138,10 @@ def _centre_crop(image: torch.Tensor, size: int = 224) -> torch.Tensor:
 
 
 def efficientnet_lite0() -> nn.Module:
-    """EfficientNet-Lite0 with its ImageNet weights, from the two packages that carry them: [rows, 3, 224, 224] -> 1000."""
+    """EfficientNet-Lite0 with its ImageNet weights, from the two packages that carry them: [rows, 3, 224, 224] ->
+
+    1000.
+    """
     try:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
