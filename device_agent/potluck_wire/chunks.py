@@ -1,0 +1,126 @@
+"""One tensor in chunks: how the sender cuts it and waits for credit, and what the receiver accepts.
+
+Chunks come in order, each exactly once, all of `chunk_bytes` but the last. ZeroMQ keeps the order and never repeats, so
+anything else is a broken peer, not a bad network.
+"""
+
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_VALUE_BYTES
+from potluck_wire.messages import Value
+from potluck_wire.tensors import nbytes as tensor_nbytes
+
+
+def split(nbytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
+    """The byte ranges [start, stop) of the chunks; an empty tensor has one empty chunk.
+
+    >>> split(10, 4)
+    ((0, 4), (4, 8), (8, 10))
+    """
+    if chunk_bytes < 1 or nbytes < 0:
+        raise WireError(WireCode.CHUNK, f"cannot cut {nbytes} bytes into chunks of {chunk_bytes}")
+    return tuple((start, min(start + chunk_bytes, nbytes)) for start in range(0, max(nbytes, 1), chunk_bytes))
+
+
+class Assembly:
+    """The receiver's side of one transfer. It holds no bytes: it says where each chunk belongs.
+
+    Raises
+    ------
+    WireError
+        At once where dtype, shape, `nbytes` and `chunk_bytes` of the value do not fit each other.
+    """
+
+    __slots__ = ("_next", "received_bytes", "value")
+
+    def __init__(self, value: Value) -> None:
+        expected = tensor_nbytes(value.dtype, value.shape)
+        if value.nbytes != expected:
+            raise WireError(
+                WireCode.TENSOR,
+                f"{value.dtype} of shape {list(value.shape)} has {expected} bytes, the value says {value.nbytes}",
+            )
+        if value.nbytes > MAX_VALUE_BYTES:
+            raise WireError(WireCode.SIZE, f"a value of {value.nbytes} bytes, at most {MAX_VALUE_BYTES}")
+        if not 1 <= value.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise WireError(WireCode.CHUNK, f"chunks of {value.chunk_bytes} bytes, 1 to {MAX_CHUNK_BYTES} are possible")
+        self.value = value
+        self.received_bytes = 0
+        self._next = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here."""
+        return self._next > 0 and self.received_bytes == self.value.nbytes
+
+    def accept(self, index: int, nbytes: int) -> tuple[int, int]:
+        """Where the `nbytes` of chunk `index` belong, as [start, stop) of the tensor's bytes.
+
+        Raises
+        ------
+        WireError
+            On any chunk but the next one, on another size than it must have, and after the last.
+        """
+        if self.complete:
+            raise WireError(WireCode.CHUNK, f"chunk {index} after the last")
+        if index != self._next:
+            raise WireError(WireCode.CHUNK, f"chunk {index} where {self._next} was due")
+        start = self.received_bytes
+        stop = min(start + self.value.chunk_bytes, self.value.nbytes)
+        if nbytes != stop - start:
+            raise WireError(WireCode.CHUNK, f"chunk {index} has {nbytes} bytes, must have {stop - start}")
+        self.received_bytes = stop
+        self._next += 1
+        return start, stop
+
+
+class Departure:
+    """The sender's side of one transfer: which chunk goes next, and how much of it is not credited yet."""
+
+    __slots__ = ("_next", "chunk_bytes", "credited_bytes", "done", "nbytes", "sent_bytes")
+
+    def __init__(self, nbytes: int, chunk_bytes: int) -> None:
+        if not 0 <= nbytes <= MAX_VALUE_BYTES or not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise WireError(WireCode.CHUNK, f"cannot send {nbytes} bytes in chunks of {chunk_bytes}")
+        self.nbytes, self.chunk_bytes = nbytes, chunk_bytes
+        self.sent_bytes = self.credited_bytes = self._next = 0
+        self.done = False  # the receiver has everything
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Sent and not credited: what counts against the peer's window."""
+        return self.sent_bytes - self.credited_bytes
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether no chunk is left to send."""
+        return self._next > 0 and self.sent_bytes == self.nbytes
+
+    def advance(self, window_bytes: int) -> tuple[int, int, int] | None:
+        """The next chunk as (index, start, stop), if it fits into the free part of the window; else None."""
+        start, stop = self.sent_bytes, min(self.sent_bytes + self.chunk_bytes, self.nbytes)
+        if self.all_sent or stop - start > window_bytes:
+            return None
+        index = self._next
+        self._next += 1
+        self.sent_bytes = stop
+        return index, start, stop
+
+    def credit(self, received_bytes: int, done: bool) -> int:
+        """The receiver has so many bytes by now; returns how many of them are news.
+
+        Raises
+        ------
+        WireError
+            Where it claims fewer than before, more than was sent, or to be done without everything. `done` at once is
+            fine: the receiver had this value already.
+        """
+        if not self.credited_bytes <= received_bytes <= self.sent_bytes and not done:
+            raise WireError(
+                WireCode.CHUNK, f"credit for {received_bytes} bytes, {self.credited_bytes}..{self.sent_bytes} possible"
+            )
+        if done and received_bytes != self.nbytes:
+            raise WireError(WireCode.CHUNK, f"done after {received_bytes} of {self.nbytes} bytes")
+        self.done = self.done or done
+        news = min(received_bytes, self.sent_bytes) - self.credited_bytes
+        self.credited_bytes += news
+        return news

@@ -1,0 +1,42 @@
+"""The version of the protocol, and which versions understand each other.
+
+The same major version: they do, and both speak the smaller minor one. Another major version: they do not, and the agent
+says so with `Refused(code="version")` instead of guessing.
+"""
+
+import re
+
+from potluck_wire.errors import WireCode, WireError
+
+VERSION: tuple[int, int] = (1, 0)
+
+_TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
+
+
+def agree(major: int, minor: int, ours: tuple[int, int] = VERSION) -> tuple[int, int]:
+    """The version that both speak: our major, the smaller minor.
+
+    Raises
+    ------
+    WireError
+        With code `version` where the major versions differ.
+    """
+    if major != ours[0]:
+        newer = "this side" if major > ours[0] else "the other side"
+        raise WireError(
+            WireCode.VERSION, f"it speaks {major}.{minor}, we speak {ours[0]}.{ours[1]}; update potluck on {newer}"
+        )
+    return ours[0], min(minor, ours[1])
+
+
+def show(version: tuple[int, int] = VERSION) -> str:
+    """As in the mDNS record: `1.0`."""
+    return f"{version[0]}.{version[1]}"
+
+
+def parse(text: str) -> tuple[int, int]:
+    """`1.0` -> (1, 0); anything else is a WireError."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise WireError(WireCode.VERSION, f"{text[:20]!r} is not a version such as {show()}")
+    return int(match[1]), int(match[2])
