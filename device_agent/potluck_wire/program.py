@@ -18,6 +18,8 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # `peer`.
     "send": frozenset({"peer", "name"}),
     "recv": frozenset({"peer"}),
+    # `segment` names a segment of the program's own epoch; "EPOCH/NAME" (as in "3/stage1") one of another epoch of the
+    # same run that still stands, which is how state moves on a switch of plans. A name itself never holds a slash.
     # Segments. run: the segment's inputs -> its outputs; with `train`, what backward needs is kept under `key`.
     # `rows` = [start, stop, total]: which rows of micro-batch `micro_batch` these are (makes dropout independent of
     # the split).

@@ -6,10 +6,25 @@ predicted or measured.
 Pure: the standard library only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
+
+from potluck.errors import PlanError, UserError
 
 HOME = "home"  # the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
+
+
+def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
+    """Raise `UserError` unless `value` is a finite number above zero (or None: not known)."""
+    if value is not None and (not isfinite(value) or value < 0 or (value == 0 and not zero)):
+        raise UserError(f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}.")
+
+
+def _unique(what: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{what}: {twice[0]!r} appears more than once.", next_step="Give each its own name.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +47,14 @@ class Device:
     kind: str = ""
     backends: tuple[str, ...] = ("torch",)
 
+    def __post_init__(self) -> None:
+        if not self.name or self.name == HOME:
+            raise UserError(f"A device cannot be called {self.name!r}: that name is taken.", next_step="Rename it.")
+        _positive(f"{self.name}: memory_bytes", self.memory_bytes)
+        _positive(f"{self.name}: copy_bytes_per_s", self.copy_bytes_per_s)
+        for field_name in ("idle_w", "busy_w", "radio_w", "overhead_s"):
+            _positive(f"{self.name}: {field_name}", getattr(self, field_name), zero=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
@@ -39,6 +62,9 @@ class Medium:
 
     name: str
     capacity_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _positive(f"medium {self.name}: capacity_bytes_per_s", self.capacity_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +77,11 @@ class Path:
     media: tuple[tuple[str, int], ...]
     latency_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        _positive("path: latency_s", self.latency_s, zero=True)
+        if any(times < 1 for _, times in self.media):
+            raise UserError(f"path: every medium is crossed at least once, got {self.media}.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -59,16 +90,33 @@ class Network:
     media: tuple[Medium, ...]
     paths: Mapping[tuple[str, str], Path]
 
+    def __post_init__(self) -> None:
+        _unique("network media", [medium.name for medium in self.media])
+        known = {medium.name for medium in self.media}
+        for (source, target), path in self.paths.items():
+            for name, _ in path.media:
+                if name not in known:
+                    raise UserError(f"The path from {source} to {target} crosses {name!r}, which is not a medium.")
+
     def bandwidth(self, source: str, target: str) -> float:
         """Bytes per second of one flow alone on its path; infinite from a device to itself."""
         if source == target:
             return float("inf")
         capacity = {medium.name: medium.capacity_bytes_per_s for medium in self.media}
-        return min((capacity[name] / times for name, times in self.paths[source, target].media), default=float("inf"))
+        return min((capacity[name] / times for name, times in self.path(source, target).media), default=float("inf"))
 
     def latency(self, source: str, target: str) -> float:
         """Seconds before the first byte arrives."""
-        return 0.0 if source == target else self.paths[source, target].latency_s
+        return 0.0 if source == target else self.path(source, target).latency_s
+
+    def path(self, source: str, target: str) -> Path:
+        """The path from `source` to `target`; `UserError` where the network does not join them."""
+        try:
+            return self.paths[source, target]
+        except KeyError:
+            raise UserError(
+                f"The network has no path from {source} to {target}.", next_step="Connect them or leave one out."
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +138,34 @@ class Layer:
     forward_flop: float = 0.0
     backward_flop: float = 0.0
 
+    def __post_init__(self) -> None:
+        for field_name in ("parameter_bytes", "buffer_bytes", "output_bytes", "gradient_bytes", "activation_bytes"):
+            _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
+        if self.gradient_bytes > self.output_bytes:
+            raise UserError(
+                f"layer {self.name}: gradient_bytes {self.gradient_bytes} exceed output_bytes {self.output_bytes}."
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between or
-
-    Beyond.
-    """
+    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between."""
 
     rows: tuple[int, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...] = ()
     source: str = "measured"  # or "estimated" (roofline)
+
+    def __post_init__(self) -> None:
+        if not self.rows or self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
+            raise UserError(f"Costs need ascending batch sizes from 1 up, got rows={self.rows}.")
+        if len(self.forward_s) != len(self.rows) or len(self.backward_s) not in (0, len(self.rows)):
+            raise UserError(
+                f"Costs need one time per batch size: {len(self.rows)} batch sizes, {len(self.forward_s)} forward and "
+                f"{len(self.backward_s)} backward times."
+            )
+        for seconds in (*self.forward_s, *self.backward_s):
+            _positive("layer time in seconds", seconds, zero=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +179,16 @@ class Training:
     micro_batch: int | None = None
     optimizer_copies: int = 2  # AdamW: two moments; SGD with momentum: one; plain SGD: none
 
+    def __post_init__(self) -> None:
+        _positive("batch", self.batch)
+        _positive("micro_batch", self.micro_batch)
+        _positive("optimizer_copies", self.optimizer_copies, zero=True)
+        if self.micro_batch is not None and self.batch % self.micro_batch:
+            raise UserError(
+                f"A batch of {self.batch} rows cannot be split into micro-batches of {self.micro_batch}.",
+                next_step="Choose a micro-batch that divides the batch.",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
@@ -126,6 +200,9 @@ class Inference:
     batch: int = 1
     streaming: bool = False
 
+    def __post_init__(self) -> None:
+        _positive("batch", self.batch)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QoE:
@@ -136,6 +213,12 @@ class QoE:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
     lambda_j_per_s: float = 1e3
+
+    def __post_init__(self) -> None:
+        _positive("QoE latency_s", self.latency_s)
+        _positive("QoE energy_j", self.energy_j)
+        for name, limit in (*self.memory_bytes.items(), *self.device_energy_j.items()):
+            _positive(f"QoE limit of {name}", limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +240,29 @@ class Problem:
     target_bytes: int = 0
     result_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        _unique("devices", [device.name for device in self.devices])
+        if not self.layers:
+            raise UserError(f"Model {self.model} has no layers.")
+        for device in self.devices:
+            n_costs = len(self.costs.get(device.name, ()))
+            if n_costs != len(self.layers):
+                raise UserError(
+                    f"the model has {len(self.layers)} layers but the profile {n_costs}.",
+                    device=device.name,
+                    next_step="Profile this model on this device.",
+                )
+        for name in (*self.qoe.memory_bytes, *self.qoe.device_energy_j):
+            if all(name != device.name for device in self.devices):
+                raise UserError(f"A limit names the device {name!r}, which is not in this home.")
+
+    def device(self, name: str) -> Device:
+        """The device of that name; `UserError` where there is none."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise UserError(f"There is no device {name!r}; this home has {', '.join(d.name for d in self.devices)}.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -170,6 +276,19 @@ class Stage:
     devices: tuple[str, ...]
     shares: tuple[int, ...]
     warm_up: int = 1
+
+    def __post_init__(self) -> None:
+        where = f"stage of layers [{self.start}, {self.stop})"
+        if not 0 <= self.start < self.stop:
+            raise PlanError(f"{where}: it must hold at least one layer.")
+        if not self.devices or len(set(self.devices)) != len(self.devices):
+            raise PlanError(f"{where}: it needs devices, each once; got {self.devices}.")
+        if len(self.shares) != len(self.devices) or any(share < 1 for share in self.shares):
+            raise PlanError(
+                f"{where}: each of its {len(self.devices)} devices needs a share of 1 row or more; got {self.shares}."
+            )
+        if self.warm_up < 1:
+            raise PlanError(f"{where}: warm_up must be 1 or more, got {self.warm_up}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +311,27 @@ class Plan:
     unused: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise PlanError("A plan needs at least one stage.")
+        if self.micro_batch < 1 or self.n_micro_batches < 1:
+            raise PlanError(f"A plan needs micro-batches: got {self.n_micro_batches} of {self.micro_batch} rows.")
+        expected = 0
+        for index, stage in enumerate(self.stages):
+            if stage.start != expected:
+                raise PlanError(f"stage {index} starts at layer {stage.start}; expected {expected}, without a gap.")
+            expected = stage.stop
+            if sum(stage.shares) != self.micro_batch:
+                raise PlanError(
+                    f"stage {index}: shares {stage.shares} add up to {sum(stage.shares)} rows; "
+                    f"expected the micro-batch, {self.micro_batch}."
+                )
+
+    @property
+    def batch(self) -> int:
+        """Rows of one step."""
+        return self.micro_batch * self.n_micro_batches
+
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices that take part, in the order of their first stage."""
@@ -200,15 +340,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor at the edge of a segment: its first dimension counts rows (or a fixed multiple of rows) of the batch.
+    """A tensor at the edge of a segment: its first dimension has `multiple` entries per row of the batch.
 
-    `row_bytes` per row of the batch. `gradient`: a gradient flows back through it in training.
+    `row_bytes` per row of the batch. `gradient`: a gradient flows back through it in training. `multiple` 0: it has no
+    batch dimension, every device needs all of it, `row_bytes` is its whole size, and no gradient flows through it.
     """
 
     name: str
     dtype: str
     row_bytes: int
     gradient: bool = False
+    multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

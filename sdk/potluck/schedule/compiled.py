@@ -1,0 +1,178 @@
+"""What compiling gives: a Program per device, what home sends and receives, and notes for people and simulator."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck.errors import PlanError
+from potluck.records import HOME
+from potluck_wire.program import MAX_INSTRUCTIONS, Instruction, Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """A value that home sends to `device` under the name `value`.
+
+    kind "input": entries [start, stop) of the first dimension of the batch's tensor `tensor` (counted over the whole
+    batch), needed by micro-batch `micro_batch`; `whole`: all of a tensor without a batch dimension.
+    kind "state": the state `tensor` of `segment`.
+    """
+
+    device: str
+    value: str
+    tensor: str
+    kind: str = "input"
+    micro_batch: int = 0
+    start: int = 0
+    stop: int = 0
+    whole: bool = False
+    segment: str = ""
+    nbytes: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A value that home receives from `device` under the name `value`.
+
+    kind "loss": the mean loss of rows [start, stop) of the batch. "output": entries [start, stop) of the first
+    dimension of output `tensor` over the whole batch. "state": the state `tensor` of `segment`.
+    """
+
+    device: str
+    value: str
+    tensor: str
+    kind: str
+    micro_batch: int = 0
+    start: int = 0
+    stop: int = 0
+    whole: bool = False
+    segment: str = ""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What people and the simulator want to know about one instruction.
+
+    `label` for timelines (`2F0`). For run and backward: layers [start, stop) on `rows` rows. `nbytes` are sent,
+    received, copied or updated.
+    """
+
+    label: str = ""
+    start: int = 0
+    stop: int = 0
+    rows: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """One program per device and what belongs to it. `notes[device][instruction id]`; `value_bytes[device][value]`."""
+
+    programs: Mapping[str, Program]
+    feeds: tuple[Feed, ...] = ()
+    results: tuple[Result, ...] = ()
+    notes: Mapping[str, tuple[Note, ...]] = field(default_factory=dict)
+    value_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    home: str = HOME
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Per device, the label of each instruction."""
+        return {device: tuple(note.label for note in notes) for device, notes in self.notes.items()}
+
+
+class Assembler:
+    """Collects the instructions of all devices; the compute instructions of a device are chained in the order given."""
+
+    def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
+        self.name, self.home = name, home
+        self._rows: dict[str, list[Instruction]] = {device: [] for device in devices}
+        self._notes: dict[str, list[Note]] = {device: [] for device in devices}
+        self._bytes: dict[str, dict[str, int]] = {device: {} for device in devices}
+        self._last: dict[str, int] = {}
+        self.feeds: list[Feed] = []
+        self.results: list[Result] = []
+
+    def compute(
+        self,
+        device: str,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, int],
+        *,
+        note: Note,
+        priority: int = 0,
+        **attrs: Any,
+    ) -> None:
+        """Add an instruction to the compute lane; `outputs` gives each new value's bytes."""
+        after = (self._last[device],) if device in self._last else ()
+        self._last[device] = self._add(device, op, inputs, outputs, after, priority, attrs, note)
+
+    def send(self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0) -> None:
+        """Send `value` to `peer`, where it is called `name`, and receive it there (unless `peer` is home)."""
+        nbytes = self._bytes[device][value]
+        note = Note(label=label, nbytes=nbytes)
+        self._add(device, "send", (value,), {}, (), priority, {"peer": peer, "name": name}, note)
+        if peer != self.home:
+            self._add(peer, "recv", (), {name: nbytes}, (), priority, {"peer": device}, note)
+
+    def feed(self, feed: Feed, *, label: str) -> str:
+        """Receive a value from home; returns its name."""
+        note = Note(label=label, nbytes=feed.nbytes)
+        self._add(feed.device, "recv", (), {feed.value: feed.nbytes}, (), feed.priority, {"peer": self.home}, note)
+        self.feeds.append(feed)
+        return feed.value
+
+    def result(self, result: Result, *, label: str, priority: int = 0) -> None:
+        """Send a value home; it has the same name there."""
+        self.send(result.device, result.value, self.home, result.value, label=label, priority=priority)
+        self.results.append(result)
+
+    def _add(
+        self,
+        device: str,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, int],
+        after: tuple[int, ...],
+        priority: int,
+        attrs: Mapping[str, Any],
+        note: Note,
+    ) -> int:
+        rows = self._rows[device]
+        if len(rows) >= MAX_INSTRUCTIONS:
+            raise PlanError(
+                f"this plan needs more than {MAX_INSTRUCTIONS} instructions.",
+                device=device,
+                next_step="Use fewer micro-batches per step.",
+            )
+        for value in outputs:
+            if value in self._bytes[device]:
+                raise PlanError(f"the value {value!r} would be made twice.", device=device)
+        self._bytes[device].update(outputs)
+        rows.append(
+            Instruction(
+                id=len(rows),
+                op=op,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                after=after,
+                priority=priority,
+                attrs=dict(attrs),
+            )
+        )
+        self._notes[device].append(note)
+        return len(rows) - 1
+
+    def finish(self) -> Compiled:
+        """Everything collected."""
+        return Compiled(
+            programs={d: Program(name=self.name, instructions=tuple(rows)) for d, rows in self._rows.items()},
+            feeds=tuple(self.feeds),
+            results=tuple(self.results),
+            notes={device: tuple(notes) for device, notes in self._notes.items()},
+            value_bytes=self._bytes,
+            home=self.home,
+        )

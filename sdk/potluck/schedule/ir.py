@@ -1,0 +1,49 @@
+"""An Action: one stage does one thing with one micro-batch; `2F0` is stage 2, forward, micro-batch 0."""
+
+import re
+from dataclasses import dataclass
+
+from potluck.errors import UserError
+
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
+KINDS = {
+    FORWARD: "forward",
+    BACKWARD: "backward, whole",
+    INPUT_GRADIENT: "backward, input part",
+    WEIGHT_GRADIENT: "backward, weight part",
+}
+_TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What stage `stage` does with micro-batch `micro_batch`; `kind` is one of `KINDS`."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """Read `2F0` back."""
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f"{text!r} is not an action.", next_step="Write stage, F B I or W, micro-batch: 2F0.")
+        return cls(int(match[1]), match[2], int(match[3]))
+
+
+Schedule = tuple[tuple[Action, ...], ...]  # per stage, its actions in the order in which it takes them
+
+
+def dumps(schedule: Schedule) -> str:
+    """One line per stage, actions separated by commas (the form torch.distributed.pipelining reads and writes)."""
+    return "\n".join(",".join(str(action) for action in row) for row in schedule)
+
+
+def loads(text: str) -> Schedule:
+    """Read `dumps` back."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return tuple(tuple(Action.parse(item) for item in line.split(",") if item.strip()) for line in lines)

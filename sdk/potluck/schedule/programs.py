@@ -1,0 +1,260 @@
+"""Compile a plan: the schedule's actions become instructions, cuts become slices, transfers and concatenations.
+
+Glossary of value names, all local to one device: `in` fed by home, `x` input of a stage, `y` output, `dy` and `dx`
+their gradients, `f` and `b` pieces passed over a cut forward and backward; then stage, tensor, micro-batch, row.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from potluck.errors import PlanError
+from potluck.records import HOME, Plan, Segment, Tensor
+from potluck.schedule import policies
+from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.ir import FORWARD, Action, Schedule
+from potluck.schedule.reduce import FLOAT_BYTES, ring_all_reduce
+from potluck.schedule.rows import intervals, overlaps
+from potluck.schedule.validate import check
+
+LOSS_BYTES = 4
+
+
+def compile_training(
+    plan: Plan,
+    segments: tuple[Segment, ...],
+    optimizer: Mapping[str, Any],
+    *,
+    home: str = HOME,
+    schedule: Schedule | None = None,
+) -> Compiled:
+    """The program `train` of every device of `plan`: one step on one batch. Default schedule: 1F1B.
+
+    The loss of each share comes home; its mean weighted by rows is the batch's loss.
+    """
+    if schedule is None:
+        schedule = policies.one_f_one_b(len(plan.stages), plan.n_micro_batches, [s.warm_up for s in plan.stages])
+    pipeline = _Pipeline("train", plan, segments, schedule, home, training=True)
+    pipeline.actions()
+    for p in range(len(plan.stages)):
+        pipeline.update(p, dict(optimizer))
+    return pipeline.programs.finish()
+
+
+def compile_inference(
+    plan: Plan, segments: tuple[Segment, ...], *, home: str = HOME, schedule: Schedule | None = None
+) -> Compiled:
+    """The program `infer` of every device of `plan`: one request of `plan.batch` rows; the outputs come home."""
+    if schedule is None:
+        schedule = policies.forward_only(len(plan.stages), plan.n_micro_batches)
+    pipeline = _Pipeline("infer", plan, segments, schedule, home, training=False)
+    pipeline.actions()
+    return pipeline.programs.finish()
+
+
+def match(plan: Plan, segments: Sequence[Segment], *, training: bool) -> None:
+    """Raise `PlanError` unless segment p is stage p and every cut's tensors meet on both sides."""
+    if [(s.start, s.stop) for s in segments] != [(s.start, s.stop) for s in plan.stages]:
+        cuts = ", ".join(f"[{s.start}, {s.stop})" for s in segments)
+        raise PlanError(f"The segments {cuts} are not the plan's stages.", next_step="Cut the model by this plan.")
+    if not segments[-1].outputs:
+        raise PlanError(f"The last segment, {segments[-1].name}, has no output.")
+    for left, right in pairwise(segments):
+        made = {tensor.name: tensor for tensor in left.outputs}
+        for tensor in right.inputs:
+            if made.get(tensor.name) != tensor:
+                raise PlanError(f"{right.name} needs {tensor}, but {left.name} gives {made.get(tensor.name)}.")
+            if tensor.gradient and tensor.multiple == 0:
+                raise PlanError(f"{tensor.name} carries a gradient but has no batch dimension: it cannot be cut.")
+        unused = {t.name for t in left.outputs if t.gradient} - {t.name for t in right.inputs}
+        if training and unused:
+            raise PlanError(
+                f"{left.name} gives {', '.join(sorted(unused))}, whose gradient {right.name} never returns."
+            )
+
+
+class _Pipeline:
+    """One compilation: walks a legal order of all actions and appends to the devices' programs."""
+
+    def __init__(
+        self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool
+    ) -> None:
+        match(plan, segments, training=training)
+        self.plan, self.segments, self.home, self.training = plan, segments, home, training
+        self.order = check(schedule, plan.n_micro_batches, training=training)
+        self.programs = Assembler(name, plan.devices, home)
+        self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
+        self.n_turns = max(self.turn.values()) + 1
+        self.rows = [intervals(stage.shares) for stage in plan.stages]
+        last = len(segments) - 1
+        self.learns = [
+            training and (p == last or any(t.gradient for t in _passed(segments, p))) for p in range(last + 1)
+        ]
+        # (action kind, receiving stage, tensor, micro-batch, device index) -> pieces (value, first row, bytes)
+        self.pieces: dict[tuple[str, int, str, int, int], list[tuple[str, int, int]]] = {}
+
+    def actions(self) -> None:
+        for _, action in self.order:
+            for index in range(len(self.plan.stages[action.stage].devices)):
+                if action.kind == FORWARD:
+                    self._forward(action, index)
+                elif self.learns[action.stage]:
+                    self._backward(action, index)
+        # A device that is in several stages does the pieces of all of them in this one order.
+
+    # --- one action ---------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action, index: int) -> None:
+        p, m = action.stage, action.micro_batch
+        segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
+        inputs = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
+        inputs += [self._gather(action, index, tensor, "x") for tensor in segment.inputs]
+        names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
+        sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
+        if self.training and p == len(self.segments) - 1:
+            sizes[0] = LOSS_BYTES
+        self.programs.compute(
+            device, "run", inputs, dict(zip(names, sizes, strict=True)),
+            note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
+            priority=self.turn[action], segment=segment.name, key=f"{p}.{m}", train=self.learns[p],
+            rows=[start, stop, self.plan.micro_batch], micro_batch=m,
+        )  # fmt: skip
+        if p < len(self.segments) - 1:
+            value = dict(zip((t.name for t in segment.outputs), names, strict=True))
+            for tensor in self.segments[p + 1].inputs:
+                self._pass(action, Action(p + 1, FORWARD, m), index, tensor, value[tensor.name])
+        else:
+            self._results(action, device, names, start, stop)
+
+    def _backward(self, action: Action, index: int) -> None:
+        p, m = action.stage, action.micro_batch
+        segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
+        last = p == len(self.segments) - 1
+        inputs = [] if last else [self._gather(action, index, t, "dy") for t in _passed(self.segments, p) if t.gradient]
+        back = [tensor for tensor in segment.inputs if tensor.gradient]
+        names = [f"dx{p}.{i}.{m}" for i in range(len(back))]
+        self.programs.compute(
+            device, "backward", inputs,
+            {name: _nbytes(tensor, stop - start) for name, tensor in zip(names, back, strict=True)},
+            note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
+            priority=self.turn[action], segment=segment.name, key=f"{p}.{m}",
+            scale=(stop - start) / self.plan.batch if last else 1.0,
+        )  # fmt: skip
+        for name, tensor in zip(names, back, strict=True):
+            self._pass(action, Action(p - 1, action.kind, m), index, tensor, name)
+
+    def _feed(self, action: Action, device: str, tensor: Tensor, start: int, stop: int) -> str:
+        first = action.micro_batch * self.plan.micro_batch  # feeds are counted over the whole batch
+        feed = Feed(
+            device=device,
+            value=f"in{action.stage}.{tensor.name}.{action.micro_batch}",
+            tensor=tensor.name,
+            micro_batch=action.micro_batch,
+            start=(first + start) * tensor.multiple,
+            stop=(first + stop) * tensor.multiple,
+            whole=tensor.multiple == 0,
+            nbytes=_nbytes(tensor, stop - start),
+            priority=self.turn[action],
+        )
+        return self.programs.feed(feed, label=f"{self.home}>{action}")
+
+    def _results(self, action: Action, device: str, names: Sequence[str], start: int, stop: int) -> None:
+        first = action.micro_batch * self.plan.micro_batch
+        outputs = self.segments[-1].outputs
+        for i, (name, tensor) in enumerate(zip(names, outputs, strict=True)):
+            if self.training and i:
+                break  # in training only the loss goes home
+            scale = 1 if self.training else tensor.multiple
+            result = Result(
+                device=device,
+                value=name,
+                tensor=tensor.name,
+                kind="loss" if self.training else "output",
+                micro_batch=action.micro_batch,
+                start=(first + start) * scale,
+                stop=(first + stop) * scale,
+                whole=scale == 0,
+                nbytes=LOSS_BYTES if self.training else _nbytes(tensor, stop - start),
+            )
+            # A loss is for display, so it goes last; an output is what the request waits for.
+            priority = self.n_turns if self.training else self.turn[action]
+            self.programs.result(result, label=f"{action}>{self.home}", priority=priority)
+
+    # --- over a cut ---------------------------------------------------------------------------------------------------
+
+    def _pass(self, source: Action, target: Action, index: int, tensor: Tensor, value: str) -> None:
+        """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in `target`."""
+        left, right = self.plan.stages[source.stage], self.plan.stages[target.stage]
+        device, (first, stop) = left.devices[index], self.rows[source.stage][index]
+        direction = "f" if target.kind == FORWARD else "b"
+        for piece in overlaps(left.shares, right.shares):
+            key = (target.kind, target.stage, tensor.name, target.micro_batch, piece.right)
+            if piece.left != index or (tensor.multiple == 0 and key in self.pieces):
+                continue
+            sent, nbytes, peer = value, _nbytes(tensor, piece.stop - piece.start), right.devices[piece.right]
+            tag = f"{target.stage}.{tensor.name}.{target.micro_batch}.{piece.start}"
+            if tensor.multiple and (piece.start, piece.stop) != (first, stop):
+                sent = f"cut.{direction}{tag}"
+                self.programs.compute(
+                    device, "slice", [value], {sent: nbytes}, note=Note(label=f"{source} slice", nbytes=nbytes),
+                    priority=self.turn[target], dim=0,
+                    start=(piece.start - first) * tensor.multiple, stop=(piece.stop - first) * tensor.multiple,
+                )  # fmt: skip
+            if peer != device:
+                name = direction + tag
+                self.programs.send(device, sent, peer, name, label=f"{source}>{target}", priority=self.turn[target])
+                sent = name
+            self.pieces.setdefault(key, []).append((sent, piece.start, nbytes))
+
+    def _gather(self, action: Action, index: int, tensor: Tensor, kind: str) -> str:
+        """The name of `tensor` for this device and action, put together in row order from the pieces passed to it."""
+        pieces = self.pieces[action.kind, action.stage, tensor.name, action.micro_batch, index]
+        if len(pieces) == 1:
+            return pieces[0][0]
+        pieces.sort(key=lambda piece: piece[1])
+        name, nbytes = f"{kind}{action.stage}.{tensor.name}.{action.micro_batch}", sum(piece[2] for piece in pieces)
+        self.programs.compute(
+            self.plan.stages[action.stage].devices[index], "concat", [piece[0] for piece in pieces], {name: nbytes},
+            note=Note(label=f"{action} concat", nbytes=nbytes), priority=self.turn[action], dim=0,
+        )  # fmt: skip
+        return name
+
+    # --- the end of a step --------------------------------------------------------------------------------------------
+
+    def update(self, p: int, optimizer: Mapping[str, Any]) -> None:
+        """All-reduce the gradients of stage p over its replicas and take the optimizer's step."""
+        segment, stage = self.segments[p], self.plan.stages[p]
+        n_elements = segment.parameter_count + segment.buffer_count
+        if not self.learns[p] or n_elements == 0:
+            return
+        reduced: list[str] = []
+        priority = self.n_turns + 1
+        if len(stage.devices) > 1:
+            nbytes = n_elements * FLOAT_BYTES
+            for device, share in zip(stage.devices, stage.shares, strict=True):
+                self.programs.compute(
+                    device, "gradients", [], {f"grad{p}": nbytes}, note=Note(label=f"{p} gradients", nbytes=nbytes),
+                    priority=priority, segment=segment.name, share_frac=share / self.plan.micro_batch,
+                )  # fmt: skip
+            reduced = [
+                ring_all_reduce(self.programs, stage.devices, f"grad{p}", n_elements, tag=f"ring{p}", priority=priority)
+            ]
+        for device in stage.devices:
+            self.programs.compute(
+                device, "step", reduced, {},
+                note=Note(
+                    label=f"{p} step", start=segment.start, stop=segment.stop,
+                    nbytes=segment.parameter_count * FLOAT_BYTES,
+                ),
+                priority=priority + 2 * len(stage.devices) + 1, segment=segment.name, optimizer=dict(optimizer),
+            )  # fmt: skip
+
+
+def _nbytes(tensor: Tensor, rows: int) -> int:
+    return tensor.row_bytes * (rows if tensor.multiple else 1)
+
+
+def _passed(segments: Sequence[Segment], p: int) -> tuple[Tensor, ...]:
+    """The outputs of stage p that the next stage takes, in the order of stage p's outputs."""
+    wanted = {tensor.name for tensor in segments[p + 1].inputs}
+    return tuple(tensor for tensor in segments[p].outputs if tensor.name in wanted)

@@ -1,0 +1,72 @@
+"""Actions and schedules: text form, policies, and the proof that a schedule is legal."""
+
+import pytest
+
+from potluck.errors import PlanError, UserError
+from potluck.schedule import policies
+from potluck.schedule.ir import Action, dumps, loads
+from potluck.schedule.rows import intervals, overlaps
+from potluck.schedule.validate import check
+
+
+@pytest.mark.parametrize("text", ["0F0", "2B13", "10I7", "3W1"])
+def test_action_text_round_trips(text):
+    assert str(Action.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "F0", "2X0", "2F", "2F0x"])
+def test_refuses_text_that_is_no_action(text):
+    with pytest.raises(UserError, match="not an action"):
+        Action.parse(text)
+
+
+def test_one_f_one_b_by_hand():
+    assert dumps(policies.one_f_one_b(3, 4, [3, 2, 1])) == (
+        "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3\n2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3"
+    )
+
+
+def test_default_warm_up_is_asteroids():
+    assert [policies.warm_up_depth(p, 3, 8) for p in range(3)] == [5, 3, 1]
+    assert [policies.warm_up_depth(p, 3, 4) for p in range(3)] == [4, 3, 1]
+
+
+def test_schedule_text_round_trips():
+    schedule = policies.fill_drain(2, 3)
+    assert loads(dumps(schedule)) == schedule
+
+
+@pytest.mark.parametrize("n_stages", range(1, 6))
+@pytest.mark.parametrize("n_micro_batches", range(1, 9))
+def test_every_policy_is_legal(n_stages, n_micro_batches):
+    depths = [policies.warm_up_depth(p, n_stages, n_micro_batches) for p in range(n_stages)]
+    check(policies.one_f_one_b(n_stages, n_micro_batches), n_micro_batches, max_kept=depths)
+    check(policies.fill_drain(n_stages, n_micro_batches), n_micro_batches)
+    check(policies.forward_only(n_stages, n_micro_batches), n_micro_batches, training=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("0F0,0B0\n1B0,1F0", "stage 0: 0F0 0B0 <-- ERROR HERE"),  # stage 1 can never begin
+        ("0F0,0F0,0B0\n1F0,1B0", "0F0 comes twice"),
+        ("0F0\n1F0,1B0", "stage 0 never does 0B0"),
+        ("0F0,0B0\n1F0,0B0,1B0", "0B0 does not belong to stage 1"),
+        ("0F0,0B0,0F1,0B1\n1F0,1B0", "0F1 does not belong"),
+    ],
+)
+def test_refuses_an_illegal_schedule_and_shows_where(text, error):
+    with pytest.raises(PlanError) as caught:
+        check(loads(text), 1)
+    assert error in str(caught.value)
+
+
+def test_refuses_a_schedule_that_keeps_too_many_micro_batches():
+    with pytest.raises(PlanError, match=r"0F2 would keep 3 micro-batches where 2 fit"):
+        check(policies.fill_drain(1, 3), 3, max_kept=[2])
+
+
+def test_rows_over_a_cut():
+    assert intervals((5, 3)) == ((0, 5), (5, 8))
+    assert overlaps((5, 3), (4, 4)) == ((0, 0, 0, 4), (0, 1, 4, 5), (1, 1, 5, 8))
+    assert overlaps((8,), (3, 5)) == ((0, 0, 0, 3), (0, 1, 3, 8))
