@@ -145,7 +145,9 @@ def _arrows(trace: Trace, pids: Mapping[str, int], tids: Mapping[int, int], grou
     rows = []
     for index, (sent, received) in enumerate(flows(trace)):
         arrow = {"name": "transfer", "cat": "transfer", "id": group * 10_000_000 + index}
-        start, stop = _us(sent.start_s), max(_us(sent.start_s), _us(received.start_s) + _duration_us(received) - 1)
+        start, stop = _us(sent.start_s), _us(received.start_s) + _duration_us(received) - 1
+        if stop < start:  # clocks of two devices agree to about a millisecond; an arrow must not go back in time
+            continue
         rows.append({**arrow, "ph": "s", "pid": pids[sent.device], "tid": tids[id(sent)], "ts": start})
         rows.append(
             {**arrow, "ph": "f", "bp": "e", "pid": pids[received.device], "tid": tids[id(received)], "ts": stop}

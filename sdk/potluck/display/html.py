@@ -38,7 +38,8 @@ def fragment(kind: str, plain: str, *parts: str) -> str:
     """Parts of HTML under one stable id, with a text for where styles are stripped."""
     body = "\n".join(parts)
     name = f"potluck-{kind}-{hashlib.sha256(body.encode()).hexdigest()[:8]}"
-    fallback = f'<pre class="potluck-plain">{escape(plain)}</pre>'
+    fallback_text = "\n".join(map(_escaped, plain.splitlines()))
+    fallback = f'<pre class="potluck-plain">{fallback_text}</pre>'
     return f'{STYLE}\n{fallback}\n<div class="potluck" id="{name}" style="display:none">\n{body}\n</div>'
 
 

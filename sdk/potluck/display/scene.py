@@ -6,7 +6,7 @@ Colours are names in `PALETTE`, which is Okabe and Ito's: told apart with any co
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -90,13 +90,6 @@ class Scene:
     title: str
     items: tuple[Item, ...] = ()
 
-    def stacked(self, below: "Scene", gap: float = 8.0) -> "Scene":
-        """This picture with another under it."""
-        down = self.height + gap
-        items = self.items + tuple(_moved(item, down) for item in below.items)
-        width = max(self.width, below.width)
-        return Scene(width=width, height=down + below.height, title=f"{self.title}; {below.title}", items=items)
-
     def svg(self) -> str:
         """A self-contained SVG element that takes its text colour from the page around it."""
         name = "potluck-" + hashlib.sha256(repr(self).encode()).hexdigest()[:8]
@@ -138,12 +131,6 @@ def fitting(text: str, width: float, size: float) -> str:
         return text
     letters = int(width / (0.56 * size)) - 1
     return f"{text[:letters]}…" if letters > 1 else ""
-
-
-def _moved(item: Item, down: float) -> Item:
-    if isinstance(item, Line):
-        return replace(item, points=tuple((x, y + down) for x, y in item.points))
-    return replace(item, y=item.y + down)
 
 
 def paint(name: str) -> tuple[str, float]:

@@ -1,0 +1,99 @@
+"""HTML for notebooks: escaped, well-formed, the same for the same record, self-contained."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from potluck.display import chart, html
+
+from . import example
+
+HOSTILE = "<script>alert('x')</script>\"&\x00"
+VOID = {"meta", "br"}
+
+
+class Balanced(HTMLParser):
+    """Collects what is not closed as it was opened, and every tag."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.faults, self.ids = [], set(), [], []
+        self.feed(document)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+
+def everything() -> dict[str, str]:
+    plans = [replace(example.PLAN, latency_s=s, energy_j=j) for s, j in ((0.1, 4.0), (0.2, 3.0), (0.3, 5.0))]
+    return {
+        "devices": html.devices([example.LAPTOP, example.PHONE]),
+        "profile": html.profile(example.PROBLEM),
+        "plan": html.plan(example.PLAN, example.PROBLEM),
+        "plans": html.plans(plans, plans[0]),
+        "trace": html.trace(example.MEASURED, example.PREDICTED),
+        "progress": html.progress("profiling", 0.4, "conv1"),
+        "picture": html.picture(chart.loss({"a": [1.0, 0.5]})),
+    }
+
+
+@pytest.mark.parametrize("name", everything())
+def test_every_fragment_is_well_formed_and_loads_nothing(name):
+    fragment = everything()[name]
+    parsed = Balanced(fragment)
+    assert parsed.faults == []
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert not re.search(r"(src|href)=|url\(|@import", fragment)
+    assert "script" not in parsed.tags
+
+
+@pytest.mark.parametrize("name", everything())
+def test_the_same_record_gives_the_same_html(name):
+    assert everything()[name] == everything()[name]
+
+
+@pytest.mark.parametrize("name", everything())
+def test_a_plain_text_stands_ready_where_styles_are_stripped(name):
+    assert '<pre class="potluck-plain">' in everything()[name]
+
+
+def test_a_hostile_device_name_is_text_everywhere():
+    device = replace(example.LAPTOP, name=HOSTILE)
+    events = tuple(replace(event, device=HOSTILE, peer=HOSTILE, label=HOSTILE) for event in example.MEASURED.events)
+    trace = replace(example.MEASURED, events=events, busy_s={HOSTILE: 1.0})
+    plan = replace(
+        example.PLAN, stages=(replace(example.PLAN.stages[0], devices=(HOSTILE,)),), unused={HOSTILE: HOSTILE}
+    )
+    for fragment in (html.devices([device]), html.trace(trace), html.plan(plan), html.progress(HOSTILE, 0.5, HOSTILE)):
+        parsed = Balanced(fragment)
+        assert "script" not in parsed.tags
+        assert parsed.faults == []
+        assert "&lt;script&gt;" in fragment
+        assert "\x00" not in fragment
+
+
+def test_memory_that_does_not_fit_is_marked():
+    assert "bar over" in html.plan(example.PLAN, example.PROBLEM)
+
+
+def test_a_page_is_whole_and_follows_light_and_dark(tmp_path):
+    path = html.save(tmp_path / "page.html", "A <home>", *everything().values())
+    document = path.read_text(encoding="utf-8")
+    parsed = Balanced(document.removeprefix("<!doctype html>\n"))
+    assert parsed.faults == []
+    assert parsed.open == []
+    assert "<title>A &lt;home&gt;</title>" in document
+    assert '<meta name="color-scheme" content="light dark">' in document
