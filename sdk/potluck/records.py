@@ -3,7 +3,7 @@
 Device, Medium, Path, Network: the home. Layer, LayerCost: the model and what it costs where. Training, Inference, QoE,
 Problem: what is asked. Stage, Plan: the answer. Tensor, Segment: a cut model's pieces. Event, Trace: what a plan did,
 predicted or measured.
-Pure: the standard library only.
+Pure: the standard library only. In notebooks, records show themselves through `display.html`, imported when asked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -263,6 +263,11 @@ class Problem:
                 return device
         raise UserError(f"There is no device {name!r}; this home has {', '.join(d.name for d in self.devices)}.")
 
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.profile(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -337,6 +342,11 @@ class Plan:
         """The devices that take part, in the order of their first stage."""
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.devices))
 
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.plan(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
@@ -409,3 +419,8 @@ class Trace:
     def stop_s(self) -> float:
         """When the last event ended."""
         return max((event.stop_s for event in self.events), default=0.0)
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.trace(self)

@@ -67,7 +67,7 @@ class RawStream:
 def receive(*, curve: bool) -> None:
     """Print port and key, then answer every transfer, until the input is closed."""
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.rcvhwm = 0
     key = b""
     if curve:

@@ -97,3 +97,8 @@ def test_a_page_is_whole_and_follows_light_and_dark(tmp_path):
     assert parsed.open == []
     assert "<title>A &lt;home&gt;</title>" in document
     assert '<meta name="color-scheme" content="light dark">' in document
+
+
+@pytest.mark.parametrize("record", [example.PROBLEM, example.PLAN, example.MEASURED])
+def test_records_show_themselves_in_notebooks(record):
+    assert record._repr_html_().startswith("<style>")
