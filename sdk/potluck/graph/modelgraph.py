@@ -1,0 +1,257 @@
+"""ModelGraph: a model as a DAG of operators with their costs, and its text form: JSON that a person can read and diff.
+
+Pure: the standard library only. A node's sizes are per row (sample) of the batch, its parameters and buffers are
+totals, so that one file serves every batch size.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from potluck.errors import FileError, ModelError
+from potluck.records import Layer
+
+FORMAT = "potluck model graph 1"
+
+# What an operator mostly does: its efficiency on a device depends on this (profile/roofline.py).
+KINDS = (
+    "attention",  # scaled dot product attention
+    "conv",  # dense convolution
+    "depthwise",  # grouped convolution with few channels per group: bound by memory
+    "elementwise",  # activations, additions, products, rotary embeddings
+    "embedding",  # gather of table rows
+    "matmul",  # linear layers and batched products
+    "norm",  # batch, layer and RMS norm, softmax
+    "pool",  # pooling, means, resizing
+)
+COLUMNS = (
+    "name",
+    "kind",
+    "inputs",
+    "forward_flop",
+    "backward_flop",
+    "parameter_bytes",
+    "buffer_bytes",
+    "output_bytes",
+    "activation_bytes",
+    "traffic_bytes",
+)
+_COUNTS = COLUMNS[3:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A tensor that the model is fed, `row_bytes` per row."""
+
+    name: str
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operator, or neighbours that belong together. `inputs`: names of nodes or of model inputs.
+
+    Per row: flop, `output_bytes`, `activation_bytes` (kept from forward to backward), `traffic_bytes` (read and
+    written by a forward pass, parameters aside). Totals: `parameter_bytes`, `buffer_bytes`. A multiply-add is 2 flop.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...] = ()
+    forward_flop: int = 0
+    backward_flop: int = 0
+    parameter_bytes: int = 0
+    buffer_bytes: int = 0
+    output_bytes: int = 0
+    activation_bytes: int = 0
+    traffic_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ModelError(f"node {self.name!r} has kind {self.kind!r}; expected one of {', '.join(KINDS)}.")
+        for field in _COUNTS:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ModelError(f"node {self.name!r}: {field} is {value!r}; expected a whole number, 0 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGraph:
+    """A model's operators in an order in which they can run: every node comes after its inputs.
+
+    `rows` is the batch at which it was traced (all sizes are already per row), `sequence` the tokens per row where
+    there are tokens. `source` says how to make it again.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    output: str
+    title: str = ""
+    source: str = ""
+    rows: int = 1
+    sequence: int | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        known = {item.name for item in self.inputs}
+        if len(known) != len(self.inputs):
+            raise ModelError(f"model {self.name!r} has two inputs of one name.")
+        everyone = known | {node.name for node in self.nodes}
+        for node in self.nodes:
+            for source in node.inputs:
+                if source not in known:
+                    fault = "comes later: a cycle, or not in running order" if source in everyone else "does not exist"
+                    raise ModelError(f"model {self.name!r}: node {node.name!r} reads {source!r}, which {fault}.")
+            if node.name in known:
+                raise ModelError(f"model {self.name!r} has two nodes named {node.name!r}.")
+            known.add(node.name)
+        if self.output not in known:
+            raise ModelError(f"model {self.name!r}: its output {self.output!r} is not one of its nodes.")
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(node.parameter_bytes for node in self.nodes)
+
+    @property
+    def forward_flop(self) -> int:
+        """Floating-point operations of one row's forward pass."""
+        return sum(node.forward_flop for node in self.nodes)
+
+    def alive_bytes(self) -> tuple[int, ...]:
+        """For each node, the bytes per row of all tensors still needed behind it, skip connections and inputs too.
+
+        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the output alone.
+        """
+        place = {node.name: index for index, node in enumerate(self.nodes)}
+        size = {item.name: item.row_bytes for item in self.inputs} | {n.name: n.output_bytes for n in self.nodes}
+        last = {source: place[node.name] for node in self.nodes for source in node.inputs}
+        last[self.output] = len(self.nodes)
+        alive = [0] * len(self.nodes)
+        for name, stop in last.items():
+            for index in range(place.get(name, 0), stop):
+                alive[index] += size[name]
+        return tuple(alive)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The nodes as a chain of layers, in order, each cut carrying every tensor that is alive there."""
+        return tuple(
+            Layer(
+                name=node.name,
+                parameter_bytes=node.parameter_bytes,
+                buffer_bytes=node.buffer_bytes,
+                output_bytes=alive,
+                gradient_bytes=alive,
+                activation_bytes=node.activation_bytes,
+                forward_flop=float(node.forward_flop),
+                backward_flop=float(node.backward_flop),
+            )
+            for node, alive in zip(self.nodes, self.alive_bytes(), strict=True)
+        )
+
+    def to_text(self) -> str:
+        """The text form: one node a line; inputs by their number (model inputs first, then nodes in order)."""
+        number = {name: i for i, name in enumerate([i.name for i in self.inputs] + [n.name for n in self.nodes])}
+        head = {
+            "format": FORMAT,
+            "name": self.name,
+            "title": self.title,
+            "source": self.source,
+            "rows": self.rows,
+            "sequence": self.sequence,
+            "dtype": self.dtype,
+            "inputs": [[item.name, item.row_bytes] for item in self.inputs],
+            "output": self.output,
+            "columns": COLUMNS,
+        }
+        lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+        rows = []
+        for node in self.nodes:
+            cells = [node.name, node.kind, [number[name] for name in node.inputs], *(getattr(node, c) for c in _COUNTS)]
+            rows.append("  " + json.dumps(cells, separators=(",", ":")))
+        return "{\n" + ",\n".join(lines) + ',\n "nodes": [\n' + ",\n".join(rows) + "\n ]\n}\n"
+
+    @classmethod
+    def from_text(cls, text: str, file: str = "a model graph") -> "ModelGraph":
+        """Read the text form; `file` names it in errors. Raises FileError for anything that is not exactly it."""
+        return _read(text, file)
+
+
+def _wrong(file: str, field: str, expected: str, got: object) -> FileError:
+    return FileError(
+        f"{file}: {field}: expected {expected}, got {str(got)[:80]!r}.",
+        next_step="Make it again with `python -m potluck.profile.catalog`.",
+        file=file,
+        field=field,
+    )
+
+
+def _read(text: str, file: str) -> ModelGraph:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise _wrong(file, "the document", "JSON", error) from error
+    if not isinstance(document, dict):
+        raise _wrong(file, "the document", "an object", type(document).__name__)
+    if document.get("format") != FORMAT:
+        raise _wrong(file, "format", repr(FORMAT), document.get("format"))
+    wanted: dict[str, Any] = {
+        "format": str,
+        "name": str,
+        "title": str,
+        "source": str,
+        "rows": int,
+        "sequence": (int, type(None)),
+        "dtype": str,
+        "inputs": list,
+        "output": str,
+        "columns": list,
+        "nodes": list,
+    }
+    if set(document) != set(wanted):
+        raise _wrong(file, "the document", f"the fields {', '.join(wanted)}", ", ".join(map(str, document)))
+    for field, kind in wanted.items():
+        if not isinstance(document[field], kind) or isinstance(document[field], bool):
+            raise _wrong(file, field, str(getattr(kind, "__name__", "a whole number or null")), document[field])
+    if tuple(document["columns"]) != COLUMNS:
+        raise _wrong(file, "columns", ", ".join(COLUMNS), document["columns"])
+    return _build(document, file)
+
+
+def _build(document: Mapping[str, Any], file: str) -> ModelGraph:
+    inputs = tuple(_input(cells, index, file) for index, cells in enumerate(document["inputs"]))
+    names = [item.name for item in inputs]
+    nodes = []
+    try:
+        for index, cells in enumerate(document["nodes"]):
+            nodes.append(_node(cells, names, f"nodes[{index}]", file))
+            names.append(nodes[-1].name)
+        head = {key: document[key] for key in ("name", "title", "source", "rows", "sequence", "dtype", "output")}
+        return ModelGraph(inputs=inputs, nodes=tuple(nodes), **head)
+    except ModelError as error:
+        raise FileError(f"{file}: {error}", file=file) from error
+
+
+def _input(cells: object, index: int, file: str) -> Input:
+    match cells:
+        case [str(name), int(row_bytes)] if row_bytes >= 0:
+            return Input(name=name, row_bytes=row_bytes)
+    raise _wrong(file, f"inputs[{index}]", "[name, bytes per row]", cells)
+
+
+def _node(cells: object, names: list[str], field: str, file: str) -> Node:
+    if not isinstance(cells, list) or len(cells) != len(COLUMNS):
+        raise _wrong(file, field, f"{len(COLUMNS)} cells", cells)
+    name, kind, sources, *counts = cells
+    if not isinstance(name, str) or not isinstance(kind, str):
+        raise _wrong(file, field, "a name and a kind first", cells)
+    if not isinstance(sources, list) or any(type(s) is not int or not 0 <= s < len(names) for s in sources):
+        raise _wrong(file, f"{field} ({name}) inputs", f"numbers below {len(names)} (what comes before it)", sources)
+    if any(isinstance(count, float) and not isfinite(count) for count in counts):
+        raise _wrong(file, field, "finite numbers", cells)
+    return Node(
+        name=name, kind=kind, inputs=tuple(names[s] for s in sources), **dict(zip(_COUNTS, counts, strict=True))
+    )
