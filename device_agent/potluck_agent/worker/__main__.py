@@ -1,0 +1,21 @@
+"""Start of the worker process; `launch.start` runs this file by its path, without the agent's environment."""
+
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+
+if importlib.util.find_spec("potluck_agent") is None:  # run from a source folder
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from potluck_agent.worker.process import main
+
+if __name__ == "__main__":
+    code = 1
+    try:
+        code = main(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+    finally:  # at once: the pipe closes when the exit code is known, and tearing torch down takes 100 ms
+        os._exit(code)

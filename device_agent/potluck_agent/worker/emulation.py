@@ -1,0 +1,44 @@
+"""Pretend to be a slower device: every task takes `slowdown` times the processor time it really needs.
+
+The numbers are really computed; only time is stretched. The time aimed at is a running median over tasks of the same
+kind, so that neighbours on the same processor, caches and page faults do not show.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable
+from statistics import median_low
+
+WINDOW = 15  # tasks per kind: long enough for a steady median, short enough to follow a changed processor clock
+SPIN_S = 100e-6  # sleeping overshoots by some 60 us (Linux timer slack); the last 100 us are waited for awake
+
+
+class Stretch:
+    """How long tasks shall take. `slowdown` 1 leaves them as they are."""
+
+    def __init__(self, slowdown: float = 1.0) -> None:
+        if not 1.0 <= slowdown <= 1e4:
+            raise ValueError(f"a slowdown of {slowdown}: expected 1 to 10,000")
+        self.slowdown = slowdown
+        self._recent: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+
+    def target_s(self, kind: Hashable, cpu_s: float) -> float:
+        """Seconds that a task of this `kind`, which took `cpu_s` of processor time, shall last in all.
+
+        The lower median: the very first run of a kind pays for warming up, the second corrects it.
+        """
+        recent = self._recent[kind]
+        recent.append(cpu_s)
+        return self.slowdown * median_low(recent)
+
+    def forget(self, concerns: Callable[[Hashable], bool]) -> None:
+        """Drop the kinds that are not coming back."""
+        for kind in [kind for kind in self._recent if concerns(kind)]:
+            del self._recent[kind]
+
+
+def wait_until(deadline_s: float) -> None:
+    """Return at `deadline_s` of `time.monotonic`, late by some microseconds; at once where it has passed."""
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)

@@ -1,0 +1,177 @@
+"""What the worker does with each message: values in, tasks done, values out.
+
+The only state is here: segments by slot, values by key, and what the two shared memories hold.
+"""
+
+import json
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from potluck_agent.worker import memory
+from potluck_agent.worker.arena import Arena
+from potluck_agent.worker.emulation import Stretch, wait_until
+from potluck_agent.worker.failures import cause_of
+from potluck_agent.worker.loading import capabilities, load_segment
+from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s
+from potluck_agent.worker.process import Pipe
+from potluck_agent.worker.tasks import Segment, Task, perform
+from potluck_agent.worker.values import Exports, Values
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    Configure,
+    Forget,
+    Freed,
+    LoadSegment,
+    Message,
+    Put,
+    SegmentLoaded,
+    WorkerReady,
+)
+
+Buffers = Sequence[bytes | memoryview]
+
+
+class Engine:
+    """One worker's state; `handle` takes the messages in order and answers through the pipe."""
+
+    def __init__(self, configure: Configure, inbound: Arena, outbound: Arena, pipe: Pipe) -> None:
+        torch.set_num_threads(max(1, configure.threads))
+        warm_up()
+        self._pipe = pipe
+        self._stretch = Stretch(configure.slowdown)
+        self._values = Values(inbound)
+        self._exports = Exports(outbound, self._wait_for_release)
+        self._segments: dict[str, Segment] = {}
+        self._scopes: dict[str, set[str]] = {}  # slot -> keys of what its forward runs keep
+        self._base_bytes = memory.allocated_bytes() or 0
+        self._actions: dict[type[Message], Callable[[Any, Buffers], None]] = {
+            LoadSegment: self._load,
+            Put: self._put,
+            Compute: self._compute,
+            Forget: self._forget,
+        }
+
+    def ready(self, bounds: dict[str, str]) -> None:
+        """Tell the agent what this worker can do, how fast its smallest steps are, and which limits hold."""
+        statement = capabilities() | {
+            "bounds": bounds,
+            "memory_counted": memory.COUNTED,
+            "overhead_s": overhead_s(self._stretch.slowdown),
+            "copy_bytes_per_s": copy_bytes_per_s(self._stretch.slowdown),
+        }
+        self._pipe.send(WorkerReady(), [json.dumps(statement).encode()])
+
+    def handle(self, message: Message, buffers: Buffers) -> None:
+        """Carry out one message."""
+        self._actions[type(message)](message, buffers)
+        self._release()
+        self._say_freed()
+
+    def _put(self, message: Put, buffers: Buffers) -> None:
+        try:
+            self._values.put(message.value, message.offset, message.nbytes, message.dtype, message.shape)
+        except ValueError as error:
+            self._values.freed.append(message.offset)
+            self._fail(error)
+
+    def _compute(self, message: Compute, buffers: Buffers) -> None:
+        start_s, start_cpu_s = time.monotonic(), time.thread_time()
+        before_bytes = self._held_bytes()
+        try:
+            attrs = json.loads(bytes(buffers[0]))
+            rows, kind = self._perform(message, attrs)
+        except Exception as error:  # whatever it is, it is the task's failure
+            self._values.drop(message.frees)
+            self._fail(error, tag=message.tag, slot=message.slot)
+            return
+        held_bytes = max(before_bytes, self._held_bytes())
+        self._values.drop(message.frees)
+        wait_until(start_s + self._stretch.target_s(kind, time.thread_time() - start_cpu_s))
+        answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
+        self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
+
+    def _perform(self, message: Compute, attrs: dict[str, Any]) -> tuple[list[list[Any]], Hashable]:
+        """The task itself and its exports: the rows of `Computed`, and what kind of task it was (for its time)."""
+        if message.slot and message.slot not in self._segments:
+            raise ValueError(f"segment {message.slot} is not loaded")
+        inputs = tuple(self._values[key] for key in message.inputs)
+        scope = scope_of((*message.outputs, *message.inputs))
+        segment = self._segments.get(message.slot)
+        task = Task(inputs=inputs, attrs=attrs, segment=segment, step=message.step, scope=scope)
+        if message.op == "run" and attrs.get("train"):
+            self._scopes.setdefault(message.slot, set()).add(task.kept())
+        outputs = tuple(perform(message.op, task))
+        if message.op == "backward":
+            self._scopes.get(message.slot, set()).discard(task.kept())
+        if len(outputs) != len(message.outputs):
+            raise ValueError(f"{message.op} gave {len(outputs)} values, {len(message.outputs)} are named")
+        for key, tensor in zip(message.outputs, outputs, strict=True):
+            self._values[key] = tensor
+        rows = [self._exports.copy(key, self._values[key]) for key in message.exports]
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        return rows, (message.slot, message.op, bool(attrs.get("train")), shapes, len(rows))
+
+    def _load(self, message: LoadSegment, buffers: Buffers) -> None:
+        try:
+            self._segments.pop(message.slot, None)
+            self._segments[message.slot] = load_segment(message.kind, bytes(buffers[0]), seed=message.seed)
+        except Exception as error:  # whatever it is, it is the document's failure
+            self._fail(error, slot=message.slot)
+            return
+        self._pipe.send(SegmentLoaded(slot=message.slot))
+
+    def _forget(self, message: Forget, buffers: Buffers) -> None:
+        """Segments, values, and what unfinished executions keep for backward runs that will not come."""
+        self._values.drop_prefix(message.prefix)
+        for slot in [slot for slot in self._segments if slot.startswith(message.prefix)]:
+            del self._segments[slot]
+            self._scopes.pop(slot, None)
+            self._stretch.forget(lambda kind, slot=slot: kind[0] == slot)
+        for slot, keys in self._scopes.items():
+            for key in [key for key in keys if key.startswith(message.prefix)]:
+                self._segments[slot].drop(key)
+                keys.discard(key)
+
+    def _held_bytes(self) -> int:
+        """Bytes of tensors held now: since the start, and in the two shared memories."""
+        allocated_bytes = memory.allocated_bytes()
+        if allocated_bytes is None:
+            return self._values.stored_bytes() + self._exports.used_bytes
+        return max(0, allocated_bytes - self._base_bytes) + self._values.inbound_bytes + self._exports.used_bytes
+
+    def _wait_for_release(self) -> None:
+        """The outbound memory is full: read until the agent has sent something."""
+        while not self._pipe.outbound_released:
+            self._pipe.listen()
+        self._release()
+
+    def _release(self) -> None:
+        while self._pipe.outbound_released:
+            self._exports.release(self._pipe.outbound_released.popleft())
+
+    def _say_freed(self) -> None:
+        freed, self._values.freed = self._values.freed, []
+        for offset in freed:
+            self._pipe.send(Freed(offset=offset))
+
+    def _fail(self, error: Exception, tag: int = -1, slot: str = "") -> None:
+        cause, text = cause_of(error)
+        self._pipe.send(ComputeFailed(tag=tag, slot=slot, cause=cause, text=text))
+
+
+def scope_of(keys: Sequence[str]) -> str:
+    """The execution that a task belongs to, as the common beginning of its keys: `run/epoch/program/step/`."""
+    return "".join(f"{part}/" for part in keys[0].split("/")[:4]) if keys else ""
+
+
+def warm_up() -> None:
+    """Use every library once, so that what they set up for themselves is not counted as anybody's tensors."""
+    weight = torch.ones(8, 3, 3, 3, requires_grad=True)
+    images = torch.ones(2, 3, 8, 8)
+    loss = torch.nn.functional.conv2d(images, weight).flatten(1) @ torch.ones(288, 4)
+    loss.sum().backward()

@@ -1,0 +1,206 @@
+"""Start a worker process and talk with it: the agent's end of the pipe and of the two shared memories.
+
+The worker gets three descriptors (pipe, inbound, outbound) and nothing else of the agent: no environment, no open
+file, no terminal, no folder. It dies with the agent, however the agent dies.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from potluck_wire.limits import clip
+from potluck_wire.stream import Reader, pack
+
+from potluck_agent.worker.arena import Arena
+from potluck_agent.worker.process import EXIT_MEMORY
+from potluck_wire.messages import Channel, Configure, FailureCause, Message
+
+# What a library needs to be found at all; nothing that could carry a secret.
+KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
+READ_BYTES = 1 << 20
+LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
+
+Buffers = Sequence[bytes | bytearray | memoryview]
+
+
+class WorkerLink:
+    """A running worker. Nothing here blocks: poll `socket` for reading, and for writing while `wants_write`.
+
+    `inbound` is written by the agent (values that arrived), `outbound` by the worker (values to be sent).
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], pipe: socket.socket, inbound: Arena, outbound: Arena) -> None:
+        self.socket, self.inbound, self.outbound, self.pid = pipe, inbound, outbound, process.pid
+        self.closed = False  # the worker's end of the pipe is gone
+        self._process = process
+        self._reader = Reader(Channel.WORKER)
+        self._unsent = bytearray()
+        self._killed = False
+        self._last_words = b""
+        self._kernel_kills = _kernel_kills()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether messages wait for room in the pipe."""
+        return bool(self._unsent) and not self.closed
+
+    def send(self, message: Message, buffers: Buffers = ()) -> None:
+        """Send, or keep until `flush` where the pipe is full. To a worker that is gone: nothing."""
+        self._unsent += pack(message, buffers)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much of what waits as the pipe takes."""
+        try:
+            while self.wants_write:
+                with memoryview(self._unsent)[:READ_BYTES] as head:
+                    sent = self.socket.send(head)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def receive(self) -> list[tuple[Message, tuple[bytes | memoryview, ...]]]:
+        """The whole messages that have come; afterwards `closed` tells whether the worker is gone.
+
+        A worker that breaks the protocol raises `potluck_wire.errors.WireError`; kill it.
+        """
+        messages = []
+        self._listen()
+        try:
+            while not self.closed:
+                data = self.socket.recv(READ_BYTES)
+                if not data:
+                    self.closed = True
+                messages += self._reader.feed(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+        return messages
+
+    def kill(self) -> None:
+        """End the worker at once and give everything back. Twice is fine."""
+        if self._process.returncode is None and self._process.poll() is None:
+            self._killed = True
+        self._end()
+        self.closed = True
+        self.socket.close()
+        self.inbound.close()
+        self.outbound.close()
+        if self._process.stderr is not None and not self._process.stderr.closed:
+            self._process.stderr.close()
+
+    def exit_reason(self) -> tuple[str, str]:
+        """Why the worker is gone: a `FailureCause` and a text for people. Ends it where it only closed the pipe."""
+        self._end()
+        code = self._process.returncode
+        if self._killed:
+            return FailureCause.CANCELLED, "the worker was stopped by its agent"
+        if sys.platform != "win32" and code == -signal.SIGKILL:
+            if _kernel_kills() > self._kernel_kills:
+                return FailureCause.MEMORY, "the system ran out of memory and ended the worker"
+            return FailureCause.CRASHED, "the worker was killed from outside"
+        if code == EXIT_MEMORY:
+            return FailureCause.MEMORY, "the worker ran out of its memory outside of any task"
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        words = self._last_words.decode(errors="replace").strip().splitlines()
+        last = next((line for line in words if line.startswith("Fatal")), words[-1] if words else "no last words")
+        text = f"the worker crashed ({how}): {last}"
+        cause = FailureCause.MEMORY if "bad_alloc" in text else FailureCause.CRASHED
+        return cause, clip(text)
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                if sys.platform == "win32":
+                    self._process.kill()
+                else:
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._listen()
+
+    def _listen(self) -> None:
+        """Keep the end of what the worker wrote to its standard error (warnings, a crash's trace)."""
+        stderr = self._process.stderr
+        if stderr is None or stderr.closed or sys.platform == "win32":  # a pipe would block there
+            return
+        with contextlib.suppress(BlockingIOError):
+            while words := os.read(stderr.fileno(), LAST_WORDS_BYTES):
+                self._last_words = (self._last_words + words)[-LAST_WORDS_BYTES:]
+
+
+def start(
+    *, memory_bytes: int, threads: int = 1, slowdown: float = 1.0, inbound_bytes: int, outbound_bytes: int
+) -> WorkerLink:
+    """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
+
+    Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that thread.
+    """
+    ours, theirs = socket.socketpair()
+    inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
+    fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
+    handles = ["stdin" if sys.platform == "win32" else str(theirs.fileno()), inbound.handle, outbound.handle]
+    main = Path(__file__).resolve().with_name("__main__.py")
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-E", "-P", "-B", str(main), *handles],
+            env=_environment(os.environ, threads),
+            cwd=main.anchor,  # it moves into a folder that does not exist any more once its libraries are loaded
+            pass_fds=fds,
+            stdin=subprocess.PIPE if sys.platform == "win32" else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if sys.platform == "win32" else subprocess.PIPE,
+            start_new_session=True,
+        )
+        if sys.platform == "win32":
+            _hand_over(process, theirs)
+        elif process.stderr is not None:
+            os.set_blocking(process.stderr.fileno(), False)
+    except BaseException:
+        for end in (ours, inbound, outbound):
+            end.close()
+        raise
+    finally:
+        theirs.close()
+    ours.setblocking(False)
+    link = WorkerLink(process, ours, inbound, outbound)
+    link.send(
+        Configure(
+            memory_bytes=memory_bytes,
+            threads=threads,
+            slowdown=slowdown,
+            inbound_bytes=inbound_bytes,
+            outbound_bytes=outbound_bytes,
+        )
+    )
+    return link
+
+
+def _environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The few variables that the worker gets. One malloc arena, so that its memory can be counted exactly."""
+    kept = {name: environment[name] for name in KEPT_ENVIRONMENT if name in environment}
+    counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return kept | counts | {"OMP_WAIT_POLICY": "PASSIVE", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
+
+
+def _hand_over(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
+    """Windows: a socket is inherited by writing its description to the child's standard input."""
+    if sys.platform == "win32" and process.stdin is not None:
+        process.stdin.write(pipe.share(process.pid))
+        process.stdin.close()
+
+
+def _kernel_kills() -> int:
+    """How often this system ended a process for want of memory, since it started (Linux; else 0)."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,113 @@
+"""What keeps a worker in its bounds: memory, files, processes, network. Each limit says whether it holds here.
+
+First line of defence is the closed set of operators; these bounds are for bugs in native libraries and for honest
+programs that ask for too much. Linux has all of them; elsewhere the answer says what is missing.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+OWN_BYTES = (
+    32 << 20
+)  # Python objects for graphs and documents (a 4 MiB document becomes some 25 MiB), on top of tensors
+MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_NO_NEW_PRIVS = 1, 29, 38
+_SIGKILL = 9
+
+
+def isolate(pipe: socket.socket) -> dict[str, str]:
+    """Before any library is loaded (a new namespace needs a process with one thread). Says what is in force."""
+    if not sys.platform.startswith("linux"):
+        threading.Thread(target=_die_with, args=(pipe.fileno(),), daemon=True).start()
+        return {"network": "not cut off: only Linux has network namespaces"}
+    libc = ctypes.CDLL(None, use_errno=True)
+    network = "not cut off: this system permits no network namespace"
+    # With a user namespace the worker also loses every privilege over the rest of the system, even when run by root.
+    for flags in (_CLONE_NEWUSER | _CLONE_NEWNET, _CLONE_NEWNET):
+        if libc.unshare(flags) == 0:
+            network = "cut off"
+            break
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds: emulated devices sleep precisely
+    libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # after unshare, which clears it
+    return {"network": network}
+
+
+def confine(memory_bytes: int) -> dict[str, str]:
+    """After the libraries are loaded and warm: no files, no processes, `memory_bytes` more than now.
+
+    Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
+    """
+    _leave_the_file_system()
+    if sys.platform == "win32":
+        return dict.fromkeys(("memory", "files", "processes"), "not limited: Windows")
+    import resource
+
+    def limit(which: int, most: int) -> None:
+        hard = resource.getrlimit(which)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (most, most))
+
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, 0)
+    limit(resource.RLIMIT_NOFILE, MAX_FILES)
+    limit(resource.RLIMIT_NPROC, 0)
+    said = {"files": "none written, no folder, no core"}
+    said["processes"] = "not limited: the agent is run by root" if _can_fork() else "none started"
+    data_bytes = _data_bytes()
+    if data_bytes is None:
+        return said | {"memory": "not limited: only Linux counts a process's own memory"}
+    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)
+    return said | {"memory": "limited"}
+
+
+def _leave_the_file_system() -> None:
+    """Stand in a folder that does not exist any more, so that no relative path leads anywhere.
+
+    Not at the start: oneMKL ends the process when it is loaded in such a folder.
+    """
+    folder = tempfile.mkdtemp(prefix="potluck-")
+    os.chdir(folder)
+    with contextlib.suppress(OSError):  # Windows keeps it until the process ends
+        os.rmdir(folder)
+
+
+def _can_fork() -> bool:
+    """Tried, because whom the limit on processes binds depends on more than the user."""
+    try:
+        child = os.fork()
+    except OSError:
+        return False
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return True
+
+
+def _data_bytes() -> int | None:
+    """Private writable memory of this process, as RLIMIT_DATA counts it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
+
+
+def _die_with(fd: int) -> None:
+    """End this process when the other end of `fd` is gone, whatever the main thread does."""
+    import select
+
+    if not hasattr(select, "poll"):
+        return  # Windows: the main loop notices at its next read
+    poller = select.poll()
+    poller.register(fd, 0)  # hang-ups are always reported
+    poller.poll()
+    os._exit(0)

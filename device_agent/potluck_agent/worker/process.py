@@ -1,0 +1,82 @@
+"""The worker's process: one message after the other from the pipe, strictly in order, on one thread.
+
+Whatever a task does wrong ends that task (`ComputeFailed`), not the worker. The process ends when the pipe does.
+"""
+
+import faulthandler
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+from potluck_wire.stream import Reader, pack
+
+from potluck_agent.worker import limits
+from potluck_agent.worker.arena import Arena
+from potluck_wire.messages import Channel, Configure, Message, Release
+
+READ_BYTES = 1 << 20
+EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be blamed
+
+
+class Pipe:
+    """The worker's end of the pipe. A `Release` overtakes everything: a full outbound memory may be waiting for it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.outbound_released: deque[int] = deque()
+        self._end = end
+        self._reader = Reader(Channel.WORKER)
+        self._waiting: deque[tuple[Message, tuple[bytes | memoryview, ...]]] = deque()
+
+    def send(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
+        """Blocks while the agent does not read."""
+        self._end.sendall(pack(message, buffers))
+
+    def listen(self) -> None:
+        """Wait for bytes and sort the messages in them. `EOFError` when the agent is gone."""
+        data = self._end.recv(READ_BYTES)
+        if not data:
+            raise EOFError("the agent is gone")
+        for message, buffers in self._reader.feed(data):
+            if isinstance(message, Release):
+                self.outbound_released.append(message.offset)
+            else:
+                self._waiting.append((message, buffers))
+
+    def next(self) -> tuple[Message, tuple[bytes | memoryview, ...]]:
+        """The next message in order."""
+        while not self._waiting:
+            self.listen()
+        return self._waiting.popleft()
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker on the descriptors in `arguments` (pipe, inbound, outbound); returns the exit code."""
+    faulthandler.enable()
+    end, inbound_handle, outbound_handle = arguments
+    connection = _inherited(end)
+    bounds = limits.isolate(connection)
+    pipe = Pipe(connection)
+    try:
+        configure, _ = pipe.next()
+        if not isinstance(configure, Configure):
+            raise ValueError(f"the first message is a {type(configure).__name__}, expected Configure")
+        from potluck_agent.worker.engine import Engine  # loads torch, which takes a second or two
+
+        inbound = Arena(configure.inbound_bytes, inbound_handle)
+        outbound = Arena(configure.outbound_bytes, outbound_handle)
+        engine = Engine(configure, inbound, outbound, pipe)
+        engine.ready(bounds | limits.confine(configure.memory_bytes))
+        while True:
+            engine.handle(*pipe.next())
+    except (EOFError, ConnectionError):
+        return 0
+    except MemoryError:
+        return EXIT_MEMORY
+
+
+def _inherited(end: str) -> socket.socket:
+    """The socket that the agent passed on: a descriptor, or on Windows its description on standard input."""
+    if sys.platform == "win32":
+        return socket.fromshare(sys.stdin.buffer.read())
+    return socket.socket(fileno=int(end))

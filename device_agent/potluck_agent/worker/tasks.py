@@ -1,0 +1,172 @@
+"""What each operation of a program does in the worker: the table op -> function, over values and segments.
+
+Functions take the task, its input tensors and its attributes and return the output tensors. They check what the
+attributes say; shapes that do not fit are the operators' own errors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+Attributes = Mapping[str, Any]
+
+
+class Segment(Protocol):
+    """A loaded piece of the model. `key` names what a forward run keeps for its backward run."""
+
+    def run(
+        self, inputs: Tensors, *, key: str, train: bool, step: int, micro_batch: int, rows: tuple[int, int, int] | None
+    ) -> Tensors:
+        """The segment's outputs."""
+
+    def backward(self, gradients: Tensors, *, key: str, scale: float) -> Tensors:
+        """Gradients of the differentiable inputs; adds to the parameters' own."""
+
+    def gradients(self, *, share_frac: float) -> torch.Tensor:
+        """Gradients, then float buffers times `share_frac`, as one vector."""
+
+    def step(self, optimizer: Attributes, reduced: torch.Tensor | None) -> None:
+        """One optimizer step; `reduced` replaces gradients and buffers first."""
+
+    def state(self, names: Sequence[str]) -> Tensors:
+        """Named state."""
+
+    def assign(self, names: Sequence[str], values: Tensors) -> None:
+        """Set named state."""
+
+    def drop(self, key: str) -> None:
+        """Give up what was kept under `key`; nothing kept is fine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One instruction as the operations see it. `scope` names the execution, so that keys of two never meet."""
+
+    inputs: Tensors
+    attrs: Attributes
+    segment: Segment | None
+    step: int
+    scope: str
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An attribute that has to be an integer."""
+        value = self.attrs.get(name, default)
+        if type(value) is not int:
+            raise ValueError(f"attribute {name} is {value!r}, expected an integer")
+        return value
+
+    def names(self) -> tuple[str, ...]:
+        """The attribute `names`."""
+        names = self.attrs.get("names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"attribute names is {names!r:.80}, expected a list of names")
+        return tuple(names)
+
+    def kept(self) -> str:
+        """Under which key the segment keeps what backward needs."""
+        return f"{self.scope}{self.attrs.get('key', '')}"
+
+    def on(self) -> Segment:
+        """The segment of this task."""
+        if self.segment is None:
+            raise ValueError("the segment is not loaded")
+        return self.segment
+
+
+def perform(op: str, task: Task) -> Tensors:
+    """Carry out `op`; an empty op does nothing (its exports and frees are still carried out)."""
+    if op not in OPERATIONS:
+        raise ValueError(f"the worker has no operation {op!r}")
+    return OPERATIONS[op](task)
+
+
+def _run(task: Task) -> Tensors:
+    rows = task.attrs.get("rows")
+    if rows is not None and not (isinstance(rows, list) and len(rows) == 3 and all(type(n) is int for n in rows)):
+        raise ValueError(f"attribute rows is {rows!r:.80}, expected [start, stop, total]")
+    return task.on().run(
+        task.inputs,
+        key=task.kept(),
+        train=bool(task.attrs.get("train", False)),
+        step=task.step,
+        micro_batch=task.integer("micro_batch", 0),
+        rows=None if rows is None else (rows[0], rows[1], rows[2]),
+    )
+
+
+def _backward(task: Task) -> Tensors:
+    return task.on().backward(task.inputs, key=task.kept(), scale=float(task.attrs.get("scale", 1.0)))
+
+
+def _gradients(task: Task) -> Tensors:
+    return (task.on().gradients(share_frac=float(task.attrs.get("share_frac", 1.0))),)
+
+
+def _step(task: Task) -> Tensors:
+    optimizer = task.attrs.get("optimizer")
+    if not isinstance(optimizer, dict):
+        raise ValueError(f"attribute optimizer is {optimizer!r:.80}, expected an object")
+    task.on().step(optimizer, task.inputs[0] if task.inputs else None)
+    return ()
+
+
+def _state(task: Task) -> Tensors:
+    return task.on().state(task.names())
+
+
+def _assign(task: Task) -> Tensors:
+    task.on().assign(task.names(), task.inputs)
+    return ()
+
+
+def _slice(task: Task) -> Tensors:
+    (value,) = task.inputs
+    dim, start, stop = task.integer("dim", 0), task.integer("start"), task.integer("stop")
+    if not 0 <= start <= stop <= value.shape[dim]:
+        raise ValueError(f"[{start}, {stop}) is no part of {value.shape[dim]} along dimension {dim}")
+    return (value.narrow(dim, start, stop - start),)
+
+
+def _pad(task: Task) -> Tensors:
+    (value,) = task.inputs
+    dim, before, after = task.integer("dim", 0), task.integer("before", 0), task.integer("after", 0)
+    if min(before, after) < 0:
+        raise ValueError(f"{before} before and {after} after: padding cannot be negative")
+    shape = list(value.shape)
+    shape[dim] += before + after
+    padded = value.new_zeros(shape)
+    padded.narrow(dim, before, value.shape[dim]).copy_(value)
+    return (padded,)
+
+
+def _concat(task: Task) -> Tensors:
+    return (torch.cat(tuple(task.inputs), dim=task.integer("dim", 0)),)
+
+
+def _add(task: Task) -> Tensors:
+    first, *others = task.inputs
+    for index, other in enumerate(others):
+        if other.shape != first.shape or other.dtype != task.inputs[0].dtype:
+            raise ValueError(
+                f"cannot add {other.dtype} {list(other.shape)} to {task.inputs[0].dtype} {list(task.inputs[0].shape)}"
+            )
+        first = first.add_(other) if index else first + other  # the first sum is a new tensor, the rest go into it
+    return (first,)
+
+
+OPERATIONS: dict[str, Callable[[Task], Tensors]] = {
+    "": lambda task: (),
+    "run": _run,
+    "backward": _backward,
+    "gradients": _gradients,
+    "step": _step,
+    "state": _state,
+    "assign": _assign,
+    "slice": _slice,
+    "pad": _pad,
+    "concat": _concat,
+    "add": _add,
+}
