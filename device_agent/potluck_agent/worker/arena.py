@@ -6,6 +6,7 @@ allocator (the agent for inbound values, the worker for outbound ones).
 """
 
 import bisect
+import contextlib
 import mmap
 import os
 import secrets
@@ -103,10 +104,8 @@ class Arena:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        try:
+        with contextlib.suppress(BufferError):  # views are still alive; the memory goes with them
             self._map.close()
-        except BufferError:  # views are still alive; the memory goes with them
-            pass
 
 
 def _anonymous_file(length: int) -> int:

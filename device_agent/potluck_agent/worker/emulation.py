@@ -6,11 +6,13 @@ kind, so that neighbours on the same processor, caches and page faults do not sh
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from statistics import median_low
 
 WINDOW = 15  # tasks per kind: long enough for a steady median, short enough to follow a changed processor clock
 SPIN_S = 100e-6  # sleeping overshoots by some 60 us (Linux timer slack); the last 100 us are waited for awake
+
+Kind = tuple[str, Hashable]  # tasks of the same slot that take the same time: operation, shapes
 
 
 class Stretch:
@@ -20,9 +22,9 @@ class Stretch:
         if not 1.0 <= slowdown <= 1e4:
             raise ValueError(f"a slowdown of {slowdown}: expected 1 to 10,000")
         self.slowdown = slowdown
-        self._recent: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._recent: defaultdict[Kind, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
 
-    def target_s(self, kind: Hashable, cpu_s: float) -> float:
+    def target_s(self, kind: Kind, cpu_s: float) -> float:
         """Seconds that a task of this `kind`, which took `cpu_s` of processor time, shall last in all.
 
         The lower median: the very first run of a kind pays for warming up, the second corrects it.
@@ -31,9 +33,9 @@ class Stretch:
         recent.append(cpu_s)
         return self.slowdown * median_low(recent)
 
-    def forget(self, concerns: Callable[[Hashable], bool]) -> None:
-        """Drop the kinds that are not coming back."""
-        for kind in [kind for kind in self._recent if concerns(kind)]:
+    def forget(self, slot: str) -> None:
+        """Drop what is known of that segment's tasks."""
+        for kind in [kind for kind in self._recent if kind[0] == slot]:
             del self._recent[kind]
 
 

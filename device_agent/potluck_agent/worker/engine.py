@@ -5,14 +5,14 @@ The only state is here: segments by slot, values by key, and what the two shared
 
 import json
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from potluck_agent.worker import memory
 from potluck_agent.worker.arena import Arena
-from potluck_agent.worker.emulation import Stretch, wait_until
+from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import capabilities, load_segment
 from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s
@@ -95,7 +95,7 @@ class Engine:
         answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
         self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
 
-    def _perform(self, message: Compute, attrs: dict[str, Any]) -> tuple[list[list[Any]], Hashable]:
+    def _perform(self, message: Compute, attrs: dict[str, Any]) -> tuple[list[list[Any]], Kind]:
         """The task itself and its exports: the rows of `Computed`, and what kind of task it was (for its time)."""
         if message.slot and message.slot not in self._segments:
             raise ValueError(f"segment {message.slot} is not loaded")
@@ -114,7 +114,7 @@ class Engine:
             self._values[key] = tensor
         rows = [self._exports.copy(key, self._values[key]) for key in message.exports]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
-        return rows, (message.slot, message.op, bool(attrs.get("train")), shapes, len(rows))
+        return rows, (message.slot, (message.op, bool(attrs.get("train")), shapes, len(rows)))
 
     def _load(self, message: LoadSegment, buffers: Buffers) -> None:
         try:
@@ -131,7 +131,7 @@ class Engine:
         for slot in [slot for slot in self._segments if slot.startswith(message.prefix)]:
             del self._segments[slot]
             self._scopes.pop(slot, None)
-            self._stretch.forget(lambda kind, slot=slot: kind[0] == slot)
+            self._stretch.forget(slot)
         for slot, keys in self._scopes.items():
             for key in [key for key in keys if key.startswith(message.prefix)]:
                 self._segments[slot].drop(key)
@@ -174,4 +174,4 @@ def warm_up() -> None:
     weight = torch.ones(8, 3, 3, 3, requires_grad=True)
     images = torch.ones(2, 3, 8, 8)
     loss = torch.nn.functional.conv2d(images, weight).flatten(1) @ torch.ones(288, 4)
-    loss.sum().backward()
+    torch.autograd.backward(loss.sum())
