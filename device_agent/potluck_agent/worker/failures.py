@@ -1,7 +1,6 @@
 """Which cause an exception in a task is reported as, in words that fit into one message."""
 
 from potluck_wire.limits import clip
-
 from potluck_wire.messages import FailureCause
 
 # What torch, oneDNN and onnxruntime say when memory runs out, in exceptions that are no MemoryError.

@@ -13,12 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from potluck_wire.limits import clip
-from potluck_wire.stream import Reader, pack
-
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.process import EXIT_MEMORY
+from potluck_wire.limits import clip
 from potluck_wire.messages import Channel, Configure, FailureCause, Message
+from potluck_wire.stream import Reader, pack
 
 # What a library needs to be found at all; nothing that could carry a secret.
 KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")

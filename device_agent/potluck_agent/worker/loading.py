@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from potluck_wire.tensors import DTYPES
 
 from potluck_agent.worker.tasks import Segment
+from potluck_wire.tensors import DTYPES
 
 
 def capabilities() -> dict[str, Any]:

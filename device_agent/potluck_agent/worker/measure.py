@@ -9,10 +9,10 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from potluck_wire.stream import Reader, pack
 
 from potluck_agent.worker.tasks import Task, perform
 from potluck_wire.messages import Channel, Compute, Computed
+from potluck_wire.stream import Reader, pack
 
 OVERHEAD_REPEATS = 30
 COPY_REPEATS = 7

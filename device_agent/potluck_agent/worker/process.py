@@ -9,11 +9,10 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 
-from potluck_wire.stream import Reader, pack
-
 from potluck_agent.worker import limits
 from potluck_agent.worker.arena import Arena
 from potluck_wire.messages import Channel, Configure, Message, Release
+from potluck_wire.stream import Reader, pack
 
 READ_BYTES = 1 << 20
 EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be blamed

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from potluck_wire.tensors import DTYPES, nbytes
 
 from potluck_agent.worker.arena import Allocator, Arena, ArenaFull
+from potluck_wire.tensors import DTYPES, nbytes
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
