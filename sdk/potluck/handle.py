@@ -1,0 +1,194 @@
+"""A Handle: work that goes on in the background, shows its progress, and turns into its result where it is used."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CANCEL_GRACE_S = 30.0  # how long Ctrl-C waits for the work to reach a point where it can stop without harm
+
+
+class Task:
+    """What the work itself sees of its handle: where to report progress, and whether it should stop."""
+
+    def __init__(self) -> None:
+        self.progress: tuple[float, str] = (0.0, "")
+        self.cancelled = False
+        self._pending: Future[Any] | None = None
+        self._listeners: list[Callable[[float, str], None]] = []
+        self._lock = threading.Lock()
+
+    def update(self, done_frac: float, text: str = "") -> None:
+        """Say how far the work is; does nothing else, so it may be called often."""
+        self.progress = (min(max(done_frac, 0.0), 1.0), text)
+        for listener in tuple(self._listeners):
+            with suppress(Exception):  # a broken display must never stop the work
+                listener(*self.progress)
+
+    def check(self) -> None:
+        """Stop here if the user asked for it: a point where nothing is half done.
+
+        Raises
+        ------
+        CancelledError
+            If the handle was cancelled.
+        """
+        if self.cancelled:
+            raise CancelledError
+
+    def wait(self, future: "Future[R]") -> R:
+        """Wait for a future in a way that `cancel` can interrupt."""
+        with self._lock:
+            self.check()
+            self._pending = future
+        try:
+            return future.result()
+        finally:
+            self._pending = None
+
+    def listen(self, listener: Callable[[float, str], None]) -> None:
+        """Call `listener(done_frac, text)` at every update, from the work's own thread."""
+        self._listeners.append(listener)
+
+    def cancel(self) -> None:
+        """Ask the work to stop at its next point."""
+        with self._lock:
+            self.cancelled = True
+            pending = self._pending
+        if pending is not None:
+            pending.cancel()
+
+
+class Handle(Generic[T]):
+    """Background work of type `T`. Reading an attribute, calling, indexing or iterating it waits for the result.
+
+    Parameters
+    ----------
+    work
+        Called with a `Task` in a background thread; what it returns is the result.
+    title
+        What is being done, for displays: "profiling cnn".
+    """
+
+    def __init__(self, work: Callable[[Task], T], title: str = "working") -> None:
+        self._title = title
+        self._task = Task()
+        self._future: Future[T] = Future()
+        self._thread = threading.Thread(target=self._carry_out, args=(work,), name=f"potluck {title}", daemon=True)
+        _show(self)
+        self._thread.start()
+
+    def _carry_out(self, work: Callable[[Task], T]) -> None:
+        self._future.set_running_or_notify_cancel()
+        try:
+            result = work(self._task)
+        except BaseException as error:  # it is raised again where the handle is used
+            self._future.set_exception(error)
+        else:
+            self._task.update(1.0, self._task.progress[1])
+            self._future.set_result(result)
+
+    @property
+    def title(self) -> str:
+        """What is being done."""
+        return self._title
+
+    @property
+    def progress(self) -> tuple[float, str]:
+        """(fraction done, what is going on)."""
+        return self._task.progress
+
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended, well or not."""
+        return self._future.done()
+
+    def listen(self, listener: Callable[[float, str], None]) -> None:
+        """Call `listener(done_frac, text)` at every update, from the background thread."""
+        self._task.listen(listener)
+
+    def on_done(self, callback: "Callable[[Handle[T]], None]") -> None:
+        """Call `callback(handle)` once the work has ended."""
+        self._future.add_done_callback(lambda _future: callback(self))
+
+    def cancel(self) -> None:
+        """Ask the work to stop where nothing is half done; `wait()` then raises `CancelledError`."""
+        self._task.cancel()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Wait for the result.
+
+        Raises
+        ------
+        TimeoutError
+            After `timeout_s` seconds; the work goes on.
+        CancelledError
+            If it was cancelled; otherwise whatever the work raised.
+        """
+        try:
+            return self._future.result(timeout_s)
+        except KeyboardInterrupt:
+            self.cancel()
+            self._thread.join(CANCEL_GRACE_S)
+            raise
+
+    # --- resolving on use ---------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Jupyter and copy probe for many private names: they must not block
+            raise AttributeError(name)
+        return getattr(self.wait(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wait()(*args, **kwargs)  # type: ignore[operator]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.wait()[key]  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.wait())  # type: ignore[call-overload,no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.wait())  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        if not self.done:
+            done_frac, text = self.progress
+            return f"<{self._title}: {done_frac:.0%}{' ' + text if text else ''}>"
+        if self._future.cancelled() or isinstance(self._future.exception(), CancelledError):
+            return f"<{self._title}: cancelled>"
+        error = self._future.exception()
+        return f"<{self._title}: {type(error).__name__}: {error}>" if error else repr(self._future.result())
+
+    def _repr_html_(self) -> str | None:
+        if not self.done or self._future.exception():
+            return None
+        render = getattr(self._future.result(), "_repr_html_", None)
+        return render() if render else None
+
+
+def resolved(value: "Handle[T] | T") -> T:
+    """The value itself, waited for if it is still a handle."""
+    return value.wait() if isinstance(value, Handle) else value
+
+
+_attach: Callable[[Handle[Any]], None] | None = None
+
+
+def show_with(attach: Callable[[Handle[Any]], None] | None) -> None:
+    """Let `attach(handle)` show every handle made from now on; None shows nothing (the default of scripts)."""
+    global _attach
+    _attach = attach
+
+
+def _show(handle: Handle[Any]) -> None:
+    if _attach is not None:
+        with suppress(Exception):  # a broken display must never stop the work
+            _attach(handle)

@@ -1,0 +1,167 @@
+"""Tensors to and from one agent as chunks under credit: pure bookkeeping, no sockets.
+
+The agents keep the same rules among themselves; PROTOCOL.md tells them.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from potluck_wire.chunks import Assembly, Departure
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
+
+Buffers = tuple[bytes | bytearray | memoryview, ...]
+Letter = tuple[Message, Buffers]
+Place = tuple[str, int, str, int]  # run, epoch, program, step: the execution that a value belongs to
+
+CREDIT_EVERY_BYTES = WINDOW_BYTES // 4  # often enough that the sender never waits, rarely enough to cost nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raw:
+    """A tensor as bytes: what `tensors.py` makes from a torch tensor and back."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    value: Value
+    departure: Departure
+    data: memoryview
+
+
+@dataclass(slots=True)
+class _Incoming:
+    assembly: Assembly
+    data: bytearray
+    credited_bytes: int = 0
+
+
+def place_of(value: Value) -> Place:
+    """The execution that a value belongs to."""
+    return (value.run, value.epoch, value.program, value.step)
+
+
+class Traffic:
+    """Both directions of the data channel of one agent.
+
+    `wants(value)` says whether an arriving value is expected: "" or the code to reject it with.
+    """
+
+    def __init__(self, wants: Callable[[Value], str], chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._wants, self._chunk_bytes = wants, chunk_bytes
+        self._n_transfers = 0
+        self._free_bytes = WINDOW_BYTES
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._waiting: deque[int] = deque()
+        self._incoming: dict[int, _Incoming] = {}
+        self.rejected: list[tuple[Value, Rejected]] = []
+
+    @property
+    def outstanding(self) -> int:
+        """Values that the agent has not acknowledged yet."""
+        return len(self._outgoing)
+
+    def send(self, place: Place, name: str, raw: Raw) -> list[Letter]:
+        """Queue one tensor; returns what may go out now."""
+        self._n_transfers += 1
+        view = memoryview(raw.data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        run, epoch, program, step = place
+        value = Value(
+            transfer=self._n_transfers, run=run, epoch=epoch, program=program, step=step, name=name,
+            dtype=raw.dtype, shape=raw.shape, nbytes=len(view), chunk_bytes=self._chunk_bytes,
+        )  # fmt: skip
+        self._outgoing[value.transfer] = _Outgoing(value, Departure(len(view), self._chunk_bytes), view)
+        self._waiting.append(value.transfer)
+        return self._pump()
+
+    def drop(self, run: str, epoch: int | None = None) -> None:
+        """Stop sending the values of a run (or of one epoch of it)."""
+        for transfer, out in tuple(self._outgoing.items()):
+            if out.value.run == run and epoch in (None, out.value.epoch):
+                self._forget(transfer)
+
+    def receive(self, message: Message, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+        """Take in one message of the data channel: (what to send, the values that are complete now).
+
+        Raises
+        ------
+        WireError
+            Where the agent broke the rules of chunks or credits.
+        """
+        if isinstance(message, Credit):
+            return self._credit(message), []
+        if isinstance(message, Rejected):
+            out = self._outgoing.get(message.transfer)
+            if out is not None:
+                self.rejected.append((out.value, message))
+                self._forget(message.transfer)
+            return self._pump(), []
+        if isinstance(message, Value):
+            return self._begin(message, buffers)
+        if isinstance(message, Chunk):
+            return self._continue(message.transfer, message.index, buffers)
+        raise WireError(WireCode.CHANNEL, f"{type(message).__name__} on the data channel")
+
+    def _begin(self, value: Value, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+        code = self._wants(value)
+        if code:
+            return [(Rejected(transfer=value.transfer, code=code, text="the notebook does not expect it"), ())], []
+        self._incoming[value.transfer] = _Incoming(Assembly(value), bytearray(value.nbytes))
+        return self._continue(value.transfer, 0, buffers)
+
+    def _continue(
+        self, transfer: int, index: int, buffers: Buffers
+    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+        incoming = self._incoming.get(transfer)
+        if incoming is None:  # rejected a moment ago; its chunks were under way
+            return [], []
+        assembly = incoming.assembly
+        start, stop = assembly.accept(index, len(buffers[0]))
+        incoming.data[start:stop] = buffers[0]
+        if assembly.complete:
+            del self._incoming[transfer]
+            value = assembly.value
+            raw = Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data)
+            return [(Credit(transfer=transfer, received_bytes=stop, done=True), ())], [(value, raw)]
+        if stop - incoming.credited_bytes < CREDIT_EVERY_BYTES:
+            return [], []
+        incoming.credited_bytes = stop
+        return [(Credit(transfer=transfer, received_bytes=stop), ())], []
+
+    def _credit(self, message: Credit) -> list[Letter]:
+        out = self._outgoing.get(message.transfer)
+        if out is None:
+            return []
+        self._free_bytes += out.departure.credit(message.received_bytes, message.done)
+        if message.done:
+            self._forget(message.transfer)
+        return self._pump()
+
+    def _forget(self, transfer: int) -> None:
+        out = self._outgoing.pop(transfer)
+        self._free_bytes += out.departure.outstanding_bytes
+        if transfer in self._waiting:
+            self._waiting.remove(transfer)
+
+    def _pump(self) -> list[Letter]:
+        letters: list[Letter] = []
+        while self._waiting:
+            out = self._outgoing[self._waiting[0]]
+            chunk = out.departure.advance(self._free_bytes)
+            if chunk is None:
+                break
+            index, start, stop = chunk
+            self._free_bytes -= stop - start
+            piece = (out.data[start:stop],)
+            transfer = out.value.transfer
+            letters.append((out.value if index == 0 else Chunk(transfer=transfer, index=index), piece))
+            if out.departure.all_sent:
+                self._waiting.popleft()
+        return letters
