@@ -116,9 +116,7 @@ class Traffic:
         self._incoming[value.transfer] = _Incoming(Assembly(value), bytearray(value.nbytes))
         return self._continue(value.transfer, 0, buffers)
 
-    def _continue(
-        self, transfer: int, index: int, buffers: Buffers
-    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+    def _continue(self, transfer: int, index: int, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         incoming = self._incoming.get(transfer)
         if incoming is None:  # rejected a moment ago; its chunks were under way
             return [], []

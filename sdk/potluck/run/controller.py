@@ -1,0 +1,444 @@
+"""The notebook's side of every session as a state machine: `handle(event, now_s)` returns what to do. No sockets, no
+clock, no threads.
+
+One `Gather` asks many devices one thing each (prepare, commit, drop, measure); one `Launch` executes one step on all of
+them, with values going out and coming back. Whatever fails on one device fails the whole with that device's name.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck.errors import DeviceGone, PotluckError, ProtocolError, WorkerFailed
+from potluck.run import failures
+from potluck.run.events import (
+    Action,
+    Address,
+    Connect,
+    Disconnect,
+    Event,
+    Execution,
+    Forsake,
+    Gather,
+    Heard,
+    Join,
+    Launch,
+    Leave,
+    Lost,
+    Payload,
+    Received,
+    Reject,
+    Resolve,
+    Send,
+    Session,
+    Timeline,
+)
+from potluck.run.pulse import Pulse
+from potluck.run.traffic import Letter, Place, Raw, Traffic, place_of
+from potluck_wire.errors import WireError
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
+    Chunk,
+    Commit,
+    Committed,
+    Credit,
+    Done,
+    Drop,
+    Dropped,
+    Execute,
+    Failed,
+    FailureCause,
+    Goodbye,
+    Hello,
+    Measure,
+    Measured,
+    Message,
+    Meter,
+    Pong,
+    Prepare,
+    Prepared,
+    Probe,
+    Probed,
+    Reading,
+    RefusalCode,
+    Refused,
+    Rejected,
+    Roster,
+    RosterSet,
+    Value,
+    Welcome,
+)
+from potluck_wire.version import VERSION
+
+JOIN_S = 5.0  # an agent on a weak phone answers its first handshake well within this
+PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
+
+_ANSWERS: dict[type[Message], type[Message]] = {
+    Hello: Welcome, Roster: RosterSet, Prepare: Prepared, Commit: Committed, Drop: Dropped, Measure: Measured,
+    Probe: Probed,
+}  # fmt: skip
+_UNANSWERED = (Meter, Goodbye)
+
+
+def _subject(message: Message) -> tuple[Any, ...]:
+    """What a question and its answer have in common."""
+    return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: Address
+    key: str
+    join_ticket: int
+    deadline_s: float
+    traffic: Traffic
+    pulse: Pulse
+    session: Session | None = None
+
+
+@dataclass(slots=True)
+class _Asking:
+    waiting: dict[str, Message]
+    answers: dict[str, Payload] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Launched:
+    launch: Launch
+    start_s: float
+    waiting_values: set[tuple[str, str]]
+    to_start: list[str]
+    running: set[str] = field(default_factory=set)
+    outputs: dict[tuple[str, str], Raw] = field(default_factory=dict)
+    timelines: dict[str, Timeline] = field(default_factory=dict)
+    suspicion: tuple[float, PotluckError] | None = None  # fail with this after that time, unless a better cause appears
+
+    @property
+    def place(self) -> Place:
+        launch = self.launch
+        return (launch.run, launch.epoch, launch.program, launch.step)
+
+
+class Controller:
+    """All sessions of one notebook.
+
+    `name` is how it introduces itself to the agents.
+    """
+
+    def __init__(self, name: str = "notebook") -> None:
+        self._name = name
+        self._peers: dict[str, _Peer] = {}
+        self._asking: dict[int, _Asking] = {}
+        self._launched: dict[int, _Launched] = {}
+        self._now_s = 0.0
+        self._actions: list[Action] = []
+
+    # --- reading the state --------------------------------------------------------------------------------------------
+
+    def session(self, device: str) -> Session | None:
+        """The open session with a device."""
+        peer = self._peers.get(device)
+        return peer.session if peer else None
+
+    def round_trip_s(self, device: str) -> float | None:
+        """The fastest round trip to a device so far."""
+        peer = self._peers.get(device)
+        return peer.pulse.round_trip_s if peer else None
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Take in one event; returns what to do, in order."""
+        self._now_s, self._actions = now_s, []
+        if isinstance(event, Received):
+            self._receive(event)
+        elif isinstance(event, Launch):
+            self._launch(event)
+        elif isinstance(event, Gather):
+            self._gather(event)
+        elif isinstance(event, Join):
+            self._join(event)
+        elif isinstance(event, Leave):
+            self._leave(event.device)
+        elif isinstance(event, Forsake):
+            self._forsake(event.ticket)
+        elif isinstance(event, Lost):
+            self._lose(event.device, event.error)
+        else:
+            self._tick()
+        return self._actions
+
+    def _join(self, event: Join) -> None:
+        if event.device in self._peers:
+            self._lose(event.device, DeviceGone("the connection was made anew.", device=event.device))
+        self._peers[event.device] = _Peer(
+            address=event.address,
+            key=event.key,
+            join_ticket=event.ticket,
+            deadline_s=self._now_s + JOIN_S,
+            traffic=Traffic(lambda value: self._wanted(event.device, value)),
+            pulse=Pulse(self._now_s),
+        )
+        self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
+        self._send(event.device, Hello(major=VERSION[0], minor=VERSION[1], name=self._name))
+
+    def _leave(self, device: str) -> None:
+        if device in self._peers:
+            self._send(device, Goodbye(reason="closed"))
+            self._lose(device, DeviceGone("this notebook closed the connection.", device=device))
+
+    def _gather(self, event: Gather) -> None:
+        missing = next((device for device in event.requests if self.session(device) is None), None)
+        if missing is not None:
+            self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
+            return
+        asking = _Asking({})
+        for device, (message, buffers) in event.requests.items():
+            self._send(device, message, buffers)
+            if isinstance(message, Drop):
+                self._peers[device].traffic.drop(message.run, None if message.epoch < 0 else message.epoch)
+            if not isinstance(message, _UNANSWERED):
+                asking.waiting[device] = message
+        if asking.waiting:
+            self._asking[event.ticket] = asking
+        else:
+            self._actions.append(Resolve(ticket=event.ticket, result={}))
+
+    def _launch(self, event: Launch) -> None:
+        missing = next((device for device in event.devices if self.session(device) is None), None)
+        if missing is not None:
+            self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
+            return
+        values = {(device, name) for device, names in event.expects.items() for name in names}
+        launched = _Launched(event, self._now_s, values, list(event.devices))
+        self._launched[event.ticket] = launched
+        self._start_ready()
+        for device, feeds in event.feeds.items():
+            for name, raw in feeds.items():
+                self._post(device, self._peers[device].traffic.send(launched.place, name, raw))
+
+    def _start_ready(self) -> None:
+        """Execute what may begin: a serial execution waits, per device, for the serial ones of its run before it."""
+        busy: set[tuple[str, str]] = set()
+        for launched in self._launched.values():
+            launch = launched.launch
+            for device in launch.devices:
+                lane = (launch.run, device)
+                if device in launched.to_start and not (launch.serial and lane in busy):
+                    launched.to_start.remove(device)
+                    launched.running.add(device)
+                    run, epoch, program, step = launched.place
+                    self._send(device, Execute(run=run, epoch=epoch, program=program, step=step))
+                if launch.serial and device not in launched.timelines:
+                    busy.add(lane)
+
+    def _forsake(self, ticket: int) -> None:
+        self._asking.pop(ticket, None)
+        launched = self._launched.pop(ticket, None)
+        if launched is not None:
+            self._drop_everywhere(launched.launch)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _receive(self, event: Received) -> None:
+        peer = self._peers.get(event.device)
+        if peer is None:
+            return
+        peer.pulse.heard(self._now_s)
+        message = event.message
+        if isinstance(message, Pong):
+            peer.pulse.pong(message, self._now_s)
+        elif isinstance(message, (Value, Chunk, Credit, Rejected)):
+            self._receive_data(event.device, peer, message, event.buffers)
+        elif isinstance(message, Done):
+            self._done(event.device, message, event.buffers)
+        elif isinstance(message, Failed):
+            self._failed(event.device, message)
+        elif isinstance(message, Refused):
+            self._refused(event.device, message)
+        elif isinstance(message, Welcome):
+            self._welcome(event.device, peer, message, event.buffers)
+        elif isinstance(message, Reading):
+            self._actions.append(Heard(device=event.device, message=message))
+        elif isinstance(message, Goodbye):
+            self._lose(event.device, DeviceGone(f"the agent said goodbye: {message.reason}.", device=event.device))
+        else:
+            self._answered(event.device, message, event.buffers)
+
+    def _welcome(self, device: str, peer: _Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
+        try:
+            capability = json.loads(bytes(buffers[0]))
+        except ValueError:
+            self._lose(device, ProtocolError("its capability statement is not JSON.", device=device))
+            return
+        version = (message.major, message.minor)
+        peer.session = Session(device=device, name=message.name, version=version, capability=capability)
+        self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
+        self._tick()  # the first ping at once: the clocks should be known before the first step
+
+    def _answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> None:
+        for ticket, asking in self._asking.items():
+            question = asking.waiting.get(device)
+            if question and _ANSWERS[type(question)] is type(message) and _subject(question) == _subject(message):
+                del asking.waiting[device]
+                asking.answers[device] = (message, buffers)
+                if not asking.waiting:
+                    del self._asking[ticket]
+                    self._actions.append(Resolve(ticket=ticket, result=asking.answers))
+                return
+
+    def _refused(self, device: str, message: Refused) -> None:
+        error = failures.refused(device, message)
+        if message.about == NUMBER_OF[Hello]:
+            self._lose(device, error)
+            return
+        if message.about == NUMBER_OF[Execute]:
+            for launched in tuple(self._launched.values()):
+                launch = launched.launch
+                if device in launch.devices and (launch.run, launch.epoch) == (message.run, message.epoch):
+                    self._fail(launch, error)
+            return
+        for ticket, asking in tuple(self._asking.items()):
+            question = asking.waiting.get(device)
+            same = question is not None and NUMBER_OF[type(question)] == message.about
+            if same and _subject(question)[:2] in ((message.run, message.epoch), ("", "")):
+                del self._asking[ticket]
+                self._actions.append(Reject(ticket=ticket, error=error))
+                return
+
+    def _receive_data(self, device: str, peer: _Peer, message: Message, buffers: tuple[Any, ...]) -> None:
+        try:
+            letters, arrived = peer.traffic.receive(message, buffers)
+        except WireError as error:
+            self._lose(device, ProtocolError(f"it broke the rules of streaming ({error}).", device=device))
+            return
+        self._post(device, letters)
+        for value, raw in arrived:
+            self._arrived(device, value, raw)
+        while peer.traffic.rejected:
+            value, rejection = peer.traffic.rejected.pop()
+            launched = self._at(device, place_of(value))
+            if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
+                self._fail(launched.launch, failures.rejected(device, value, rejection))
+
+    def _wanted(self, device: str, value: Value) -> str:
+        if not value.run:  # a probe: the bytes are the message
+            return ""
+        launched = self._at(device, place_of(value))
+        return "" if launched and value.name in launched.launch.expects.get(device, ()) else RefusalCode.UNKNOWN_RUN
+
+    def _arrived(self, device: str, value: Value, raw: Raw) -> None:
+        launched = self._at(device, place_of(value))
+        if launched is not None and (device, value.name) in launched.waiting_values:
+            launched.waiting_values.discard((device, value.name))
+            launched.outputs[device, value.name] = raw
+            self._finish(launched)
+
+    def _at(self, device: str, place: Place) -> _Launched | None:
+        return next((x for x in self._launched.values() if x.place == place and device in x.launch.devices), None)
+
+    def _done(self, device: str, message: Done, buffers: tuple[Any, ...]) -> None:
+        launched = self._at(device, (message.run, message.epoch, message.program, message.step))
+        if launched is None or device in launched.timelines:
+            return
+        pulse = self._peers[device].pulse
+        offset_s = pulse.offset_s or 0.0
+        try:
+            document = json.loads(bytes(buffers[0]))
+            rows = tuple((int(i), start + offset_s, stop + offset_s) for i, start, stop in document)
+        except (ValueError, TypeError) as error:
+            self._lose(device, ProtocolError(f"its timeline cannot be read ({error}).", device=device))
+            return
+        launched.timelines[device] = Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
+        launched.running.discard(device)
+        pulse.usual_s = max(pulse.usual_s or 0.0, self._now_s - launched.start_s)
+        self._finish(launched)
+        self._start_ready()
+
+    def _finish(self, launched: _Launched) -> None:
+        launch = launched.launch
+        if launched.waiting_values or len(launched.timelines) < len(launch.devices):
+            return
+        del self._launched[launch.ticket]
+        run, epoch, program, step = launched.place
+        execution = Execution(
+            run=run, epoch=epoch, program=program, step=step, outputs=launched.outputs, timelines=launched.timelines,
+            start_s=launched.start_s, stop_s=self._now_s,
+        )  # fmt: skip
+        self._actions.append(Resolve(ticket=launch.ticket, result=execution))
+
+    # --- failure ------------------------------------------------------------------------------------------------------
+
+    def _failed(self, device: str, message: Failed) -> None:
+        launched = self._at(device, (message.run, message.epoch, message.program, message.step))
+        if launched is None or message.cause == FailureCause.CANCELLED:
+            return
+        error = failures.failed(device, message)
+        if message.cause == FailureCause.PEER_LOST:
+            launched.suspicion = launched.suspicion or (self._now_s + PEER_LOST_GRACE_S, error)
+        else:
+            self._fail(launched.launch, error)
+
+    def _fail(self, launch: Launch, error: PotluckError) -> None:
+        """End every execution of that run and epoch, on every device that is left."""
+        for ticket, other in tuple(self._launched.items()):
+            if (other.launch.run, other.launch.epoch) == (launch.run, launch.epoch):
+                del self._launched[ticket]
+                self._actions.append(Reject(ticket=ticket, error=error))
+        self._drop_everywhere(launch)
+
+    def _drop_everywhere(self, launch: Launch) -> None:
+        for device in launch.devices:
+            if self.session(device) is not None:
+                self._peers[device].traffic.drop(launch.run, launch.epoch)
+                self._send(device, Drop(run=launch.run, epoch=launch.epoch))
+
+    def _lose(self, device: str, error: PotluckError) -> None:
+        peer = self._peers.pop(device, None)
+        if peer is None:
+            return
+        if peer.session is None:
+            self._actions.append(Reject(ticket=peer.join_ticket, error=error))
+        for ticket, asking in tuple(self._asking.items()):
+            if device in asking.waiting:
+                del self._asking[ticket]
+                self._actions.append(Reject(ticket=ticket, error=error))
+        for launched in tuple(self._launched.values()):
+            if device in launched.launch.devices and launched.launch.ticket in self._launched:
+                self._fail(launched.launch, error)
+        self._actions += [Disconnect(device=device), Heard(device=device, message=error)]
+
+    def _tick(self) -> None:
+        for device, peer in tuple(self._peers.items()):
+            ping = peer.pulse.tick(self._now_s) if peer.session else None
+            if ping is not None:
+                self._send(device, ping)
+            if peer.session is None:
+                if self._now_s > peer.deadline_s:
+                    self._lose(device, failures.unreachable(device, str(peer.address)))
+                continue
+            silent_s, hung_s = peer.pulse.silent_s(self._now_s), peer.pulse.hung_s(self._now_s)
+            if silent_s is not None:
+                self._lose(device, failures.silent(device, silent_s))
+            elif hung_s is not None:
+                self._fail_runs_of(device, failures.hung(device, hung_s))
+        for launched in tuple(self._launched.values()):
+            if launched.suspicion and self._now_s > launched.suspicion[0]:
+                self._fail(launched.launch, launched.suspicion[1])
+
+    def _fail_runs_of(self, device: str, error: WorkerFailed) -> None:
+        for launched in tuple(self._launched.values()):
+            if device in launched.running and launched.launch.ticket in self._launched:
+                self._fail(launched.launch, error)
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def _post(self, device: str, letters: list[Letter]) -> None:
+        for message, buffers in letters:
+            self._send(device, message, buffers)
+
+    def _send(self, device: str, message: Message, buffers: tuple[Any, ...] = ()) -> None:
+        channel: Channel = MESSAGES[NUMBER_OF[type(message)]].channel
+        self._actions.append(Send(device=device, channel=channel, message=message, buffers=buffers))

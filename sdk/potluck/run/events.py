@@ -1,0 +1,194 @@
+"""What goes into the controller and what comes out: events and actions, plain frozen records."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck.errors import PotluckError
+from potluck.run.traffic import Raw
+from potluck_wire.messages import Channel, Message
+
+Payload = tuple[Message, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an agent listens: its base port; the other channels are at fixed offsets from it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Open a session with a device. Resolves with its `Session`."""
+
+    ticket: int = 0
+    device: str
+    address: Address
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Close the session with a device in good order."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Ask each device one thing. Resolves with {device: (reply, buffers)} when all have answered; one refusal fails
+    it."""
+
+    ticket: int = 0
+    requests: Mapping[str, Payload]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Execute a program of that name once on each device, with these values from here. Resolves with an `Execution`.
+
+    `expects[device]` names the values that come back. `serial`: a device starts it after its earlier serial executions
+    of the same run are done (steps of training change the weights).
+    """
+
+    ticket: int = 0
+    run: str
+    epoch: int
+    program: str
+    step: int
+    devices: tuple[str, ...]
+    feeds: Mapping[str, Mapping[str, Raw]] = field(default_factory=dict)
+    expects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    serial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forsake:
+    """Nobody waits for that ticket any more; what it started is dropped."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A message came in from a device."""
+
+    device: str
+    message: Message
+    buffers: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The connection to a device is broken, or was refused: `error` says how."""
+
+    device: str
+    error: PotluckError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Join | Leave | Gather | Launch | Forsake | Received | Lost | Tick
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect:
+    """Make the three connections to a device."""
+
+    device: str
+    address: Address
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnect:
+    """Close them."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send a message to a device, on the channel that the table names."""
+
+    device: str
+    channel: Channel
+    message: Message
+    buffers: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolve:
+    """A ticket has its result."""
+
+    ticket: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """A ticket has failed."""
+
+    ticket: int
+    error: PotluckError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Something to show: a power reading, a device that went away."""
+
+    device: str
+    message: Any
+
+
+Action = Connect | Disconnect | Send | Resolve | Reject | Heard
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """An open session: what the device says of itself."""
+
+    device: str
+    name: str
+    version: tuple[int, int]
+    capability: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What one device did in one execution, on the notebook's clock: (instruction id, start_s, stop_s)."""
+
+    rows: tuple[tuple[int, float, float], ...]
+    busy_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """One execution that went well: the values that came home and what each device did when."""
+
+    run: str
+    epoch: int
+    program: str
+    step: int
+    outputs: Mapping[tuple[str, str], Raw]
+    timelines: Mapping[str, Timeline]
+    start_s: float
+    stop_s: float

@@ -1,0 +1,109 @@
+"""What a device reports, as an error with the device's name, the cause and the next step."""
+
+import re
+
+from potluck.errors import (
+    DeviceGone,
+    IdentityChanged,
+    NotPaired,
+    OutOfMemory,
+    PotluckError,
+    ProtocolError,
+    WorkerFailed,
+)
+from potluck.errors import Refused as RefusedError
+from potluck_wire.messages import MESSAGES, Failed, FailureCause, RefusalCode, Refused, Rejected, Value
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_TOLD = {
+    FailureCause.CRASHED: "its worker crashed",
+    FailureCause.HUNG: "its worker stopped making progress",
+    FailureCause.MEMORY: "its worker ran out of memory",
+    FailureCause.INPUT: "values of a wrong shape or type came in",
+    FailureCause.ARITHMETIC: "an operator failed",
+    FailureCause.PEER_LOST: "it lost the connection to another device",
+    FailureCause.INTERNAL: "something went wrong inside the agent",
+}
+
+
+def clean(text: str) -> str:
+    """A peer's text without anything that a terminal would obey."""
+    return _CONTROL.sub(" ", text)[:400].strip()
+
+
+def gone(device: str) -> DeviceGone:
+    """No session with it (any more)."""
+    return DeviceGone("it is not connected.", device=device, next_step="Is its agent running? See home.devices.")
+
+
+def unreachable(device: str, address: str) -> DeviceGone:
+    """Nobody answered there."""
+    return DeviceGone(
+        f"nobody answers at {address}.", device=device, next_step="Start its agent, or run `potluck doctor`."
+    )
+
+
+def silent(device: str, silent_s: float) -> DeviceGone:
+    """Its pulse stopped."""
+    return DeviceGone(f"no sign of life for {silent_s:.1f} s.", device=device, next_step="Deploy without it, or wait.")
+
+
+def hung(device: str, hung_s: float) -> WorkerFailed:
+    """It answers, is busy, and gets nothing done."""
+    return WorkerFailed(
+        f"its worker has made no progress for {hung_s:.0f} s.", device=device, cause=FailureCause.HUNG, instruction=-1
+    )
+
+
+def not_paired(device: str) -> NotPaired:
+    """It refused our key."""
+    return NotPaired(
+        "it does not know this notebook.",
+        device=device,
+        next_step="Run `potluck agent pair` on it, then home.pair(name, code).",
+    )
+
+
+def identity_changed(device: str, address: str) -> IdentityChanged:
+    """Something answers there that does not have its key."""
+    return IdentityChanged(
+        f"whoever answers at {address} does not have the key that was paired.",
+        device=device,
+        next_step="If you reinstalled it, forget it (`potluck forget`) and pair again; otherwise do not trust it.",
+    )
+
+
+def refused(device: str, message: Refused) -> PotluckError:
+    """A request was not carried out."""
+    entry = MESSAGES.get(message.about)
+    what = entry.type.__name__ if entry else f"message {message.about}"
+    text = clean(message.text)
+    if message.code == RefusalCode.VERSION:
+        return ProtocolError(f"it speaks another version of the protocol: {text}", device=device, code=message.code)
+    if message.code == RefusalCode.NOT_PAIRED:
+        return not_paired(device)
+    if message.code == RefusalCode.MEMORY:
+        numbers = [int(found) for found in re.findall(r"\d+", text)]
+        facts = dict(zip(("needed_bytes", "available_bytes"), numbers, strict=False))
+        return OutOfMemory(f"the plan does not fit: {text}", device=device, next_step="Use a smaller share.", **facts)
+    return RefusedError(f"it declined {what} ({message.code}): {text}", device=device, code=message.code)
+
+
+def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
+    """A value was not taken."""
+    text = f"it did not take the value {value.name!r} ({message.code}): {clean(message.text)}"
+    if message.code == RefusalCode.MEMORY:
+        return OutOfMemory(text, device=device, needed_bytes=value.nbytes)
+    return RefusedError(text, device=device, code=message.code)
+
+
+def failed(device: str, message: Failed) -> PotluckError:
+    """An execution ended badly."""
+    told = _TOLD.get(message.cause, clean(message.cause))
+    where = f" at instruction {message.instruction} of {clean(message.program)}" if message.instruction >= 0 else ""
+    text = f"{told}{where}, step {message.step}: {clean(message.text) or 'no more is known'}."
+    if message.cause == FailureCause.MEMORY:
+        return OutOfMemory(text, device=device, next_step="Give it fewer layers or rows.", cause=message.cause)
+    if message.cause == FailureCause.PEER_LOST:
+        return DeviceGone(text, device=device, next_step="Check the network between the devices.")
+    return WorkerFailed(text, device=device, cause=message.cause, instruction=message.instruction)

@@ -1,0 +1,336 @@
+"""The one thread of a home that talks to the agents: ZeroMQ sockets in, controller events; controller actions, sockets
+out.
+
+Three CURVE connections per agent (control, data, pulse). Everything else of the SDK hands events to `ask` or `tell`.
+"""
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from potluck.errors import DeviceGone, HomeError, PotluckError, ProtocolError
+from potluck.run import failures
+from potluck.run.controller import Controller
+from potluck.run.events import (
+    Action,
+    Address,
+    Connect,
+    Disconnect,
+    Event,
+    Forsake,
+    Gather,
+    Heard,
+    Join,
+    Launch,
+    Lost,
+    Received,
+    Reject,
+    Resolve,
+    Send,
+    Tick,
+)
+from potluck_wire.errors import WireError
+from potluck_wire.frames import decode, encode
+from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES, PULSE_OFFSET
+from potluck_wire.messages import Channel, Goodbye
+
+TICK_S = 0.1
+AT_ONCE = 64  # messages of one socket before the others have their turn
+CLOSE_S = 2.0
+_OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
+_WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+_WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
+_NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+@dataclass(slots=True)
+class _Connection:
+    address: Address
+    sockets: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
+    monitors: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
+    backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
+    trusted: bool = False  # a handshake has succeeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """A CURVE key pair in Z85, 40 characters each."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+class Link:
+    """The background thread; make one per home and `close` it.
+
+    Parameters
+    ----------
+    keys
+        What this notebook is known by.
+    heard
+        Called in the link's thread with (device, `Reading` or error): must be quick.
+    """
+
+    def __init__(self, keys: Keys, *, name: str = "notebook", heard: Any = None) -> None:
+        if not zmq.has("curve"):
+            raise HomeError(
+                f"this libzmq ({zmq.zmq_version()}) cannot encrypt.", next_step="Install pyzmq >= 27.3 from PyPI."
+            )
+        self._keys, self._heard = keys, heard
+        self._controller = Controller(name)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._connections: dict[str, _Connection] = {}
+        self._futures: dict[int, Future[Any]] = {}
+        self._submitted: deque[Event] = deque()
+        self._lock = threading.Lock()
+        self._n_tickets = 0
+        self._pid = os.getpid()
+        self._closing = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._sources: dict[Any, tuple[str, Channel, bool]] = {}  # socket -> device, channel, is it a monitor
+        self._thread = threading.Thread(target=self._loop, name="potluck link", daemon=True)
+        self._thread.start()
+        _open_links.add(self)
+
+    # --- for any thread -----------------------------------------------------------------------------------------------
+
+    def ask(self, event: Join | Gather | Launch) -> "Future[Any]":
+        """Submit an event that has a result."""
+        self._check()
+        future: Future[Any] = Future()
+        with self._lock:
+            self._n_tickets += 1
+            ticket = self._n_tickets
+            self._futures[ticket] = future
+            self._submitted.append(replace(event, ticket=ticket))
+        future.add_done_callback(lambda done: self._abandoned(ticket, done))
+        self._wake()
+        return future
+
+    def tell(self, event: Event) -> None:
+        """Submit an event without a result."""
+        self._check()
+        self._submitted.append(event)
+        self._wake()
+
+    def round_trip_s(self, device: str) -> float | None:
+        """The fastest round trip to a device so far."""
+        return self._controller.round_trip_s(device)
+
+    def connected(self, device: str) -> bool:
+        """Whether a session with it is open."""
+        return self._controller.session(device) is not None
+
+    def close(self) -> None:
+        """Say goodbye to everybody and end the thread; safe to call twice, and in a forked child (where it does
+        nothing)."""
+        if self._pid != os.getpid() or self._closing:
+            return
+        self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)
+        _open_links.discard(self)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise HomeError("a home does not survive fork().", next_step="Make a new Home in the child process.")
+        if self._closing or not self._thread.is_alive():
+            raise HomeError("this home is closed.", next_step="Make a new one.")
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError, OSError):  # a full pipe wakes it as well
+            os.write(self._wake_write, b"w")
+
+    def _abandoned(self, ticket: int, future: "Future[Any]") -> None:
+        if future.cancelled() and not self._closing:
+            self._submitted.append(Forsake(ticket=ticket))
+            self._wake()
+
+    def _loop(self) -> None:
+        next_tick_s = time.monotonic()
+        try:
+            while not self._closing:
+                wait_s = max(next_tick_s - time.monotonic(), 0.0)
+                for source, _ in self._poller.poll(wait_s * 1000):
+                    self._read(source)
+                while self._submitted:
+                    self._feed(self._submitted.popleft())
+                if time.monotonic() >= next_tick_s:
+                    next_tick_s = time.monotonic() + TICK_S
+                    self._feed(Tick())
+                    self._flush()
+        finally:
+            self._shut_down()
+
+    def _feed(self, event: Event) -> None:
+        for action in self._controller.handle(event, time.monotonic()):
+            self._act(action)
+
+    def _read(self, source: Any) -> None:
+        if source == self._wake_read:
+            os.read(self._wake_read, 4096)
+            return
+        device, channel, is_monitor = self._sources.get(source, ("", Channel.CONTROL, False))
+        for _ in range(AT_ONCE):
+            if source not in self._sources:  # closed by what we just read
+                return
+            try:
+                if is_monitor:
+                    self._watch(device, recv_monitor_message(source, zmq.DONTWAIT))
+                    continue
+                frames = source.recv_multipart(zmq.DONTWAIT, copy=channel is not Channel.DATA)
+            except zmq.Again:
+                return
+            try:
+                message, buffers = decode([getattr(frame, "buffer", frame) for frame in frames], channel)
+            except WireError as error:
+                self._feed(Lost(device=device, error=ProtocolError(f"it broke the protocol ({error}).", device=device)))
+                return
+            self._feed(Received(device=device, message=message, buffers=buffers))
+
+    def _watch(self, device: str, seen: dict[str, Any]) -> None:
+        connection, happened = self._connections[device], seen["event"]
+        address = str(connection.address)
+        error: PotluckError | None = None
+        if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            connection.trusted = True
+        elif happened == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            error = failures.not_paired(device)
+        elif happened & _NOT_CURVE and not connection.trusted:
+            error = failures.identity_changed(device, address)
+        elif happened == zmq.EVENT_DISCONNECTED and connection.trusted:
+            error = DeviceGone(
+                f"the connection to {address} broke.", device=device, next_step="Was its agent stopped? Deploy again."
+            )
+        elif happened == zmq.EVENT_CLOSED and not connection.trusted:  # refused: nobody listens at that port
+            error = failures.unreachable(device, address)
+        if error is not None:
+            self._feed(Lost(device=device, error=error))
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._send(action)
+        elif isinstance(action, Resolve):
+            self._settle(action.ticket, action.result, None)
+        elif isinstance(action, Reject):
+            self._settle(action.ticket, None, action.error)
+        elif isinstance(action, Connect):
+            self._connect(action)
+        elif isinstance(action, Disconnect):
+            self._disconnect(action.device)
+        elif isinstance(action, Heard) and self._heard is not None:
+            with suppress(Exception):  # whoever listens must not stop the link
+                self._heard(action.device, action.message)
+
+    def _settle(self, ticket: int, result: Any, error: PotluckError | None) -> None:
+        future = self._futures.pop(ticket, None)
+        if future is None:
+            return
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    # --- sockets ------------------------------------------------------------------------------------------------------
+
+    def _connect(self, action: Connect) -> None:
+        connection = self._connections[action.device] = _Connection(action.address)
+        host, port = action.address.host, action.address.port
+        for channel, offset in _OFFSETS.items():
+            socket = self._context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.maxmsgsize = MAX_FRAME_BYTES
+            socket.handshake_ivl = int(HANDSHAKE_S * 1000)
+            socket.sndhwm = 0  # bounded by our own credit window, in bytes
+            socket.rcvhwm = 1000
+            socket.ipv6 = ":" in host
+            socket.curve_serverkey = action.key.encode()
+            socket.curve_publickey = self._keys.public.encode()
+            socket.curve_secretkey = self._keys.secret.encode()
+            monitor = socket.get_monitor_socket(_WATCHED)
+            connection.sockets[channel], connection.monitors[channel] = socket, monitor
+            self._register(socket, action.device, channel, False)
+            self._register(monitor, action.device, channel, True)
+            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port + offset}")
+
+    def _register(self, socket: Any, device: str, channel: Channel, is_monitor: bool) -> None:
+        self._sources[socket] = (device, channel, is_monitor)
+        self._poller.register(socket, zmq.POLLIN)
+
+    def _disconnect(self, device: str, linger_ms: int = 0) -> None:
+        connection = self._connections.pop(device, None)
+        if connection is None:
+            return
+        for channel, socket in connection.sockets.items():
+            monitor = connection.monitors[channel]
+            for source in (socket, monitor):
+                self._poller.unregister(source)
+                self._sources.pop(source, None)
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(linger_ms if channel is Channel.CONTROL else 0)
+
+    def _send(self, action: Send) -> None:
+        connection = self._connections.get(action.device)
+        if connection is None:
+            return
+        frames = encode(action.message, action.buffers)
+        backlog = connection.backlog.get(action.channel)
+        if backlog:
+            backlog.append(frames)
+            return
+        if not self._put(connection.sockets[action.channel], frames):
+            connection.backlog.setdefault(action.channel, deque()).append(frames)
+
+    def _put(self, socket: "zmq.Socket[bytes]", frames: list[Any]) -> bool:
+        try:
+            socket.send_multipart(frames, zmq.DONTWAIT, copy=len(frames) == 1)
+        except zmq.Again:
+            return False
+        return True
+
+    def _flush(self) -> None:
+        for connection in self._connections.values():
+            for channel, backlog in connection.backlog.items():
+                while backlog and self._put(connection.sockets[channel], backlog[0]):
+                    backlog.popleft()
+
+    def _shut_down(self) -> None:
+        closed = HomeError("this home was closed.", next_step="Make a new one.")
+        for ticket in tuple(self._futures):
+            self._settle(ticket, None, closed)
+        for device, connection in tuple(self._connections.items()):
+            with suppress(zmq.ZMQError):
+                connection.sockets[Channel.CONTROL].send_multipart(encode(Goodbye(reason="closed")), zmq.DONTWAIT)
+            self._disconnect(device, linger_ms=200)
+        self._context.term()
+        self._poller.unregister(self._wake_read)
+        with suppress(OSError):
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+
+_open_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for link in tuple(_open_links):
+        link.close()

@@ -1,0 +1,75 @@
+"""Is a device alive, does it get on, and how does its clock relate to ours: judged from pings and pongs. Pure."""
+
+from collections import deque
+
+from potluck_wire.limits import HUNG_S, PULSE_LOST_S, PULSE_S
+from potluck_wire.messages import Ping, Pong
+
+FIRST_HUNG_S = 60.0  # before one execution has ended nobody knows what is usual: loading a big model takes time
+KEPT_PINGS = 64  # half a minute: the clocks of two devices drift some 20 us in that time
+
+
+class Pulse:
+    """The heartbeat of one device, seen from the notebook."""
+
+    def __init__(self, now_s: float) -> None:
+        self._seq = 0
+        self._sent: dict[int, float] = {}
+        self._offsets: deque[tuple[float, float]] = deque(maxlen=KEPT_PINGS)  # (round trip, home clock - device clock)
+        self._next_s = now_s
+        self._heard_s = now_s
+        self._progress = -1
+        self._progress_s = now_s
+        self._busy = False
+        self._last_s = now_s
+        self.usual_s: float | None = None  # the longest execution so far
+
+    def heard(self, now_s: float) -> None:
+        """Anything from the device shows that it lives."""
+        self._heard_s = now_s
+
+    def tick(self, now_s: float) -> Ping | None:
+        """A ping, where one is due."""
+        if now_s - self._last_s > PULSE_S:  # we ourselves stood still: silence in that time says nothing
+            self._heard_s += now_s - self._last_s
+            self._progress_s += now_s - self._last_s
+        self._last_s = now_s
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + PULSE_S
+        self._seq += 1
+        self._sent[self._seq] = now_s
+        for seq in [seq for seq in self._sent if seq <= self._seq - KEPT_PINGS]:
+            del self._sent[seq]
+        return Ping(seq=self._seq)
+
+    def pong(self, pong: Pong, now_s: float) -> None:
+        """Take in an answer."""
+        self.heard(now_s)
+        sent_s = self._sent.pop(pong.seq, None)
+        if sent_s is not None:
+            self._offsets.append((now_s - sent_s, (now_s + sent_s) / 2 - pong.clock_s))
+        if pong.progress != self._progress or not pong.busy:
+            self._progress, self._progress_s = pong.progress, now_s
+        self._busy = pong.busy
+
+    @property
+    def offset_s(self) -> float | None:
+        """Our clock minus the device's, from the fastest round trip: off by at most half of it."""
+        return min(self._offsets)[1] if self._offsets else None
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The fastest round trip."""
+        return min(self._offsets)[0] if self._offsets else None
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Seconds of silence, where they are too many."""
+        silence_s = now_s - self._heard_s
+        return silence_s if silence_s > PULSE_LOST_S else None
+
+    def hung_s(self, now_s: float) -> float | None:
+        """Seconds without progress of a busy worker, where they are too many."""
+        limit_s = FIRST_HUNG_S if self.usual_s is None else max(HUNG_S, 3 * self.usual_s)
+        still_s = now_s - self._progress_s
+        return still_s if self._busy and still_s > limit_s else None
