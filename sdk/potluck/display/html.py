@@ -19,7 +19,7 @@ STYLE = f"""<style>
 .potluck-plain{{display:none!important}}
 .potluck{{display:block!important;margin:4px 0 14px;
   font:13px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}}
-.potluck table{{border-collapse:collapse;font-size:13px;margin:2px 0 6px;border:0;background:none}}
+.potluck table{{border-collapse:collapse;font-size:13px;margin:10px 0 6px;border:0;background:none}}
 .potluck caption{{caption-side:top;text-align:left;font-weight:600;font-size:14px;padding:4px 0;color:inherit}}
 .potluck th,.potluck td{{padding:3px 14px 3px 0;text-align:left;border:0;background:none;
   font-variant-numeric:tabular-nums}}
@@ -30,7 +30,7 @@ STYLE = f"""<style>
   margin-right:8px;overflow:hidden;background:color-mix(in srgb,currentColor 12%,transparent)}}
 .potluck .bar>i{{display:block;height:100%;border-radius:5px;background:{PALETTE["blue"]}}}
 .potluck .bar.over>i{{background:{PALETTE["vermilion"]}}}
-.potluck .heat{{padding:3px 10px!important;text-align:right}}
+.potluck .heat{{padding:3px 14px 3px 10px!important;text-align:right}}
 </style>"""
 
 
