@@ -3,14 +3,20 @@ time.
 
 All intelligence is in the notebook: training pipelines, split inference, all-reduce and moving weights are all
 programs over this closed set of operations. An instruction runs when its inputs are there and everything in `after` is
-done. There is one compute lane and one network lane per device, so computing and sending overlap; among the ready
-instructions of a lane the smallest `priority` goes first. A value is freed after its last use.
+done; both name earlier instructions only. There is one compute lane and one network lane per device, so computing and
+sending overlap; among the ready instructions of a lane the smallest `priority` goes first. A value is freed after its
+last use.
 """
 
-import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from potluck_wire.documents import dump, parse
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.frames import Buffer
+from potluck_wire.limits import MAX_DIMENSIONS, MAX_INT, is_identifier, is_value_name
 
 # op -> names of its attributes. `send` and `recv` are done by the agent, all others by its worker, in the compute lane.
 OPERATIONS: dict[str, frozenset[str]] = {
@@ -45,7 +51,27 @@ OPERATIONS: dict[str, frozenset[str]] = {
 NETWORK = frozenset({"send", "recv"})
 SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
+
+# op -> ((fewest, most) inputs, (fewest, most) outputs)
+MAX_VALUES = 4096  # inputs or outputs of one instruction: `state` of a whole segment
+_ONE, _NONE, _ANY, _SOME = (1, 1), (0, 0), (0, MAX_VALUES), (1, MAX_VALUES)
+ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "send": (_ONE, _NONE),
+    "recv": (_NONE, _ONE),
+    "run": (_ANY, _SOME),
+    "backward": (_ANY, _ANY),
+    "gradients": (_NONE, _ONE),
+    "step": ((0, 1), _NONE),
+    "state": (_NONE, _SOME),
+    "assign": (_SOME, _NONE),
+    "slice": (_ONE, _ONE),
+    "pad": (_ONE, _ONE),
+    "concat": (_SOME, _ONE),
+    "add": (_SOME, _ONE),
+}
+
 MAX_INSTRUCTIONS = 100_000  # 64 micro-batches on 8 stages with a 64-way all-reduce are some 20,000
+MAX_OPTIMIZER_ENTRIES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,4 +106,172 @@ class Program:
 
     def dumps(self) -> bytes:
         """The program as JSON text."""
-        return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False).encode()
+        return dump(self.to_json())
+
+
+def loads(data: Buffer) -> Program:
+    """The program in this JSON text.
+
+    Raises
+    ------
+    WireError
+        On anything but a program that holds; see `from_json`.
+    """
+    return from_json(parse(data, "the program"))
+
+
+def from_json(document: Any) -> Program:
+    """The program in this parsed document (`Program.to_json` gives one).
+
+    It holds when every operation is known and has exactly its attributes and its numbers of inputs and outputs; every
+    value is made once, by an instruction before those that use it; and `after` names earlier instructions. So there
+    are no circles, and every value that is not made here is received here.
+
+    Raises
+    ------
+    WireError
+        With code `document`, naming the instruction and what is wrong with it.
+    """
+    if type(document) is not dict or set(document) != {"name", "instructions"}:
+        raise WireError(WireCode.DOCUMENT, 'a program is {"name", "instructions"}')
+    name, rows = document["name"], document["instructions"]
+    if not is_identifier(name):
+        raise WireError(WireCode.DOCUMENT, f"{name!r:.40} cannot name a program")
+    if type(rows) is not list or len(rows) > MAX_INSTRUCTIONS:
+        raise WireError(WireCode.DOCUMENT, f"program {name}: not a list of at most {MAX_INSTRUCTIONS} instructions")
+    made: set[str] = set()
+    sent: set[tuple[str, str]] = set()
+    instructions = []
+    for index, row in enumerate(rows):
+        try:
+            instruction = _instruction(index, row)
+            _connect(instruction, made, sent)
+        except _Wrong as wrong:
+            op = f" ({row[0]!r:.20})" if type(row) is list and row else ""
+            raise WireError(WireCode.DOCUMENT, f"program {name}, instruction {index}{op}: {wrong}") from None
+        instructions.append(instruction)
+    return Program(name=name, instructions=tuple(instructions))
+
+
+def is_segment(name: object) -> bool:
+    """Whether this may stand in the attribute `segment`: a name, or `EPOCH/NAME` for an epoch that is still loaded."""
+    if type(name) is not str:
+        return False
+    epoch, slash, rest = name.partition("/")
+    if not slash:
+        return is_identifier(name)
+    return epoch.isascii() and epoch.isdecimal() and len(epoch) <= 16 and is_identifier(rest)
+
+
+class _Wrong(Exception):
+    """What is wrong with one instruction."""
+
+
+def _instruction(index: int, row: Any) -> Instruction:
+    """One row, checked by itself."""
+    if type(row) is not list or len(row) != 6:
+        raise _Wrong("not [op, inputs, outputs, after, priority, attrs]")
+    op, inputs, outputs, after, priority, attrs = row
+    if type(op) is not str or op not in OPERATIONS:
+        raise _Wrong("unknown operation")
+    for word, values, (fewest, most) in zip(("inputs", "outputs"), (inputs, outputs), ARITY[op], strict=True):
+        if type(values) is not list or not fewest <= len(values) <= most or not all(map(is_value_name, values)):
+            raise _Wrong(f"{word} must be {fewest} to {most} names of values")
+    if type(after) is not list or not all(_is_int(other, 0, index - 1) for other in after):
+        raise _Wrong("after must name earlier instructions")
+    if not _is_int(priority, -MAX_INT, MAX_INT):
+        raise _Wrong("priority must be an integer within 2**53")
+    if type(attrs) is not dict or attrs.keys() != OPERATIONS[op]:
+        raise _Wrong(f"its attributes must be exactly {', '.join(sorted(OPERATIONS[op])) or 'none'}")
+    for name, value in attrs.items():
+        fits, expected = _ATTRIBUTES[name]
+        if not fits(value):
+            raise _Wrong(f"{name} must be {expected}, got {value!r:.40}")
+    _check_together(op, inputs, outputs, attrs)
+    return Instruction(
+        id=index,
+        op=op,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        after=tuple(after),
+        priority=priority,
+        attrs=attrs,
+    )
+
+
+def _check_together(op: str, inputs: list[str], outputs: list[str], attrs: dict[str, Any]) -> None:
+    """What attributes and values must hold together."""
+    if op == "slice" and attrs["start"] > attrs["stop"]:
+        raise _Wrong(f"slice [{attrs['start']}, {attrs['stop']}) ends before it starts")
+    if op in ("state", "assign") and len(attrs["names"]) != len(outputs if op == "state" else inputs):
+        raise _Wrong(f"{len(attrs['names'])} names for {len(outputs if op == 'state' else inputs)} values")
+
+
+def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str]]) -> None:
+    """Values are used after they are made, and made once; nothing is sent twice under one name to one peer."""
+    for value in instruction.inputs:
+        if value not in made:
+            raise _Wrong(f"the value {value!r:.60} is not made before it")
+    for value in instruction.outputs:
+        if value in made:
+            raise _Wrong(f"the value {value!r:.60} is made twice")
+        made.add(value)
+    if instruction.op == "send":
+        target = (instruction.attrs["peer"], instruction.attrs["name"])
+        if target in sent:
+            raise _Wrong(f"{target[1]!r:.60} is sent to {target[0]} twice")
+        sent.add(target)
+
+
+def _is_int(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value, 0, MAX_INT)
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float and math.isfinite(value)) or _is_int(value, -MAX_INT, MAX_INT)
+
+
+def _is_rows(value: Any) -> bool:
+    if type(value) is not list or len(value) != 3 or not all(map(_is_count, value)):
+        return False
+    start, stop, total = value
+    return bool(start < stop <= total)
+
+
+def _is_names(value: Any) -> bool:
+    return type(value) is list and 1 <= len(value) <= MAX_VALUES and all(map(is_value_name, value))
+
+
+def _is_optimizer(value: Any) -> bool:
+    """A flat object of numbers, booleans and names; which of them it needs is the optimizer's own affair."""
+    if type(value) is not dict or not 1 <= len(value) <= MAX_OPTIMIZER_ENTRIES:
+        return False
+    return all(
+        is_identifier(key) and (type(entry) is bool or _is_number(entry) or is_identifier(entry))
+        for key, entry in value.items()
+    )
+
+
+# attribute -> (check, what it must be)
+_ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "peer": (is_identifier, "the name of a member"),
+    "name": (is_value_name, "the name of a value"),
+    "segment": (is_segment, "the name of a segment"),
+    "key": (is_value_name, "a name"),
+    "train": (lambda value: type(value) is bool, "true or false"),
+    "rows": (_is_rows, "[start, stop, total]"),
+    "micro_batch": (_is_count, "a count"),
+    "scale": (_is_number, "a number"),
+    "share_frac": (lambda value: _is_number(value) and 0 <= value <= 1, "a number in 0..1"),
+    "optimizer": (_is_optimizer, "a flat object of numbers and names"),
+    "names": (_is_names, f"1 to {MAX_VALUES} names"),
+    "dim": (lambda value: _is_int(value, 0, MAX_DIMENSIONS - 1), "a dimension"),
+    "start": (_is_count, "a count"),
+    "stop": (_is_count, "a count"),
+    "before": (_is_count, "a count"),
+    "after": (_is_count, "a count"),
+}

@@ -11,7 +11,7 @@ from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
 from potluck.schedule.programs import compile_inference, compile_training
 from potluck.schedule.weights import State, compile_move, compile_pull, compile_push
-from potluck_wire.program import OPERATIONS
+from potluck_wire.program import OPERATIONS, loads
 
 SPLITS = {  # name -> per stage: devices and shares of a micro-batch of 8 rows
     "one device": [(("a",), (8,))],
@@ -274,3 +274,18 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
     assert move.programs["c"].instructions[0].attrs == {"segment": "3/s1", "names": ["w1"]}
     with pytest.raises(PlanError, match="No device of the old plan holds w9"):
         compile_move(old, old_segments, states, 3, new, new_segments, {"s0": [State(name="w9", nbytes=1)]})
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_is_compiled_is_what_a_device_accepts(split):
+    plan, segments = make(SPLITS[split])
+    states = {segment.name: [State(name="layer.weight", nbytes=8)] for segment in segments}
+    for compiled in (
+        compile_training(plan, segments, {"name": "adamw", "lr": 0.01}),
+        compile_inference(plan, segments),
+        compile_push(plan, segments, states),
+        compile_pull(plan, segments, states),
+        compile_move(plan, segments, states, 1, plan, segments, states),
+    ):
+        for program in compiled.programs.values():
+            assert loads(program.dumps()) == program
