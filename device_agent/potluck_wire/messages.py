@@ -465,6 +465,28 @@ class Freed(Message):
     offset: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureTask(Message):
+    """`Measure`, handed on to the worker, in turn with its other tasks. Buffer 0: the graph document or ONNX model."""
+
+    task: str = ""
+    kind: str = "aten"
+    train: bool = False
+    rows: tuple[int, ...] = ()
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTask(Message):
+    """The answer, with the fields of `Measured`; a failure is `ComputeFailed` with `slot` = `task`."""
+
+    task: str = ""
+    rows: tuple[int, ...] = ()
+    forward_s: tuple[float, ...] = ()
+    backward_s: tuple[float, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+
+
 class RefusalCode:
     """Why a request was not carried out (`Refused.code`, `Rejected.code`)."""
 
@@ -548,6 +570,8 @@ MESSAGES: dict[int, Entry] = {
     108: Entry(ComputeFailed, _W, "worker"),
     109: Entry(Release, _W, "agent"),
     110: Entry(Freed, _W, "worker"),
+    111: Entry(MeasureTask, _W, "agent", (1, 1)),
+    112: Entry(MeasuredTask, _W, "worker"),
 }
 
 NUMBER_OF: dict[type[Message], int] = {entry.type: number for number, entry in MESSAGES.items()}
