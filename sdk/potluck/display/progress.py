@@ -24,6 +24,9 @@ class Working(Protocol):
     def on_done(self, callback: Any) -> None:
         """Call `callback(handle)` once it has ended."""
 
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """The result, or what the work raised."""
+
 
 def attach(handle: Working) -> None:
     """Show how far `handle` is, in whatever this process writes to."""
@@ -114,6 +117,14 @@ class _Widget:
         self._bar.value = done_frac
         self._words.value = clean(words)
 
-    def _ended(self, handle: Any) -> None:
-        failed = "cancelled" in repr(handle) or getattr(handle, "failed", False)
-        self._bar.bar_style = "danger" if failed else "success"
+    def _ended(self, handle: Working) -> None:
+        self._bar.bar_style = "danger" if _failed(handle) else "success"
+
+
+def _failed(handle: Working) -> bool:
+    """Whether work that has ended was cancelled or raised; nothing waits here."""
+    try:
+        handle.wait(0)
+    except BaseException:  # whatever it was, it is raised again where the handle is used
+        return True
+    return False

@@ -2,32 +2,39 @@
 
 import io
 import sys
+import threading
 
 import pytest
 
 from potluck.display import progress
+from potluck.handle import Handle
 
 
-class Work:
-    """Stands in for a Handle: only its three members are used."""
+def work(title="profiling"):
+    """A handle whose work goes on until its test lets it: (handle, task, let it end)."""
+    started, let_go, told = threading.Event(), threading.Event(), []
 
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.listeners, self.callbacks = [], []
+    def carry_out(task):
+        told.append(task)
+        started.set()
+        let_go.wait(30)
+        if let_go.error:
+            raise let_go.error
+        return "result"
 
-    def listen(self, listener):
-        self.listeners.append(listener)
+    let_go.error = None
+    handle = Handle(carry_out, title)
+    started.wait(30)
+    return handle, told[0], let_go
 
-    def on_done(self, callback):
-        self.callbacks.append(callback)
 
-    def update(self, frac, words=""):
-        for listener in self.listeners:
-            listener(frac, words)
-
-    def end(self):
-        for callback in self.callbacks:
-            callback(self)
+def end(handle, let_go, error=None):
+    """Let the work end, and wait until everybody has heard of it."""
+    heard = threading.Event()
+    handle.on_done(lambda _handle: heard.set())
+    let_go.error = error
+    let_go.set()
+    assert heard.wait(30)
 
 
 @pytest.fixture
@@ -37,37 +44,36 @@ def console():
 
 
 def test_a_terminal_shows_title_words_and_percent(console):
-    work = Work("profiling cnn")
-    progress.Terminal(console).follow(work)
-    work.update(0.42, "layer [conv1]\x1b[2J")
-    work.end()
+    handle, task, let_go = work("profiling cnn")
+    progress.Terminal(console).follow(handle)
+    task.update(0.42, "layer [conv1]\x1b[2J")
+    end(handle, let_go)
     shown = console.file.getvalue()
     assert "profiling cnn" in shown
     assert "layer [conv1]�[2J" in shown
-    assert "42%" in shown
 
 
 def test_several_handles_share_one_region_that_closes_with_the_last(console):
     terminal = progress.Terminal(console)
-    first, second = Work("first"), Work("second")
-    terminal.follow(first)
-    terminal.follow(second)
-    first.end()
-    second.update(0.5)
+    first, second = work("first"), work("second")
+    terminal.follow(first[0])
+    terminal.follow(second[0])
+    end(first[0], first[2])
     assert console._live_stack
-    second.end()
+    end(second[0], second[2], ValueError("a failure ends it too"))
     assert not console._live_stack
-    third = Work("third")
-    terminal.follow(third)
-    third.end()
+    third = work("third")
+    terminal.follow(third[0])
+    end(third[0], third[2])
     assert "third" in console.file.getvalue()
 
 
-def test_nothing_is_shown_where_nobody_looks(monkeypatch, capsys):
+def test_nothing_is_shown_where_nobody_looks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    work = Work("profiling")
-    progress.attach(work)
-    assert work.listeners == []
+    handle, task, let_go = work()
+    progress.attach(handle)
+    task.update(0.5, "half")
+    end(handle, let_go)
     assert sys.stderr.getvalue() == ""
 
 
@@ -79,24 +85,27 @@ def test_a_missing_rich_is_silence(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Tty())
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(progress, "_shared", None)
-    work = Work("profiling")
-    progress.attach(work)
-    assert work.listeners == []
+    handle, task, let_go = work()
+    progress.attach(handle)
+    task.update(0.5)
+    end(handle, let_go)
+    assert sys.stderr.getvalue() == ""
 
 
-def test_a_notebook_gets_a_widget_that_follows_the_work(monkeypatch):
+@pytest.mark.parametrize(("error", "style"), [(None, "success"), (ValueError("no"), "danger")])
+def test_a_notebook_gets_a_widget_that_follows_the_work(monkeypatch, error, style):
     pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     shown = []
     monkeypatch.setattr(display, "display", shown.append)
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
-    work = Work("profiling")
-    progress.attach(work)
+    handle, task, let_go = work()
+    progress.attach(handle)
     title, bar, words = shown[0].children
-    work.update(0.25, "conv1")
+    task.update(0.25, "conv1")
     assert (title.value, bar.value, words.value) == ("profiling", 0.25, "conv1")
-    work.end()
-    assert bar.bar_style == "success"
+    end(handle, let_go, error)
+    assert bar.bar_style == style
 
 
 def test_a_plain_python_is_no_notebook():
