@@ -13,6 +13,7 @@ class WireCode:
     TENSOR = "tensor"  # dtype, shape and length do not fit each other
     CHUNK = "chunk"  # out of order, of the wrong size, or after the last
     DOCUMENT = "document"  # a JSON document that does not hold
+    STATE = "state"  # a message that may not come now, or not from this side
     VERSION = "version"  # another major version
 
 
