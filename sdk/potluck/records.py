@@ -313,6 +313,7 @@ class Plan:
     latency_s: float | None = None
     energy_j: float | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    device_energy_j: Mapping[str, float] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
 

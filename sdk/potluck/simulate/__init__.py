@@ -1,1 +1,5 @@
-"""PURE. What would happen: time, energy and memory on shared links."""
+"""What would happen: compiled programs under virtual time, on shared media. Pure."""
+
+from potluck.simulate.programs import simulate, steady_s
+
+__all__ = ["simulate", "steady_s"]

@@ -1,0 +1,243 @@
+"""What things cost: one equation per function. Times from the profile, memory and energy from the records.
+
+Sources: Asteroid (Ye et al., MobiCom 2024) section 3.3 for times, eq. (3) for memory; Dora eq. (2) for energy.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from potluck.errors import UserError
+from potluck.records import Device, LayerCost, Network, Problem, Training
+from potluck.schedule.rows import overlaps
+
+
+def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float:
+    """Seconds at batch size `at`, linear between the measured sizes (time is not linear in the batch: Asteroid Fig. 6).
+
+    Outside the measured range: the line through the two nearest points, though never below what a time proportional to
+    rows would be under the smallest size; in proportion to rows where one size alone was measured.
+    """
+    if at <= 0:
+        return 0.0
+    if len(rows) == 1:
+        return seconds[0] * at / rows[0]
+    i = min(max(bisect_left(rows, at), 1), len(rows) - 1)
+    slope = (seconds[i] - seconds[i - 1]) / (rows[i] - rows[i - 1])
+    value = seconds[i - 1] + slope * (at - rows[i - 1])
+    if at < rows[0]:
+        return max(value, seconds[0] * at / rows[0])
+    return max(value, seconds[-1]) if at > rows[-1] else value
+
+
+def extrapolated(rows: Sequence[int], at: int) -> bool:
+    """Whether batch size `at` lies outside what was measured."""
+    return not rows[0] <= at <= rows[-1]
+
+
+class CostTable:
+    """Times of layer ranges on the devices of a problem, by prefix sums that are made once per device and batch size.
+
+    `guessed` collects (device, rows) outside the measured range that were asked for.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.guessed: set[tuple[str, int]] = set()
+        self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        layers = problem.layers
+        self._parameters = _sums([layer.parameter_bytes for layer in layers])
+        self._buffers = _sums([layer.buffer_bytes for layer in layers])
+        self._activations = _sums([layer.activation_bytes for layer in layers])
+
+    def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """Seconds of the forward of layers [start, stop) on `rows` rows."""
+        sums = self._times(device, rows)[0]
+        return sums[stop] - sums[start]
+
+    def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """Seconds of their backward; 0 for inference."""
+        sums = self._times(device, rows)[1]
+        return sums[stop] - sums[start]
+
+    def parameter_bytes(self, start: int, stop: int) -> int:
+        """Bytes of the parameters of layers [start, stop)."""
+        return self._parameters[stop] - self._parameters[start]
+
+    def buffer_bytes(self, start: int, stop: int) -> int:
+        """Bytes of their buffers."""
+        return self._buffers[stop] - self._buffers[start]
+
+    def activation_bytes(self, start: int, stop: int) -> int:
+        """Bytes per row that they keep for the backward."""
+        return self._activations[stop] - self._activations[start]
+
+    def cut_bytes(self, layer: int) -> int:
+        """Bytes per row that enter layer `layer` (home's inputs for layer 0) or leave the last."""
+        return self.problem.layers[layer - 1].output_bytes if layer else self.problem.input_bytes
+
+    def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        found = self._sums.get((device, rows))
+        if found is None:
+            costs = self.problem.costs[device]
+            training = isinstance(self.problem.workload, Training)
+            if any(rows and extrapolated(cost.rows, rows) for cost in costs):
+                self.guessed.add((device, rows))
+            forward = _prefix(interpolate(cost.rows, cost.forward_s, rows) for cost in costs)
+            backward = _prefix(_backward_s(device, cost, rows) for cost in costs) if training else (0.0,) * len(forward)
+            found = self._sums[device, rows] = forward, backward
+        return found
+
+
+def _backward_s(device: str, cost: LayerCost, rows: int) -> float:
+    if not cost.backward_s:
+        raise UserError(
+            "its profile has no backward times.", device=device, next_step="Profile this model for training."
+        )
+    return interpolate(cost.rows, cost.backward_s, rows)
+
+
+def _prefix(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(accumulate(values, initial=0.0))
+
+
+def _sums(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(values, initial=0))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def optimizer_copies(problem: Problem) -> int:
+    """Parameter-sized tensors of optimizer state; none for inference."""
+    return problem.workload.optimizer_copies if isinstance(problem.workload, Training) else 0
+
+
+def static_bytes(table: CostTable, start: int, stop: int) -> int:
+    """Bytes that stand as long as the plan does: weights and buffers, and for training gradients and optimizer state.
+
+    Asteroid, eq. (3), the terms of the model and of the optimizer.
+    """
+    training = isinstance(table.problem.workload, Training)
+    copies = (2 + optimizer_copies(table.problem)) if training else 1
+    return copies * table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
+
+
+def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
+    """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input and output."""
+    widest = max(table.cut_bytes(layer) + table.cut_bytes(layer + 1) for layer in range(start, stop))
+    return widest * rows
+
+
+def memory_bytes(
+    table: CostTable, start: int, stop: int, rows: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
+) -> int:
+    """Peak bytes of a device that computes layers [start, stop) on `rows` rows of every micro-batch.
+
+    Asteroid eq. (3): model + optimizer + K_p activations, where K_p = `warm_up`, the schedule's real depth. Beyond the
+    paper, see `row_bytes`; and the flat gradient vectors of the all-reduce, which come when no activation is left.
+    """
+    at_work = rows * row_bytes(table, start, stop, warm_up=warm_up, n_micro_batches=n_micro_batches)
+    return static_bytes(table, start, stop) + max(at_work, reducing_bytes(table, start, stop, replicas))
+
+
+def row_bytes(table: CostTable, start: int, stop: int, *, warm_up: int, n_micro_batches: int = 1) -> int:
+    """Bytes per row of a micro-batch: what `warm_up` micro-batches keep for their backward, what one task works on,
+    home's whole batch, and the most tensors that can wait on either side however slow the links are.
+
+    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the stage before keeps
+    (two more: the default depths of neighbours differ by two); one more of each while pieces are cut or joined.
+    """
+    training = isinstance(table.problem.workload, Training)
+    kept = warm_up * table.activation_bytes(start, stop) if training else 0
+    before, behind = (min(warm_up + 2, n_micro_batches), warm_up) if training else (n_micro_batches, n_micro_batches)
+    waiting = (behind + 1) * table.cut_bytes(stop) + ((before + 1) * table.cut_bytes(start) if start else 0)
+    return kept + waiting + _feed_bytes(table, start, stop) * n_micro_batches + working_bytes(table, start, stop, 1)
+
+
+def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
+    """Bytes of the all-reduce: the flat vector and its pieces, and one piece under way and one just added."""
+    if replicas == 1 or not isinstance(table.problem.workload, Training):
+        return 0
+    vector = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
+    return 2 * vector + 2 * (vector // replicas + 4)
+
+
+def rows_that_fit(
+    table: CostTable, start: int, stop: int, budget: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
+) -> int:
+    """The most rows of a micro-batch for which `memory_bytes` stays within `budget`."""
+    room = budget - static_bytes(table, start, stop)
+    if room < reducing_bytes(table, start, stop, replicas):
+        return 0
+    per_row = row_bytes(table, start, stop, warm_up=warm_up, n_micro_batches=n_micro_batches)
+    return room // per_row if per_row else 1 << 60
+
+
+def _feed_bytes(table: CostTable, start: int, stop: int) -> int:
+    problem = table.problem
+    targets = problem.target_bytes if stop == len(problem.layers) else 0
+    return targets + (problem.input_bytes if start == 0 else 0)
+
+
+def budget_bytes(problem: Problem, device: Device) -> int:
+    """What a plan may use on `device`: its owner's limit or the user's, whichever is less."""
+    return min(device.memory_bytes, problem.qoe.memory_bytes.get(device.name, device.memory_bytes))
+
+
+# --- transfers --------------------------------------------------------------------------------------------------------
+
+
+def cut_s(
+    network: Network, row_bytes: int, left: Sequence[str], left_shares: Sequence[int], right: Sequence[str],
+    right_shares: Sequence[int],
+) -> float:  # fmt: skip
+    """Seconds to pass one micro-batch over a cut, `row_bytes` per row, every device sending one transfer at a time.
+
+    The busiest sender or receiver decides; other traffic is left out (Asteroid assumes device-to-device links).
+    """
+    if row_bytes == 0:
+        return 0.0
+    sending, receiving = dict.fromkeys(left, 0.0), dict.fromkeys(right, 0.0)
+    for piece in overlaps(left_shares, right_shares):
+        a, b = left[piece.left], right[piece.right]
+        if a != b:
+            seconds = (piece.stop - piece.start) * row_bytes / network.bandwidth(a, b) + network.latency(a, b)
+            sending[a] += seconds
+            receiving[b] += seconds
+    return max(*sending.values(), *receiving.values())
+
+
+def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float:
+    """T_a = 2 (n - 1) / n * bytes / the slowest link of the ring, and 2 (n - 1) latencies (Asteroid, below eq. (5))."""
+    n = len(devices)
+    if n == 1:
+        return 0.0
+    ring = [(devices[i], devices[(i + 1) % n]) for i in range(n)]
+    slowest = min(network.bandwidth(a, b) for a, b in ring)
+    latency = max(network.latency(a, b) for a, b in ring)
+    return 2 * (n - 1) * (nbytes / n / slowest + latency)
+
+
+def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
+    """Seconds of one optimizer step: every parameter, gradient and moment read or written once at copying speed."""
+    copies = 2 + optimizer_copies(table.problem)
+    return device.overhead_s + copies * table.parameter_bytes(start, stop) / device.copy_bytes_per_s
+
+
+def copy_s(device: Device, nbytes: int) -> float:
+    """Seconds to slice, join or add `nbytes`."""
+    return device.overhead_s + nbytes / device.copy_bytes_per_s
+
+
+# --- energy -----------------------------------------------------------------------------------------------------------
+
+
+def energy_j(device: Device, elapsed_s: float, busy_s: float, radio_s: float) -> float | None:
+    """Joules in `elapsed_s`: idle all the time, computing `busy_s` of it, radio on `radio_s`; None: power unknown.
+
+    A radio of unknown power counts as part of idle power.
+    """
+    if device.idle_w is None or device.busy_w is None:
+        return None
+    return device.idle_w * elapsed_s + (device.busy_w - device.idle_w) * busy_s + (device.radio_w or 0.0) * radio_s

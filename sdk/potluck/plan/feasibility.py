@@ -1,0 +1,128 @@
+"""Which limits a plan breaks, and, where every plan breaks one, an error that says what would make it possible."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from potluck.errors import Infeasible
+from potluck.plan import choices, cost
+from potluck.plan.judge import excess_bytes
+from potluck.records import Plan, Problem
+
+GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One limit that a plan does not hold."""
+
+    limit: str  # "memory", "latency", "energy" or "device energy"
+    needed: float
+    available: float
+    device: str = ""
+
+
+def breaches(problem: Problem, plan: Plan) -> list[Breach]:
+    """Every limit that the judged `plan` breaks."""
+    qoe, found = problem.qoe, []
+    for name, excess in excess_bytes(problem, plan).items():
+        found.append(Breach("memory", plan.peak_bytes[name], plan.peak_bytes[name] - excess, name))
+    if qoe.latency_s is not None and plan.latency_s is not None and plan.latency_s > qoe.latency_s:
+        found.append(Breach("latency", plan.latency_s, qoe.latency_s))
+    if qoe.energy_j is not None and plan.energy_j is not None and plan.energy_j > qoe.energy_j:
+        found.append(Breach("energy", plan.energy_j, qoe.energy_j))
+    for name, limit in qoe.device_energy_j.items():
+        if plan.device_energy_j.get(name, 0.0) > limit:
+            found.append(Breach("device energy", plan.device_energy_j[name], limit, name))
+    return found
+
+
+def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
+    """The error when no plan of `judged` holds: the limit that comes nearest to being held, and how to hold it."""
+    if not judged:
+        return _too_big(problem)
+    if all(any(b.limit == "memory" for b in breaches(problem, plan)) for plan in judged):
+        blamed = _too_big(problem)
+        if "layer" in blamed.facts:
+            return blamed
+    nearest = min(
+        (max(breaches(problem, plan), key=lambda b: b.needed / b.available) for plan in judged),
+        key=lambda breach: breach.needed / breach.available,
+    )
+    return _error(nearest, problem.model)
+
+
+def _error(breach: Breach, model: str) -> Infeasible:
+    needed, available, device = breach.needed, breach.available, breach.device
+    facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available}
+    if breach.limit == "memory":
+        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_mb(available)}."
+        return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
+    unit = "s" if breach.limit == "latency" else "J"
+    text = f"The best plan for {model} needs {needed:.4g} {unit} per step; the {breach.limit} limit is {available:.4g}."
+    return Infeasible(text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts)
+
+
+def _too_big(problem: Problem) -> Infeasible:
+    """No planner found a plan within memory: blame the largest layer where it fits nowhere, else the sum."""
+    table = cost.CostTable(problem)
+    rows = min(choices.micro_batches(problem))
+    biggest = max(problem.devices, key=lambda device: cost.budget_bytes(problem, device))
+    budget = cost.budget_bytes(problem, biggest)
+    needs = [
+        cost.memory_bytes(table, i, i + 1, 1, warm_up=1, n_micro_batches=problem.workload.batch // rows)
+        for i in range(len(problem.layers))
+    ]
+    worst = max(range(len(needs)), key=lambda i: needs[i])
+    if needs[worst] > budget:
+        return Infeasible(
+            f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs {_mb(needs[worst])}, "
+            f"and the largest device may use {_mb(budget)}.",
+            device=biggest.name,
+            next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
+            limit="memory", needed=needs[worst], available=budget, layer=problem.layers[worst].name,
+        )  # fmt: skip
+    total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
+    whole = cost.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
+    return Infeasible(
+        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
+        f"may use {_mb(total)}, the largest ({biggest.name}) {_mb(budget)}.",
+        next_step="Allow the devices more memory, add one, or use a smaller batch.",
+        limit="memory", needed=whole, available=total,
+    )  # fmt: skip
+
+
+def _mb(nbytes: float) -> str:
+    return f"{int(nbytes * (1 + GUARD_FRAC) / 1e6) + 1} MB"
+
+
+def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str, str]:
+    """For each device that `best` leaves out, the reason as measured on the other plans."""
+    reasons = {}
+    for device in problem.devices:
+        if device.name in best.devices:
+            continue
+        using = [p for p in judged if device.name in p.devices and not breaches(problem, p) and p.latency_s is not None]
+        budget = cost.budget_bytes(problem, device)
+        if using and best.latency_s:
+            fastest = min(using, key=lambda plan: plan.latency_s or 0.0)
+            more = (fastest.latency_s or 0.0) / best.latency_s - 1
+            change = f"{more:.0%} slower" if more >= 0 else f"{-more:.0%} faster, but not better within the limits"
+            reasons[device.name] = f"the best plan that uses it ({fastest.planner}) is {change}"
+        elif budget < _smallest_part(problem):
+            reasons[device.name] = f"its {budget / 1e6:.3g} MB hold no part of the model"
+        else:
+            reasons[device.name] = "no plan that uses it holds the limits"
+    return reasons
+
+
+def _smallest_part(problem: Problem) -> int:
+    table = cost.CostTable(problem)
+    return min(cost.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers)))
+
+
+def without_memory_limits(problem: Problem) -> Problem:
+    """The same problem on devices of unlimited memory: what a plan would need if it could have it."""
+    plenty = 1 << 60
+    devices = tuple(replace(device, memory_bytes=plenty) for device in problem.devices)
+    return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes={}))

@@ -1,0 +1,87 @@
+"""Score any planner's plan by simulating its very programs on the shared network: one judge for all."""
+
+from dataclasses import replace
+
+from potluck.plan import cost
+from potluck.plan.check import check_plan
+from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
+from potluck.schedule.compiled import Compiled
+from potluck.schedule.programs import compile_inference, compile_training
+
+# A module, not its names: the simulator prices instructions by plan.cost, so either package may be imported first.
+from potluck.simulate import programs as simulation
+
+STREAM_STEPS = 8  # requests simulated to find the steady rate; the second half of them counts
+
+
+def judge(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -> Plan:
+    """`plan` with latency, energy and peak memory as the simulator predicts them.
+
+    Streaming inference: latency is the time from one answer to the next, energy that of one request.
+    """
+    trace = predict(problem, plan, table)
+    streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+    known = len(trace.energy_j) == len(plan.devices)
+    return replace(
+        plan,
+        latency_s=simulation.steady_s(trace) if streaming else trace.step_s[0],
+        energy_j=sum(trace.energy_j.values()) / len(trace.step_s) if known else None,
+        peak_bytes=dict(trace.peak_bytes),
+        device_energy_j={name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()},
+    )
+
+
+def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -> Trace:
+    """The simulated trace of one step of `plan`, or of some requests in flight when they stream."""
+    compiled = compile_plan(problem, plan)
+    streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+    steps, in_flight = (STREAM_STEPS, 2 * len(plan.stages)) if streaming else (1, 1)
+    return simulation.Simulation(compiled, problem, steps, in_flight, table).trace()
+
+
+def compile_plan(problem: Problem, plan: Plan) -> Compiled:
+    """The programs of `plan` for segments that are known by their sizes alone."""
+    check_plan(plan, problem)
+    if plan.training:
+        return compile_training(plan, outline(problem, plan), {})
+    return compile_inference(plan, outline(problem, plan))
+
+
+def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
+    """The segments of `plan` as the layers' sizes tell: one tensor over each cut with a gradient, one without."""
+    layers, n_stages = problem.layers, len(plan.stages)
+    crossing: list[tuple[Tensor, ...]] = []
+    for stage in plan.stages:
+        layer = layers[stage.stop - 1]
+        sizes = [("y", layer.gradient_bytes, True), ("z", layer.output_bytes - layer.gradient_bytes, False)]
+        crossing.append(tuple(_tensor(f"{name}{stage.stop}", size, grad) for name, size, grad in sizes if size))
+    segments = []
+    for p, stage in enumerate(plan.stages):
+        inside = layers[stage.start : stage.stop]
+        feeds = [_tensor("input", problem.input_bytes)] if p == 0 and problem.input_bytes else []
+        if plan.training and p == n_stages - 1 and problem.target_bytes:
+            feeds.append(_tensor("target", problem.target_bytes))
+        last = _tensor("loss", 4) if plan.training else _tensor("output", problem.result_bytes)
+        segments.append(
+            Segment(
+                name=f"stage{p}",
+                start=stage.start,
+                stop=stage.stop,
+                feeds=tuple(feeds),
+                inputs=crossing[p - 1] if p else (),
+                outputs=crossing[p] if p < n_stages - 1 else (last,),
+                parameter_count=sum(layer.parameter_bytes for layer in inside) // 4,
+                buffer_count=sum(layer.buffer_bytes for layer in inside) // 4,
+            )
+        )
+    return tuple(segments)
+
+
+def _tensor(name: str, row_bytes: int, gradient: bool = False) -> Tensor:
+    return Tensor(name=name, dtype="float32", row_bytes=row_bytes, gradient=gradient)
+
+
+def excess_bytes(problem: Problem, plan: Plan) -> dict[str, int]:
+    """Per device that needs more than it may use: by how much."""
+    budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
+    return {name: peak - budgets[name] for name, peak in plan.peak_bytes.items() if peak > budgets[name]}

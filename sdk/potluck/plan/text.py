@@ -1,0 +1,113 @@
+"""A plan as text that a person can read, edit and post back (TOML)."""
+
+import json
+import tomllib
+from typing import Any
+
+from potluck.errors import PlanError
+from potluck.records import Plan, Stage
+
+_KNOWN = {
+    "planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed", "stage",
+    "peak_bytes", "device_energy_j", "unused",
+}  # fmt: skip
+_STAGE = {"layers", "devices", "shares", "warm_up"}
+
+
+def dumps(plan: Plan) -> str:
+    """The plan as text; `loads` gives the same plan back."""
+    lines = ["# A potluck plan. `layers` are half-open; `shares` are rows of each micro-batch, one per device."]
+    for name in ("planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed"):
+        value = getattr(plan, name)
+        if value is not None:
+            lines.append(f"{name} = {_value(value)}")
+    for stage in plan.stages:
+        lines += ["", "[[stage]]", f"layers = {_value([stage.start, stage.stop])}"]
+        lines += [f"devices = {_value(stage.devices)}", f"shares = {_value(stage.shares)}"]
+        lines.append(f"warm_up = {stage.warm_up}")
+    tables = (("peak_bytes", plan.peak_bytes), ("device_energy_j", plan.device_energy_j), ("unused", plan.unused))
+    for title, table in tables:
+        if table:
+            lines += ["", f"[{title}]", *(f"{_value(name)} = {_value(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def loads(text: str) -> Plan:
+    """Read a plan; `PlanError` says what is wrong and where."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"This is not a plan: {error}.") from error
+    _no_others("the plan", data, _KNOWN)
+    stages = data.get("stage")
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise PlanError("A plan needs at least one [[stage]].")
+    return Plan(
+        planner=_get(data, "planner", str, "edited"),
+        model=_get(data, "model", str),
+        stages=tuple(_stage(index, stage) for index, stage in enumerate(stages)),
+        micro_batch=_get(data, "micro_batch", int),
+        n_micro_batches=_get(data, "n_micro_batches", int, 1),
+        training=_get(data, "training", bool, True),
+        latency_s=_get(data, "latency_s", float, None),
+        energy_j=_get(data, "energy_j", float, None),
+        seed=_get(data, "seed", int, None),
+        peak_bytes=_table(data, "peak_bytes", int),
+        device_energy_j=_table(data, "device_energy_j", float),
+        unused=_table(data, "unused", str),
+    )
+
+
+def _stage(index: int, data: dict[str, Any]) -> Stage:
+    where = f"stage {index}"
+    _no_others(where, data, _STAGE)
+    layers = _list(data, "layers", int, where)
+    if len(layers) != 2:
+        raise PlanError(f"{where}: `layers` must be [start, stop], got {layers}.")
+    devices = _list(data, "devices", str, where)
+    shares = _list(data, "shares", int, where)
+    warm_up = _get(data, "warm_up", int, 1, where)
+    return Stage(start=layers[0], stop=layers[1], devices=tuple(devices), shares=tuple(shares), warm_up=warm_up)
+
+
+_REQUIRED = object()
+
+
+def _get(data: dict[str, Any], name: str, kind: type, default: Any = _REQUIRED, where: str = "the plan") -> Any:
+    value = data.get(name, default)
+    if value is _REQUIRED:
+        raise PlanError(f"{where}: `{name}` is missing.")
+    if kind is float and type(value) is int:
+        return float(value)
+    if value is not default and type(value) is not kind:
+        raise PlanError(f"{where}: `{name}` must be {_called(kind)}, got {value!r}.")
+    return value
+
+
+def _list(data: dict[str, Any], name: str, kind: type, where: str) -> list[Any]:
+    value = _get(data, name, list, where=where)
+    if any(type(item) is not kind for item in value):
+        raise PlanError(f"{where}: every entry of `{name}` must be {_called(kind)}, got {value!r}.")
+    return list(value)
+
+
+def _table(data: dict[str, Any], name: str, kind: type) -> dict[str, Any]:
+    table = _get(data, name, dict, {})
+    return {key: _get(table, key, kind, where=name) for key in table}
+
+
+def _no_others(where: str, data: dict[str, Any], known: set[str]) -> None:
+    others = sorted(set(data) - known)
+    if others:
+        raise PlanError(f"{where}: nobody knows `{others[0]}`.", next_step=f"Known: {', '.join(sorted(known))}.")
+
+
+def _called(kind: type) -> str:
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}[kind]
+
+
+def _value(value: object) -> str:
+    """A TOML value; JSON's text, numbers, booleans and lists of these are TOML too."""
+    if isinstance(value, tuple):
+        value = list(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

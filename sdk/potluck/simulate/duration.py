@@ -1,0 +1,17 @@
+"""How long each instruction of a program takes on its device."""
+
+from potluck.plan import cost
+from potluck.records import Device
+from potluck.schedule.compiled import Note
+from potluck_wire.program import Instruction
+
+
+def instruction_s(table: cost.CostTable, device: Device, item: Instruction, note: Note) -> float:
+    """Seconds in the compute lane. Profiled times for run and backward, copying speed for the rest."""
+    if item.op == "run":
+        return device.overhead_s + table.forward_s(device.name, note.start, note.stop, note.rows)
+    if item.op == "backward":
+        return device.overhead_s + table.backward_s(device.name, note.start, note.stop, note.rows)
+    if item.op == "step":
+        return cost.update_s(table, device, note.start, note.stop)
+    return cost.copy_s(device, note.nbytes)

@@ -1,0 +1,29 @@
+"""How flows share media: max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2)."""
+
+from collections.abc import Mapping, Sequence
+
+Route = tuple[tuple[int, int], ...]  # (medium, how often it is crossed)
+
+
+def max_min_rates(flows: Mapping[int, Route], capacity: Sequence[float]) -> dict[int, float]:
+    """Bytes per second of each flow: all rates rise together; a flow stops when one of its media is full.
+
+    Per medium, the sum of rate times crossings is at most its capacity. A flow over no medium is infinitely fast.
+
+    >>> max_min_rates({0: ((0, 1),), 1: ((0, 1), (1, 1)), 2: ((1, 1),)}, [10.0, 4.0])
+    {1: 2.0, 2: 2.0, 0: 8.0}
+    """
+    rates = {flow: float("inf") for flow, route in flows.items() if not route}
+    left = {flow: route for flow, route in flows.items() if route}
+    room = {medium: capacity[medium] for route in left.values() for medium, _ in route}
+    while left:
+        crossings = dict.fromkeys(room, 0)
+        for route in left.values():
+            for medium, times in route:
+                crossings[medium] += times
+        level, full = min((room[medium] / n, medium) for medium, n in crossings.items() if n)
+        for flow in [flow for flow, route in left.items() if any(medium == full for medium, _ in route)]:
+            rates[flow] = level
+            for medium, times in left.pop(flow):
+                room[medium] = max(0.0, room[medium] - level * times)
+    return rates

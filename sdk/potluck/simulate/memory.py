@@ -1,0 +1,64 @@
+"""Memory over time: when each value, kept activation and working set of a device is there, and the peak."""
+
+from collections.abc import Mapping, Sequence
+
+from potluck.plan import cost
+from potluck.schedule.compiled import Compiled, Note
+from potluck_wire.program import Instruction
+
+Span = tuple[float, float]  # seconds from start to stop
+
+
+def peak_bytes(
+    table: cost.CostTable, compiled: Compiled, device: str, spans: Sequence[Mapping[int, Span]], stop_s: float
+) -> int:
+    """The most bytes that `device` holds at once; `spans[step][instruction id]` is when each instruction took place.
+
+    A value is there from the start of what makes it to the end of its last use; what never is used goes at once. A
+    `run` that trains keeps its activations until its `backward` has ended.
+    """
+    program, notes, sizes = compiled.programs[device], compiled.notes[device], compiled.value_bytes[device]
+    changes: list[tuple[float, int]] = []
+    for step in spans:
+        made: dict[str, float] = {}
+        last: dict[str, float] = {}
+        kept: dict[tuple[str, str], tuple[float, int]] = {}
+        for item in program.instructions:
+            start, stop = step[item.id]
+            for value in item.outputs:
+                made[value], last[value] = start, stop
+            for value in item.inputs:
+                last[value] = max(last[value], stop)
+            _segment_memory(table, item, notes[item.id], start, stop, kept, changes)
+        for since, nbytes in kept.values():
+            changes += [(since, nbytes), (stop_s, -nbytes)]
+        for value, since in made.items():
+            changes += [(since, sizes[value]), (last[value], -sizes[value])]
+    changes.sort()  # at one moment what goes comes first
+    static, held, peak = _static_bytes(table, notes, program.instructions), 0, 0
+    for _, nbytes in changes:
+        held += nbytes
+        peak = max(peak, held)
+    return static + peak
+
+
+def _segment_memory(
+    table: cost.CostTable, item: Instruction, note: Note, start: float, stop: float,
+    kept: dict[tuple[str, str], tuple[float, int]], changes: list[tuple[float, int]],
+) -> None:  # fmt: skip
+    if item.op not in ("run", "backward"):
+        return
+    working = cost.working_bytes(table, note.start, note.stop, note.rows)
+    changes += [(start, working), (stop, -working)]
+    key = (item.attrs["segment"], item.attrs["key"])
+    if item.op == "run" and item.attrs["train"]:
+        kept[key] = start, table.activation_bytes(note.start, note.stop) * note.rows
+    elif item.op == "backward":
+        since, nbytes = kept.pop(key)
+        changes += [(since, nbytes), (stop, -nbytes)]
+
+
+def _static_bytes(table: cost.CostTable, notes: Sequence[Note], instructions: Sequence[Instruction]) -> int:
+    """The segments that this program runs, each once."""
+    ranges = {(notes[item.id].start, notes[item.id].stop) for item in instructions if item.op == "run"}
+    return sum(cost.static_bytes(table, start, stop) for start, stop in ranges)

@@ -1,0 +1,192 @@
+"""Execute compiled programs under virtual time: the same instructions that the agents carry out, a Trace out.
+
+One compute lane and one sending lane per device, and one sending lane for home. Where the network knows no path from or
+to home, inputs and results are already where they are needed.
+"""
+
+from collections.abc import Mapping
+
+from potluck.plan import cost
+from potluck.records import Event, Problem, Trace
+from potluck.schedule.compiled import Compiled
+from potluck.simulate.duration import instruction_s
+from potluck.simulate.engine import TaskGraph, Times, run
+from potluck.simulate.memory import Span, peak_bytes
+from potluck_wire.program import NETWORK, Instruction
+
+STEP_PRIORITY = 1 << 32  # an earlier step goes before a later one, whatever their instructions' priorities
+
+
+def simulate(compiled: Compiled, problem: Problem, *, steps: int = 1, in_flight: int = 1) -> Trace:
+    """What `steps` executions of the programs do, of which at most `in_flight` run at once (1: one after the other).
+
+    Events of all lanes, seconds per step, busy seconds, joules and peak bytes per device. Energy covers the devices
+    that take part and whose power is known, from the start to the end of the last step.
+    """
+    return Simulation(compiled, problem, steps, in_flight).trace()
+
+
+class Simulation:
+    """One simulation: the task graph of all steps, and the trace read off its times."""
+
+    def __init__(
+        self, compiled: Compiled, problem: Problem, steps: int, in_flight: int, table: cost.CostTable | None = None
+    ) -> None:
+        self.compiled, self.problem, self.home = compiled, problem, compiled.home
+        self.table = table or cost.CostTable(problem)
+        self.devices = {name: problem.device(name) for name in compiled.programs}
+        names = (*compiled.programs, self.home)
+        self.compute_lane = {name: 2 * i for i, name in enumerate(names)}
+        self.send_lane = {name: 2 * i + 1 for i, name in enumerate(names)}
+        self.graph = TaskGraph(capacity=[medium.capacity_bytes_per_s for medium in problem.network.media])
+        self.medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
+        self.routes: dict[tuple[str, str], int] = {}
+        self.has_home = any(self.home in pair for pair in problem.network.paths)
+        # Per step: (device, instruction id) -> task; a `recv` is the task of its `send`.
+        self.tasks: list[dict[tuple[str, int], int]] = []
+        self.marks: list[tuple[int, int]] = []  # per step: the tasks that stand for its start and its end
+        for step in range(steps):
+            self._add_step(step, in_flight)
+        self.times = run(self.graph)
+
+    # --- the task graph -----------------------------------------------------------------------------------------------
+
+    def _add_step(self, step: int, in_flight: int) -> None:
+        graph, first = self.graph, step * STEP_PRIORITY
+        idle = self.compute_lane[self.home]
+        before = [self.marks[step - in_flight][1]] if step >= in_flight else []
+        begin = graph.add(idle, 0.0, after=before, priority=first)
+        tasks: dict[tuple[str, int], int] = {}
+        arrivals: dict[tuple[str, str, str], int] = {}  # (from, to, name) -> the task that brings it
+        for feed in self.compiled.feeds:
+            arrivals[self.home, feed.device, feed.value] = graph.add(
+                self.send_lane[self.home], feed.nbytes, after=[begin], priority=first + feed.priority,
+                route=self._route(self.home, feed.device),
+            )  # fmt: skip
+        for device, program in self.compiled.programs.items():
+            for item in program.instructions:
+                if item.op != "recv":
+                    task = self._add_task(device, item, first)
+                    tasks[device, item.id] = task
+                    if item.op == "send":
+                        arrivals[device, item.attrs["peer"], item.attrs["name"]] = task
+        for device, program in self.compiled.programs.items():
+            makers: dict[str, int] = {}
+            for item in program.instructions:
+                if item.op == "recv":
+                    tasks[device, item.id] = arrivals[item.attrs["peer"], device, item.outputs[0]]
+                for value in item.outputs:
+                    makers[value] = tasks[device, item.id]
+            for item in program.instructions:
+                if item.op == "recv":
+                    continue
+                task = tasks[device, item.id]
+                waits = {makers[value] for value in item.inputs} | {tasks[device, i] for i in item.after} or {begin}
+                for other in sorted(waits):
+                    graph.wait(task, other)
+        end = graph.add(idle, 0.0, after=sorted({*tasks.values(), *arrivals.values(), begin}), priority=first)
+        self.tasks.append(tasks)
+        self.marks.append((begin, end))
+
+    def _add_task(self, device: str, item: Instruction, first: int) -> int:
+        note = self.compiled.notes[device][item.id]
+        if item.op == "send":
+            route = self._route(device, item.attrs["peer"])
+            return self.graph.add(self.send_lane[device], note.nbytes, priority=first + item.priority, route=route)
+        seconds = instruction_s(self.table, self.devices[device], item, note)
+        return self.graph.add(self.compute_lane[device], seconds, priority=first + item.priority)
+
+    def _route(self, source: str, target: str) -> int:
+        if (source, target) not in self.routes:
+            if self.home in (source, target) and not self.has_home:
+                route = self.graph.add_route(())
+            else:
+                path = self.problem.network.path(source, target)
+                media = tuple((self.medium[name], times) for name, times in path.media)
+                route = self.graph.add_route(media, path.latency_s)
+            self.routes[source, target] = route
+        return self.routes[source, target]
+
+    # --- the trace ----------------------------------------------------------------------------------------------------
+
+    def trace(self) -> Trace:
+        times, events = self.times, self._events()
+        stop_s = max(times.stop_s, default=0.0)
+        busy = dict.fromkeys(self.devices, 0.0)
+        for event in events:
+            if event.lane == "compute":
+                busy[event.device] += event.stop_s - event.start_s
+        energy = {}
+        for name, device in self.devices.items():
+            radio = union_s([(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"])
+            joules = cost.energy_j(device, stop_s, busy[name], radio)
+            if joules is not None:
+                energy[name] = joules
+        return Trace(
+            source="predicted",
+            events=events,
+            step_s=tuple(times.stop_s[end] - times.start_s[begin] for begin, end in self.marks),
+            busy_s=busy,
+            energy_j=energy,
+            energy_source=dict.fromkeys(energy, "estimated"),
+            peak_bytes={
+                name: peak_bytes(self.table, self.compiled, name, self._spans(name, times), stop_s)
+                for name in self.devices
+            },
+        )
+
+    def _spans(self, device: str, times: Times) -> list[Mapping[int, Span]]:
+        """Per step, when each instruction of `device` took place."""
+        spans: list[Mapping[int, Span]] = []
+        for tasks in self.tasks:
+            step: dict[int, Span] = {}
+            for item in self.compiled.programs[device].instructions:
+                task = tasks[device, item.id]
+                stop = times.free_s[task] if item.op == "send" else times.stop_s[task]
+                step[item.id] = times.start_s[task], stop
+            spans.append(step)
+        return spans
+
+    def _events(self) -> tuple[Event, ...]:
+        times, events = self.times, []
+        for step, tasks in enumerate(self.tasks):
+            for device, program in self.compiled.programs.items():
+                for item in program.instructions:
+                    task, note = tasks[device, item.id], self.compiled.notes[device][item.id]
+                    if item.op in NETWORK and times.stop_s[task] <= times.start_s[task]:
+                        continue  # between home and a device where no path is known
+                    lag = times.stop_s[task] - times.free_s[task] if item.op in NETWORK else 0.0
+                    lane = {"send": "send", "recv": "receive"}.get(item.op, "compute")
+                    event = Event(
+                        device=device,
+                        lane=lane,
+                        start_s=times.start_s[task] + (lag if lane == "receive" else 0.0),
+                        stop_s=times.stop_s[task] - (lag if lane == "send" else 0.0),
+                        label=note.label,
+                        op=item.op,
+                        step=step,
+                        instruction=item.id,
+                        peer=item.attrs["peer"] if item.op in NETWORK else "",
+                        nbytes=note.nbytes if item.op in NETWORK else 0,
+                    )
+                    events.append(event)
+        return tuple(sorted(events, key=lambda e: (e.start_s, e.device, e.lane, e.instruction, e.step)))
+
+
+def union_s(spans: list[Span]) -> float:
+    """Seconds covered by at least one of the spans."""
+    covered, reached = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        covered += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return covered
+
+
+def steady_s(trace: Trace) -> float:
+    """Seconds from one answer to the next once the pipeline is full: over the second half of the steps of `trace`."""
+    ends: dict[int, float] = {}
+    for event in trace.events:
+        ends[event.step] = max(ends.get(event.step, 0.0), event.stop_s)
+    last = max(ends)
+    half = last // 2
+    return (ends[last] - ends[half]) / (last - half) if last > half else ends[last]

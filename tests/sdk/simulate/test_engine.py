@@ -1,0 +1,122 @@
+"""The engine's virtual time, by hand; what must hold for any task graph, by random ones."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from potluck.errors import PlanError
+from potluck.simulate.engine import COMPUTE, TaskGraph, run
+from potluck.simulate.fairness import max_min_rates
+
+
+def test_a_lane_takes_the_smallest_priority_first_and_keeps_it():
+    graph = TaskGraph()
+    first = graph.add(0, 2.0, priority=5)  # alone at time 0
+    gate = graph.add(1, 1.0)
+    late = graph.add(0, 1.0, after=[gate], priority=1)  # ready at 1, must wait for the lane
+    last = graph.add(0, 1.0, after=[gate], priority=9)
+    times = run(graph)
+    assert [times.start_s[task] for task in (first, gate, late, last)] == [0.0, 0.0, 2.0, 3.0]
+
+
+def test_two_flows_share_a_medium_and_the_rest_goes_at_full_rate():
+    graph = TaskGraph(capacity=[10.0])
+    air = graph.add_route(((0, 1),), latency_s=0.5)
+    short, long = graph.add(0, 10.0, route=air), graph.add(1, 30.0, route=air)
+    times = run(graph)
+    # Both at 5 until 2 s; then 20 bytes are left, at 10.
+    assert (times.free_s[short], times.stop_s[short]) == (2.0, 2.5)
+    assert (times.free_s[long], times.stop_s[long]) == (4.0, 4.5)
+
+
+def test_wifi_through_an_access_point_costs_its_air_twice():
+    graph = TaskGraph(capacity=[10.0])
+    task = graph.add(0, 10.0, route=graph.add_route(((0, 2),)))
+    assert run(graph).stop_s[task] == 2.0
+
+
+def test_a_flow_over_no_medium_takes_its_latency_alone():
+    graph = TaskGraph()
+    task = graph.add(0, 1e9, route=graph.add_route((), latency_s=0.25))
+    assert run(graph).stop_s[task] == 0.25
+
+
+def test_a_sender_sends_one_after_the_other_while_latency_overlaps():
+    graph = TaskGraph(capacity=[10.0])
+    route = graph.add_route(((0, 1),), latency_s=1.0)
+    tasks = [graph.add(0, 10.0, route=route) for _ in range(2)]
+    assert [run(graph).stop_s[task] for task in tasks] == [2.0, 3.0]
+
+
+def test_tasks_that_wait_for_each_other_are_an_error():
+    graph = TaskGraph()
+    a = graph.add(0, 1.0)
+    b = graph.add(0, 1.0, after=[a])
+    graph.wait(a, b)
+    with pytest.raises(PlanError, match="2 of 2 tasks wait for each other"):
+        run(graph)
+
+
+def test_max_min_rates_by_hand():
+    flows = {0: ((0, 1),), 1: ((0, 1), (1, 1)), 2: ((1, 1),), 3: ()}
+    assert max_min_rates(flows, [10.0, 4.0]) == {3: float("inf"), 1: 2.0, 2: 2.0, 0: 8.0}
+
+
+def random_graph(rng):
+    graph = TaskGraph(capacity=[rng.uniform(1, 20) for _ in range(3)])
+    routes = [
+        graph.add_route(
+            tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))), rng.choice([0, 0, 0.3])
+        )
+        for _ in range(5)
+    ]
+    for task in range(rng.randint(5, 40)):
+        after = rng.sample(range(task), min(task, rng.randint(0, 3)))
+        sends = rng.random() < 0.5
+        graph.add(
+            rng.randrange(4) + (4 if sends else 0), rng.choice([0.0, rng.uniform(0.1, 9)]), after=after,
+            priority=rng.randrange(5), route=rng.choice(routes) if sends else COMPUTE,
+        )  # fmt: skip
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_invariants_of_any_run(seed):
+    graph = random_graph(random.Random(seed))
+    times = run(graph)
+    n_tasks, makespan = len(graph.lane), max(times.stop_s)
+    for task in range(n_tasks):
+        assert times.stop_s[task] >= times.free_s[task] >= times.start_s[task] >= 0
+        for follower in graph.followers[task]:
+            assert times.start_s[follower] >= times.stop_s[task]
+        if graph.route[task] == COMPUTE:
+            assert times.stop_s[task] - times.start_s[task] == pytest.approx(graph.work[task])
+    for lane in set(graph.lane):
+        spans = sorted((times.start_s[t], times.free_s[t]) for t in range(n_tasks) if graph.lane[t] == lane)
+        assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans)), "one task at a time"
+    for medium, capacity in enumerate(graph.capacity):
+        load = sum(
+            graph.work[t] * dict(graph.routes[graph.route[t]]).get(medium, 0)
+            for t in range(n_tasks) if graph.route[t] != COMPUTE
+        )  # fmt: skip
+        assert load <= capacity * makespan * (1 + 1e-9), "no medium above its capacity"
+    computing = [0.0] * 8
+    for task in range(n_tasks):
+        if graph.route[task] == COMPUTE:
+            computing[graph.lane[task]] += graph.work[task]
+    assert makespan >= max(computing) - 1e-9
+    again = run(graph)
+    assert again.start_s == times.start_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_medium_is_overbooked_at_any_moment(seed):
+    rng = random.Random(seed)
+    capacity = [rng.uniform(1, 9) for _ in range(3)]
+    flows = {f: tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))) for f in range(6)}
+    rates = max_min_rates(flows, capacity)
+    used = [sum(rates[f] * dict(route).get(m, 0) for f, route in flows.items()) for m in range(3)]
+    assert all(use <= limit * (1 + 1e-9) for use, limit in zip(used, capacity, strict=True))
+    for route in flows.values():  # max-min: every flow crosses a full medium
+        assert any(used[m] >= capacity[m] * (1 - 1e-9) for m, _ in route)
