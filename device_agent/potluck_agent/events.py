@@ -1,0 +1,147 @@
+"""What the agent's core is told and what it answers: events in, actions out, all plain values."""
+
+from dataclasses import dataclass
+
+from potluck_wire.messages import Message
+
+OWNER, MEMBER = "owner", "member"  # a paired notebook; another device of the same home
+
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a message, by the CURVE key that its connection was authenticated with. `name` is for display."""
+
+    key: str
+    role: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes that the edge has to look up: `arena` is inbound, outbound, or zeros (made up, for measuring links)."""
+
+    arena: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Another device of this home: `address` is HOST:PORT with its base port."""
+
+    name: str
+    key: str
+    address: str
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A message from an authenticated peer, on the socket of its channel."""
+
+    sender: Sender
+    message: Message
+    buffers: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A message from the worker."""
+
+    message: Message
+    buffers: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The worker is gone, and nobody asked for it. `cause` is a FailureCause."""
+
+    cause: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRevoked:
+    """The owner of this device trusts this key no longer."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReset:
+    """The data connection to or from this peer is a new one: what was under way on the old one is lost."""
+
+    key: str
+    incoming: bool = True
+    outgoing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | Tick
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToPeer:
+    """Send this to the peer with this key, on the message's own channel."""
+
+    key: str
+    message: Message
+    buffers: tuple[Buffer | Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Copy these bytes to `offset` of the inbound arena."""
+
+    offset: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Tell the worker."""
+
+    message: Message
+    buffers: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """End the worker; it will not be reported as died."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetMembers:
+    """These devices may send values here and may be sent to; nobody else but the owners."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMeter:
+    """Send a `Reading` to this peer. Seconds of computing and of radio since the agent started; `busy_frac` lately."""
+
+    key: str
+    busy_s: float
+    radio_s: float
+    busy_frac: float
+
+
+Action = ToPeer | Store | StartWorker | ToWorker | KillWorker | SetMembers | ReadMeter

@@ -1,0 +1,154 @@
+"""One execution of a program: which instructions are ready, which values are where, what has been done when. Pure.
+
+The worker carries out its tasks in the order they are queued. So a computing instruction may be queued as soon as
+everything it reads is there or is made by a task queued before it; a send has to wait until its value really exists.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from potluck_agent.events import Span
+from potluck_agent.layout import Layout
+from potluck_wire.program import Instruction
+
+
+class Name(NamedTuple):
+    """Which execution: a program of an epoch of a run, at a step."""
+
+    run: str
+    epoch: int
+    program: str
+    step: int
+
+    @property
+    def prefix(self) -> str:
+        """How the worker calls everything of it."""
+        return f"{self.run}/{self.epoch}/{self.program}/{self.step}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A value that can be sent: where its bytes are."""
+
+    span: Span
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Ready:
+    """What has become ready: instructions for the worker, sends for the network."""
+
+    tasks: list[int] = field(default_factory=list)
+    sends: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)  # receives that are over, for the record
+
+
+class Execution:
+    """The state of one execution. `owner` is the key of the notebook that asked for it; `order` is its age."""
+
+    def __init__(self, name: Name, layout: Layout, owner: str, order: int) -> None:
+        self.name, self.layout, self.owner, self.order = name, layout, owner, order
+        self.places: dict[str, Located] = {}  # values that are to be sent
+        self.busy_s = 0.0
+        self.peak_bytes = 0
+        self.over = False
+        self._uses_left = dict(layout.uses)
+        self._sends_left = dict(layout.sends)
+        self._times: dict[int, tuple[float, float]] = {}
+        self._n_left = len(layout.waits)
+        # A receive waits for its value too, as one reason more.
+        receives = {index for index, _ in layout.receives.values()}
+        self._waits = [count + (index in receives) for index, count in enumerate(layout.waits)]
+        self._arrived: dict[int, tuple[float, float]] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every instruction is done."""
+        return self._n_left == 0
+
+    def instruction(self, index: int) -> Instruction:
+        """Instruction `index`."""
+        return self.layout.program.instructions[index]
+
+    def start(self) -> Ready:
+        """What is ready at once."""
+        return self._sort([index for index, count in enumerate(self._waits) if not count])
+
+    def queued(self, index: int) -> tuple[Ready, tuple[str, ...]]:
+        """Task `index` goes to the worker: what may follow it there, and the values that die with it."""
+        instruction = self.instruction(index)
+        frees = []
+        for value in sorted(set(instruction.inputs)):
+            self._uses_left[value] -= 1
+            if not self._uses_left[value]:
+                frees.append(value)
+        frees += [value for value in instruction.outputs if not self._uses_left.get(value)]
+        followers = [other for other in self.layout.followers[index] if not self.layout.is_network(other)]
+        return self._release(followers), tuple(frees)
+
+    def computed(self, index: int, start_s: float, stop_s: float) -> Ready:
+        """Task `index` is done: what was waiting for that and is not done by the worker."""
+        self.busy_s += stop_s - start_s
+        self._record(index, start_s, stop_s)
+        return self._release([other for other in self.layout.followers[index] if self.layout.is_network(other)])
+
+    def arrived(self, value: str, start_s: float, stop_s: float) -> Ready:
+        """A value has come in from another device."""
+        index, _ = self.layout.receives[value]
+        self._arrived[index] = (start_s, stop_s)
+        return self._release([index])
+
+    def sent(self, index: int, start_s: float, stop_s: float) -> tuple[Ready, bool]:
+        """Send `index` is acknowledged: what may follow, and whether its value has no more sends before it."""
+        self._record(index, start_s, stop_s)
+        (value,) = self.instruction(index).inputs
+        self._sends_left[value] -= 1
+        last = not self._sends_left[value]
+        return self._release(list(self.layout.followers[index])), last
+
+    def exports(self, index: int) -> tuple[str, ...]:
+        """Outputs of a task that are to be sent."""
+        return tuple(value for value in self.instruction(index).outputs if value in self.layout.sends)
+
+    def events(self) -> list[list[Any]]:
+        """[instruction, start_s, stop_s] of everything done, in the order of the program."""
+        return [[index, round(start, 6), round(stop, 6)] for index, (start, stop) in sorted(self._times.items())]
+
+    def waiting_for(self) -> list[int]:
+        """Instructions that are not done."""
+        return [index for index in range(len(self._waits)) if index not in self._times]
+
+    def _release(self, indices: list[int]) -> Ready:
+        free = []
+        for index in indices:
+            self._waits[index] -= 1
+            if not self._waits[index]:
+                free.append(index)
+        return self._sort(free)
+
+    def _sort(self, indices: list[int]) -> Ready:
+        """Ready instructions by lane. A receive whose value is here is done on the spot, and frees others."""
+        ready = Ready()
+        pending = list(indices)
+        while pending:
+            index = pending.pop()
+            op = self.instruction(index).op
+            if op == "send":
+                ready.sends.append(index)
+            elif op == "recv":
+                self._record(index, *self._arrived[index])
+                ready.done.append(index)
+                for other in self.layout.followers[index]:
+                    self._waits[other] -= 1
+                    if not self._waits[other]:
+                        pending.append(other)
+            else:
+                ready.tasks.append(index)
+        ready.tasks.sort()
+        ready.sends.sort()
+        return ready
+
+    def _record(self, index: int, start_s: float, stop_s: float) -> None:
+        self._times[index] = (start_s, stop_s)
+        self._n_left -= 1

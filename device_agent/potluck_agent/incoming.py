@@ -1,0 +1,202 @@
+"""Values on their way in: where each chunk goes, when the sender gets credit, and who still holds which place.
+
+A value that finds no room waits, without credit: at most one window per sender is held in the agent. Pure.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from potluck_agent.events import Action, Buffer, Span, Store, ToPeer
+from potluck_agent.worker.arena import Allocator, ArenaFull
+from potluck_wire.chunks import Assembly
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import MAX_CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
+
+CREDIT_BYTES = WINDOW_BYTES // 8  # an acknowledgement for every MiB keeps the sender going
+MAX_TRANSFERS = 1024  # at once from one sender
+
+
+class Space:
+    """The inbound arena: a place is free again when everybody who holds it has released it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._allocator = Allocator(nbytes)
+        self._holds: dict[int, int] = {}
+
+    def place(self, nbytes: int) -> int | None:
+        """An offset for so many bytes, held once; None where there is no room now."""
+        try:
+            offset = self._allocator.allocate(nbytes)
+        except ArenaFull:
+            return None
+        self._holds[offset] = 1
+        return offset
+
+    def hold(self, offset: int, times: int) -> None:
+        """So many more will have to release it."""
+        self._holds[offset] += times
+
+    def release(self, offset: int) -> bool:
+        """One lets go; True where the place is free now. A place that nobody holds is no error: it was given up."""
+        if offset not in self._holds:
+            return False
+        self._holds[offset] -= 1
+        if self._holds[offset]:
+            return False
+        del self._holds[offset]
+        self._allocator.free(offset)
+        return True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Arrival:
+    """One value that is coming in. `offset` None: no room yet; `sink`: only measured, not kept."""
+
+    key: str
+    assembly: Assembly
+    about: Hashable
+    sink: bool = False
+    offset: int | None = None
+    held: list[tuple[int, Buffer]] = field(default_factory=list)  # (position, bytes), waiting for room
+    held_bytes: int = 0
+    credited_bytes: int = 0
+    start_s: float = 0.0
+
+    @property
+    def value(self) -> Value:
+        """Its header."""
+        return self.assembly.value
+
+    @property
+    def span(self) -> Span:
+        """Where it is."""
+        assert self.offset is not None
+        return Span("inbound", self.offset, self.value.nbytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What one chunk leads to: actions, and the values that are complete now."""
+
+    actions: list[Action] = field(default_factory=list)
+    complete: list[Arrival] = field(default_factory=list)
+
+
+class Incoming:
+    """All arrivals of this device."""
+
+    def __init__(self, inbound_bytes: int) -> None:
+        self.space = Space(inbound_bytes)
+        self._arrivals: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
+        self._queue: deque[Arrival] = deque()  # without a place, oldest first
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is coming in."""
+        return bool(self._arrivals)
+
+    def begin(self, key: str, value: Value, data: Buffer, about: Hashable, *, sink: bool, now_s: float) -> Step:
+        """A value's header with its first chunk. WireError where it does not hold."""
+        if (key, value.transfer) in self._arrivals:
+            raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
+        if sum(sender == key for sender, _ in self._arrivals) >= MAX_TRANSFERS:
+            return self._reject(key, value.transfer, RefusalCode.MEMORY, f"more than {MAX_TRANSFERS} values at once")
+        if value.nbytes > self.space.nbytes and not sink:
+            text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
+            return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
+        arrival = Arrival(key=key, assembly=Assembly(value), about=about, sink=sink, start_s=now_s)
+        if not sink and not self._queue:
+            arrival.offset = self.space.place(value.nbytes)
+        if arrival.offset is None and not sink:
+            self._queue.append(arrival)
+        self._arrivals[key, value.transfer] = arrival
+        return self._accept(arrival, 0, data)
+
+    def chunk(self, key: str, chunk: Chunk, data: Buffer) -> Step:
+        """A further chunk. One of a transfer that is not wanted any more is dropped."""
+        arrival = self._arrivals.get((key, chunk.transfer))
+        return Step() if arrival is None else self._accept(arrival, chunk.index, data)
+
+    def _accept(self, arrival: Arrival, index: int, data: Buffer) -> Step:
+        try:
+            start, _ = arrival.assembly.accept(index, len(data))
+        except WireError as error:
+            self._drop(arrival)
+            return self._reject(arrival.key, arrival.value.transfer, RefusalCode.DOCUMENT, error.text)
+        if arrival.sink:
+            return self._acknowledge(arrival)
+        if arrival.offset is not None:
+            step = self._acknowledge(arrival)
+            step.actions.insert(0, Store(arrival.offset + start, data))
+            return step
+        arrival.held.append((start, data))
+        arrival.held_bytes += len(data)
+        if self._held_bytes(arrival.key) > WINDOW_BYTES + MAX_CHUNK_BYTES:
+            self._drop(arrival)
+            text = "more bytes than the credit window allows"
+            return self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text)
+        return Step()
+
+    def _held_bytes(self, key: str) -> int:
+        return sum(arrival.held_bytes for arrival in self._queue if arrival.key == key)
+
+    def _acknowledge(self, arrival: Arrival) -> Step:
+        """Credit when it is worth a message, and at the end."""
+        received, done = arrival.assembly.received_bytes, arrival.assembly.complete
+        if not done and received - arrival.credited_bytes < CREDIT_BYTES:
+            return Step()
+        arrival.credited_bytes = received
+        credit = Credit(transfer=arrival.value.transfer, received_bytes=received, done=done)
+        step = Step(actions=[ToPeer(arrival.key, credit)])
+        if done:
+            del self._arrivals[arrival.key, arrival.value.transfer]
+            step.complete.append(arrival)
+        return step
+
+    def release(self, offset: int) -> Step:
+        """Somebody lets go of a place; whoever waits for room may get it now."""
+        return self._fill() if self.space.release(offset) else Step()
+
+    def _fill(self) -> Step:
+        step = Step()
+        while self._queue:
+            arrival = self._queue[0]
+            arrival.offset = self.space.place(arrival.value.nbytes)
+            if arrival.offset is None:
+                break
+            self._queue.popleft()
+            step.actions += [Store(arrival.offset + start, data) for start, data in arrival.held]
+            arrival.held, arrival.held_bytes = [], 0
+            more = self._acknowledge(arrival)
+            step.actions += more.actions
+            step.complete += more.complete
+        return step
+
+    def reset(self, key: str) -> Step:
+        """The connection from this sender is a new one: it begins everything anew."""
+        for arrival in [arrival for (sender, _), arrival in self._arrivals.items() if sender == key]:
+            self._drop(arrival)
+        return self._fill()
+
+    def cancel(self, about: Hashable) -> Step:
+        """What belongs to this is not wanted any more."""
+        step = Step()
+        for arrival in [arrival for arrival in self._arrivals.values() if arrival.about == about]:
+            self._drop(arrival)
+            text = "the run has ended"
+            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+        step.actions += self._fill().actions
+        return step
+
+    def _drop(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.key, arrival.value.transfer]
+        if arrival.offset is not None:
+            self.space.release(arrival.offset)
+        elif not arrival.sink:
+            self._queue.remove(arrival)
+
+    def _reject(self, key: str, transfer: int, code: str, text: str) -> Step:
+        return Step(actions=[ToPeer(key, Rejected(transfer=transfer, code=code, text=text))])

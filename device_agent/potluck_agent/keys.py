@@ -1,0 +1,156 @@
+"""Who this device is and whom it trusts: its CURVE key pair and its peers, two small files in the state directory.
+
+Both are written atomically and readable by the owner only. A file that does not hold is an error, never a reason to
+make new keys: that would silently break every pairing.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from potluck_agent.errors import AgentError
+from potluck_wire.limits import is_device_name
+from potluck_wire.pairing import is_key
+
+IDENTITY, PEERS = "identity.json", "peers.json"
+OWNER = "owner"  # the one role in the file: a notebook that may run programs here
+MAX_PEERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """This device's CURVE key pair (z85)."""
+
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:  # never the secret
+        return f"Identity({fingerprint(self.public)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A notebook that this device trusts. `date` is for display."""
+
+    name: str
+    key: str
+    role: str = OWNER
+    date: str = ""
+
+
+def fingerprint(key: str) -> str:
+    """25 characters to compare by eye: `k3f2q-...`, the first 125 bits of the key's SHA-256 in base 32."""
+    digest = int.from_bytes(hashlib.sha256(key.encode()).digest()) >> (256 - 125)
+    letters = "".join("abcdefghijklmnopqrstuvwxyz234567"[digest >> shift & 31] for shift in range(120, -1, -5))
+    return "-".join(letters[start : start + 5] for start in range(0, 25, 5))
+
+
+def default_state_dir() -> Path:
+    """$POTLUCK_HOME, or `potluck` in the platform's configuration directory."""
+    chosen = os.environ.get("POTLUCK_HOME") or ""
+    if chosen:
+        return Path(chosen) / "agent"
+    base = os.environ.get("APPDATA") if os.name == "nt" else os.environ.get("XDG_CONFIG_HOME")
+    return Path(base or Path.home() / ".config") / "potluck" / "agent"
+
+
+def open_state_dir(path: Path) -> Path:
+    """The state directory, made if need be, open to its owner only."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.name != "nt":
+            path.chmod(0o700)
+    except OSError as error:
+        raise AgentError(f"cannot use {path} as state directory: {error.strerror}. Choose another with --state.") from error
+    return path
+
+
+def identity(state: Path) -> Identity:
+    """The key pair of this device; made at the first start."""
+    path = state / IDENTITY
+    if not path.exists():
+        import zmq
+
+        public, secret = (part.decode() for part in zmq.curve_keypair())
+        _write(path, {"public": public, "secret": secret}, only_if_new=True)
+    return _read_identity(path)
+
+
+def _read_identity(path: Path) -> Identity:
+    import zmq
+
+    document = _read(path)
+    public, secret = (document.get(part) for part in ("public", "secret")) if isinstance(document, dict) else ("", "")
+    if not is_key(public) or not is_key(secret) or zmq.curve_public(secret.encode()).decode() != public:
+        raise AgentError(
+            f"{path} does not hold a key pair. Restore it from a backup; or delete it, and every notebook must pair again."
+        )
+    return Identity(public=public, secret=secret)
+
+
+def load_peers(state: Path) -> tuple[Peer, ...]:
+    """Whom this device trusts; nobody, before the first pairing."""
+    path = state / PEERS
+    if not path.exists():
+        return ()
+    document = _read(path)
+    try:
+        peers = tuple(Peer(**row) for row in document)
+        sound = all(is_device_name(peer.name) and is_key(peer.key) and peer.role == OWNER for peer in peers)
+    except TypeError:
+        sound = False
+    if not sound:
+        raise AgentError(f"{path} is not a list of peers. Restore it; or delete it, and every notebook must pair again.")
+    return peers
+
+
+def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
+    """Trust this peer from now on; it replaces one of the same name or key."""
+    others = tuple(p for p in load_peers(state) if p.name != peer.name and p.key != peer.key)
+    if len(others) >= MAX_PEERS:
+        raise AgentError(f"this device already trusts {MAX_PEERS} notebooks. Forget one: potluck agent forget NAME.")
+    return _write_peers(state, (*others, peer))
+
+
+def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:
+    """Trust that peer no longer; an error where nobody has this name."""
+    peers = load_peers(state)
+    left = tuple(peer for peer in peers if peer.name != name)
+    if len(left) == len(peers):
+        known = ", ".join(peer.name for peer in peers) or "nobody"
+        raise AgentError(f"no peer is called {name}; this device trusts {known}.")
+    return _write_peers(state, left)
+
+
+def _write_peers(state: Path, peers: tuple[Peer, ...]) -> tuple[Peer, ...]:
+    _write(state / PEERS, [asdict(peer) for peer in peers])
+    return peers
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise AgentError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise AgentError(f"{path} is corrupt: {error}. Restore it from a backup, or delete it and pair again.") from error
+
+
+def _write(path: Path, document: Any, *, only_if_new: bool = False) -> None:
+    """All of it or nothing, never readable by others. `only_if_new`: two agents that start at once get one file."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(document, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        if only_if_new and path.exists():
+            part.unlink()
+        else:
+            part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AgentError(f"cannot write {path}: {error.strerror}.") from error

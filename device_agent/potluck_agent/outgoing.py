@@ -1,0 +1,209 @@
+"""Values on their way out: the device's one network lane. Which chunk leaves next, and when.
+
+Among all values that wait, the one with the smallest priority goes first, as far as its receiver's credit window lets
+it; so a bulky gradient never delays an urgent activation by more than a chunk. Pure: the time comes in.
+"""
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from potluck_agent.events import Span, ToPeer
+from potluck_wire.chunks import Departure
+from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.messages import Chunk, Credit, Value
+
+MIN_CHUNK_BYTES = 16 * 1024
+CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Parcel:
+    """One value to be sent. `value` carries everything but the transfer's number; `about` says whose it is."""
+
+    key: str
+    value: Value
+    place: Span
+    priority: int
+    about: Hashable
+    order: int = 0
+    transfer: int = 0
+    start_s: float | None = None
+    departure: Departure = field(default_factory=lambda: Departure(0, 1))
+
+    def __lt__(self, other: "Parcel") -> bool:
+        return (self.priority, self.order) < (other.priority, other.order)
+
+
+class Outgoing:
+    """All parcels of this device. `link_bytes_per_s` 0: as fast as the network is."""
+
+    def __init__(self, *, link_bytes_per_s: float = 0.0, window_bytes: int = WINDOW_BYTES) -> None:
+        self._rate = link_bytes_per_s
+        self._window_bytes = window_bytes
+        limit = max(MIN_CHUNK_BYTES, int(link_bytes_per_s * CHUNK_S)) if link_bytes_per_s else CHUNK_BYTES
+        self._chunk_bytes = min(CHUNK_BYTES, limit)
+        self._waiting: dict[str, list[Parcel]] = {}  # by receiver: heaps of parcels with unsent chunks
+        self._under_way: dict[tuple[str, int], Parcel] = {}  # by receiver and transfer: not acknowledged in full
+        self._outstanding: dict[str, int] = {}  # by receiver: bytes sent and not credited
+        self._reachable: set[str] = set()
+        self._n_parcels = self._n_transfers = 0
+        self._on_air: ToPeer | None = None  # paced: it leaves at `_air_free_s`
+        self._air_free_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is on its way."""
+        return bool(self._under_way)
+
+    def reach(self, key: str) -> None:
+        """There is a data connection to this receiver."""
+        self._reachable.add(key)
+
+    def lose(self, key: str) -> None:
+        """There is none any more."""
+        self._reachable.discard(key)
+
+    def add(self, parcel: Parcel) -> None:
+        """Send this when its turn comes."""
+        self._n_parcels += 1
+        parcel.order = self._n_parcels
+        self._begin(parcel)
+
+    def _begin(self, parcel: Parcel) -> None:
+        self._n_transfers += 1
+        parcel.transfer = self._n_transfers
+        parcel.departure = Departure(parcel.value.nbytes, self._chunk_bytes)
+        self._under_way[parcel.key, parcel.transfer] = parcel
+        heapq.heappush(self._waiting.setdefault(parcel.key, []), parcel)
+
+    def restart(self, key: str) -> None:
+        """The connection to this receiver is a new one: everything under way begins anew. Repeats are recognised."""
+        again = sorted(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
+        self._waiting.pop(key, None)
+        self._outstanding.pop(key, None)
+        for parcel in again:
+            del self._under_way[key, parcel.transfer]
+            self._begin(parcel)
+
+    def cancel(self, about: Hashable) -> None:
+        """Forget the parcels of this."""
+        for parcel in [parcel for parcel in self._under_way.values() if parcel.about == about]:
+            self._end(parcel)
+
+    def forget(self, key: str) -> tuple[Parcel, ...]:
+        """This receiver is gone; returns what it will not get."""
+        lost = tuple(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
+        for parcel in lost:
+            self._end(parcel)
+        self._waiting.pop(key, None)
+        self._outstanding.pop(key, None)
+        self._reachable.discard(key)
+        return lost
+
+    def credited(self, key: str, credit: Credit) -> Parcel | None:
+        """The receiver has more of a value; returns the parcel once it has all. WireError where that cannot be."""
+        parcel = self._under_way.get((key, credit.transfer))
+        if parcel is None:
+            return None
+        news = parcel.departure.credit(credit.received_bytes, credit.done)
+        self._outstanding[key] = self._outstanding.get(key, 0) - news
+        if not parcel.departure.done:
+            return None
+        self._end(parcel)
+        return parcel
+
+    def rejected(self, key: str, transfer: int) -> Parcel | None:
+        """The receiver does not want it."""
+        parcel = self._under_way.get((key, transfer))
+        if parcel is not None:
+            self._end(parcel)
+        return parcel
+
+    def _end(self, parcel: Parcel) -> None:
+        del self._under_way[parcel.key, parcel.transfer]
+        self._outstanding[parcel.key] = self._outstanding.get(parcel.key, 0) - parcel.departure.outstanding_bytes
+
+    def pump(self, now_s: float) -> list[ToPeer]:
+        """Everything that may leave by now."""
+        if not self._rate:
+            sent = []
+            while (chunk := self._next(now_s)) is not None:
+                sent.append(chunk[0])
+            return sent
+        return self._pump_paced(now_s)
+
+    def wake_s(self) -> float | None:
+        """When `pump` is to be called again, if no event comes first."""
+        return self._air_free_s if self._on_air is not None else None
+
+    def _pump_paced(self, now_s: float) -> list[ToPeer]:
+        """A chunk is on the air for its bytes over the rate, and handed over when it has left the air."""
+        sent: list[ToPeer] = []
+        if self._on_air is None:
+            self._air_free_s = max(self._air_free_s, now_s)
+        while self._on_air is None or self._air_free_s <= now_s:
+            if self._on_air is not None:
+                if self._is_wanted(self._on_air):
+                    sent.append(self._on_air)
+                self._on_air = None
+            chunk = self._next(self._air_free_s)
+            if chunk is None:
+                break
+            self._on_air, nbytes = chunk
+            self._air_free_s += nbytes / self._rate
+        return sent
+
+    def _is_wanted(self, chunk: ToPeer) -> bool:
+        assert isinstance(chunk.message, Value | Chunk)
+        return (chunk.key, chunk.message.transfer) in self._under_way
+
+    def _next(self, now_s: float) -> tuple[ToPeer, int] | None:
+        """The most urgent chunk that has credit, and its bytes."""
+        best: Parcel | None = None
+        for key in self._reachable:
+            parcel = self._head(key)
+            if parcel is not None and (best is None or parcel < best) and self._has_credit(parcel):
+                best = parcel
+        if best is None:
+            return None
+        cut = best.departure.advance(self._window_bytes)
+        assert cut is not None  # `_has_credit` saw room
+        index, start, stop = cut
+        self._outstanding[best.key] = self._outstanding.get(best.key, 0) + stop - start
+        span = Span(best.place.arena, best.place.offset + start, stop - start)
+        if index:
+            return ToPeer(best.key, Chunk(transfer=best.transfer, index=index), (span,)), stop - start
+        if best.start_s is None:
+            best.start_s = now_s
+        return ToPeer(best.key, _header(best), (span,)), stop - start
+
+    def _head(self, key: str) -> Parcel | None:
+        heap = self._waiting.get(key)
+        while heap:
+            parcel = heap[0]
+            if self._under_way.get((key, parcel.transfer)) is parcel and not parcel.departure.all_sent:
+                return parcel
+            heapq.heappop(heap)
+        return None
+
+    def _has_credit(self, parcel: Parcel) -> bool:
+        departure = parcel.departure
+        nbytes = min(departure.chunk_bytes, departure.nbytes - departure.sent_bytes)
+        return self._outstanding.get(parcel.key, 0) + nbytes <= self._window_bytes
+
+
+def _header(parcel: Parcel) -> Value:
+    value = parcel.value
+    return Value(
+        transfer=parcel.transfer,
+        run=value.run,
+        epoch=value.epoch,
+        program=value.program,
+        step=value.step,
+        name=value.name,
+        dtype=value.dtype,
+        shape=value.shape,
+        nbytes=value.nbytes,
+        chunk_bytes=parcel.departure.chunk_bytes,
+    )
