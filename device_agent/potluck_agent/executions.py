@@ -99,6 +99,10 @@ class Execution:
         self._arrived[index] = (start_s, stop_s)
         return self._release([index])
 
+    def has_arrived(self, value: str) -> bool:
+        """Whether this value has come in."""
+        return self.layout.receives[value][0] in self._arrived
+
     def sent(self, index: int, start_s: float, stop_s: float) -> tuple[Ready, bool]:
         """Send `index` is acknowledged: what may follow, and whether its value has no more sends before it."""
         self._record(index, start_s, stop_s)

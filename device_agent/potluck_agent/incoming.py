@@ -191,6 +191,17 @@ class Incoming:
         step.actions += self._fill().actions
         return step
 
+    def clear(self) -> Step:
+        """The arena is gone; everything that was coming is rejected. Measured values go on."""
+        step = Step()
+        self.space = Space(self.space.nbytes)
+        self._queue.clear()
+        for arrival in [arrival for arrival in self._arrivals.values() if not arrival.sink]:
+            del self._arrivals[arrival.key, arrival.value.transfer]
+            text = "the worker of this device is gone"
+            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+        return step
+
     def _drop(self, arrival: Arrival) -> None:
         del self._arrivals[arrival.key, arrival.value.transfer]
         if arrival.offset is not None:

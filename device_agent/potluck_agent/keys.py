@@ -64,7 +64,9 @@ def open_state_dir(path: Path) -> Path:
         if os.name != "nt":
             path.chmod(0o700)
     except OSError as error:
-        raise AgentError(f"cannot use {path} as state directory: {error.strerror}. Choose another with --state.") from error
+        raise AgentError(
+            f"cannot use {path} as state directory: {error.strerror}. Choose another with --state."
+        ) from error
     return path
 
 
@@ -103,7 +105,9 @@ def load_peers(state: Path) -> tuple[Peer, ...]:
     except TypeError:
         sound = False
     if not sound:
-        raise AgentError(f"{path} is not a list of peers. Restore it; or delete it, and every notebook must pair again.")
+        raise AgentError(
+            f"{path} is not a list of peers. Restore it; or delete it, and every notebook must pair again."
+        )
     return peers
 
 
@@ -136,7 +140,9 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise AgentError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
-        raise AgentError(f"{path} is corrupt: {error}. Restore it from a backup, or delete it and pair again.") from error
+        raise AgentError(
+            f"{path} is corrupt: {error}. Restore it from a backup, or delete it and pair again."
+        ) from error
 
 
 def _write(path: Path, document: Any, *, only_if_new: bool = False) -> None:

@@ -1,0 +1,385 @@
+"""The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
+
+It decides who may say what, and hands everything else to its parts: `Work` (plans, programs, values), `Measuring`
+(layers, links, power) and `Laborer` (the worker). The last events are kept, so that a crash report can be replayed.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck_agent.events import (
+    OWNER,
+    Action,
+    Buffer,
+    Event,
+    FromPeer,
+    FromWorker,
+    LinkReset,
+    Member,
+    PeerRevoked,
+    SetMembers,
+    Tick,
+    WorkerDied,
+)
+from potluck_agent.incoming import Incoming
+from potluck_agent.laborer import READY, Laborer
+from potluck_agent.layout import BadProgram
+from potluck_agent.measuring import PROBE, Measuring
+from potluck_agent.outbox import Outbox, Settings
+from potluck_agent.outgoing import Outgoing
+from potluck_agent.runs import read_json
+from potluck_agent.work import Unwanted, Work
+from potluck_wire.errors import WireError
+from potluck_wire.limits import CHUNK_BYTES, MAX_VALUE_BYTES, WINDOW_BYTES, clip, is_device_name
+from potluck_wire.messages import (
+    HOME,
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
+    Chunk,
+    Commit,
+    Computed,
+    ComputeFailed,
+    Credit,
+    Drop,
+    Execute,
+    FailureCause,
+    Freed,
+    Goodbye,
+    Hello,
+    Measure,
+    Message,
+    Meter,
+    Ping,
+    Pong,
+    Prepare,
+    Probe,
+    RefusalCode,
+    Refused,
+    Rejected,
+    Roster,
+    RosterSet,
+    SegmentLoaded,
+    Value,
+    Welcome,
+)
+from potluck_wire.pairing import is_key
+from potluck_wire.program import OPERATIONS
+from potluck_wire.version import VERSION, agree, show
+
+MAX_MEMBERS = 64
+KEPT_EVENTS = 200
+
+
+@dataclass(slots=True)
+class Session:
+    """One notebook. `hello` is its greeting while it waits for its welcome."""
+
+    heard_s: float
+    hello: Hello | None
+    members: dict[str, Member] = field(default_factory=dict)
+
+
+class Core:
+    """All that a device does, one event at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._out = settings, Outbox()
+        self._sessions: dict[str, Session] = {}
+        self._laborer = Laborer(settings, self._out)
+        self._incoming = Incoming(settings.inbound_bytes)
+        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s)
+        self._work = Work(settings, self._out, self._laborer, self._incoming, self._outgoing, self._members)
+        self._measuring = Measuring(self._out, self._laborer, self._outgoing, self._members)
+        self._radio_s = 0.0
+        self._last_s: float | None = None
+        self.history: deque[tuple[float, str]] = deque(maxlen=KEPT_EVENTS)
+        self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+            Roster: self._roster,
+            Goodbye: lambda key, message, buffers, now_s: self._end_session(key, now_s),
+            Prepare: self._work.plans.prepare,
+            Commit: lambda key, message, buffers, now_s: self._work.plans.commit(key, message, now_s),
+            Drop: lambda key, message, buffers, now_s: self._work.plans.drop(key, message, now_s),
+            Execute: lambda key, message, buffers, now_s: self._work.execute(key, message, now_s),
+            Measure: self._measuring.measure,
+            Probe: lambda key, message, buffers, now_s: self._measuring.probe(key, message, now_s),
+            Meter: lambda key, message, buffers, now_s: self._measuring.meter(key, message, now_s),
+        }
+        self._data: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+            Value: self._value,
+            Chunk: self._chunk,
+            Credit: self._credit,
+            Rejected: self._rejected,
+        }
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """What to do because of this event, in order."""
+        self._pass_time(now_s)
+        match event:
+            case FromPeer():
+                self._from_peer(event, now_s)
+            case FromWorker():
+                self._from_worker(event.message, event.buffers, now_s)
+            case WorkerDied():
+                self._lose_worker(event.cause, event.text, now_s)
+            case PeerRevoked():
+                self._end_session(event.key, now_s)
+            case LinkReset():
+                self._reset(event, now_s)
+            case Tick():
+                self._tick(now_s)
+        if not isinstance(event, Tick):
+            self.history.append((now_s, _brief(event)))
+        if self._laborer.state == READY:
+            self._work.feed(now_s)
+        self._out.add(*self._outgoing.pump(now_s))
+        return self._out.take()
+
+    def wake_s(self) -> float | None:
+        """When the next `Tick` is needed, if no event comes first."""
+        times = [time_s for time_s in (self._outgoing.wake_s(), self._measuring.wake_s()) if time_s is not None]
+        return min(times, default=None)
+
+    @property
+    def n_sessions(self) -> int:
+        """Notebooks that have a session."""
+        return len(self._sessions)
+
+    def _pass_time(self, now_s: float) -> None:
+        """Count for how long values have been on a link."""
+        if self._last_s is not None and (self._outgoing.busy or self._incoming.busy):
+            self._radio_s += max(0.0, now_s - self._last_s)
+        self._last_s = now_s
+
+    def _members(self, owner: str) -> dict[str, Member]:
+        session = self._sessions.get(owner)
+        return session.members if session else {}
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def _from_peer(self, event: FromPeer, now_s: float) -> None:
+        """The one place where it is decided who may say what."""
+        key, message = event.sender.key, event.message
+        entry = MESSAGES[NUMBER_OF[type(message)]]
+        if entry.channel is Channel.DATA:
+            if event.sender.role == OWNER:
+                self._outgoing.reach(key)
+            self._data[type(message)](key, message, event.buffers, now_s)
+            return
+        if event.sender.role != OWNER:  # a member sends values and nothing else
+            return
+        session = self._sessions.get(key)
+        if session is not None:
+            session.heard_s = now_s
+        if isinstance(message, Ping):
+            busy = self._work.busy or self._laborer.is_working
+            self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=self._laborer.n_finished, busy=busy))
+        elif isinstance(message, Hello):
+            self._hello(key, message, now_s)
+        elif type(message) not in self._controls:
+            self._out.refuse(key, message, RefusalCode.STATE, f"{type(message).__name__} is not for a device")
+        elif session is None or session.hello is not None:
+            self._out.refuse(key, message, RefusalCode.STATE, "there is no session yet; say Hello first")
+        else:
+            self._controls[type(message)](key, message, event.buffers, now_s)
+
+    def _hello(self, key: str, message: Hello, now_s: float) -> None:
+        """A session begins; the welcome waits until the worker has said what it can do."""
+        try:
+            agree(message.major, message.minor)
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.VERSION, error.text)
+            return
+        self._sessions.setdefault(key, Session(now_s, None)).hello = message
+        self._laborer.need(now_s)
+        if self._laborer.state == READY:
+            self._welcome()
+
+    def _welcome(self) -> None:
+        statement = (json.dumps(self.capability(), separators=(",", ":")).encode(),)
+        for key, session in self._sessions.items():
+            if session.hello is not None:
+                session.hello = None
+                welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
+                self._out.say(key, welcome, statement)
+
+    def capability(self) -> dict[str, Any]:
+        """What this device is and accepts: the owner's limits, and what its worker says of itself."""
+        settings = self._settings
+        own = {
+            "name": settings.name,
+            "version": show(),
+            "memory_bytes": settings.memory_bytes,
+            "inbound_bytes": settings.inbound_bytes,
+            "link_bytes_per_s": settings.link_bytes_per_s,
+            "window_bytes": WINDOW_BYTES,
+            "chunk_bytes": CHUNK_BYTES,
+            "max_value_bytes": min(MAX_VALUE_BYTES, settings.inbound_bytes),
+            "operations": sorted(OPERATIONS),
+        }
+        return {**self._laborer.facts, **settings.facts, **own}
+
+    def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        """The members of a notebook's home, all of them each time."""
+        try:
+            members = read_roster(read_json(buffers[0]))
+        except BadProgram as error:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, str(error))
+            return
+        self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
+        self._set_members()
+        self._out.say(key, RosterSet(home=message.home))
+
+    def _set_members(self) -> None:
+        known = {m.key: m for session in self._sessions.values() for m in session.members.values()}
+        for key in known:
+            self._outgoing.reach(key)
+        self._out.add(SetMembers(tuple(known.values())))
+
+    def _end_session(self, key: str, now_s: float) -> None:
+        """A notebook is gone, in good order or not: what it started ends, what it took is given back."""
+        if self._sessions.pop(key, None) is None:
+            return
+        self._work.plans.leave(key, now_s)
+        self._measuring.leave(key)
+        self._outgoing.forget(key)
+        self._work.apply(self._incoming.reset(key), now_s)
+        self._set_members()
+        if not self._sessions:
+            self._lose_worker(FailureCause.CANCELLED, "no notebook is connected", now_s, kill=True)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        try:
+            sink = not message.run and message.program == PROBE
+            about = None if sink else self._work.expect(key, message)
+            if about is None and not sink:
+                known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
+                self._out.say(key, known)
+                return
+            step = self._incoming.begin(key, message, buffers[0], about, sink=sink, now_s=now_s)
+            self._work.apply(step, now_s)
+        except Unwanted as unwanted:
+            self._out.say(key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted)))
+        except WireError as error:
+            self._out.say(key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text))
+
+    def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        self._work.apply(self._incoming.chunk(key, message, buffers[0]), now_s)
+
+    def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        try:
+            parcel = self._outgoing.credited(key, message)
+        except WireError as error:  # it counts wrongly: this value cannot be finished with it
+            self._rejected(key, Rejected(transfer=message.transfer, code=error.code, text=error.text), (), now_s)
+            return
+        self._laborer.moved(now_s)
+        if parcel is not None:
+            self._work.delivered(parcel, now_s)
+            self._measuring.delivered(parcel, now_s)
+
+    def _rejected(self, key: str, message: Rejected, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        parcel = self._outgoing.rejected(key, message.transfer)
+        if parcel is not None:
+            self._work.refused(parcel, message.code, message.text, now_s)
+            self._measuring.refused(parcel, message.text)
+
+    def _reset(self, event: LinkReset, now_s: float) -> None:
+        if event.incoming:
+            self._work.apply(self._incoming.reset(event.key), now_s)
+        if event.outgoing:
+            self._outgoing.restart(event.key)
+
+    # --- the worker ---------------------------------------------------------------------------------------------------
+
+    def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        was_ready = self._laborer.state == READY
+        self._laborer.heard(message, buffers, now_s)
+        if not was_ready and self._laborer.state == READY:
+            self._welcome()
+        match message:
+            case SegmentLoaded():
+                self._work.plans.loaded(message)
+                self._measuring.loaded(message.slot, now_s)
+            case Computed():
+                _ = self._work.computed(message, buffers, now_s) or self._measuring.computed(message, buffers, now_s)
+            case ComputeFailed():
+                if not self._work.task_failed(message, now_s) and not self._measuring.failed(message, now_s):
+                    self._work.plans.not_loaded(message, now_s)
+            case Freed():
+                self._work.freed(message.offset, now_s)
+
+    def _lose_worker(self, cause: str, text: str, now_s: float, *, kill: bool = False) -> None:
+        """The worker is gone, or has to go; another one is started when it is needed."""
+        if kill:
+            self._laborer.kill(text)
+        else:
+            self._laborer.gone()
+        self._work.lose_worker(cause, text, now_s)
+        self._measuring.lose_worker(RefusalCode.STATE, text)
+        for key, session in self._sessions.items():
+            if session.hello is not None:
+                self._out.refuse(key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}")
+        waiting = [key for key, session in self._sessions.items() if session.hello is not None]
+        for key in waiting:
+            del self._sessions[key]
+
+    def _tick(self, now_s: float) -> None:
+        overdue_s = self._laborer.overdue_s(now_s)
+        if overdue_s is not None:
+            self._lose_worker(FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True)
+        for key in [k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s]:
+            self._end_session(key, now_s)
+        self._measuring.tick(now_s, self._radio_s)
+
+    def malformed(self, key: str, channel: Channel, error: WireError) -> list[Action]:
+        """What came from a paired peer is no message: it is told, on the control channel, and nothing else happens."""
+        if channel is Channel.CONTROL:
+            self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
+        return self._out.take()
+
+
+def read_roster(document: Any) -> tuple[Member, ...]:
+    """The members of a home; BadProgram where names, keys or addresses do not hold, or two have one name or key."""
+    if not isinstance(document, list) or len(document) > MAX_MEMBERS:
+        raise BadProgram(f"a roster is a list of at most {MAX_MEMBERS} members")
+    members = []
+    for row in document:
+        if not isinstance(row, dict) or set(row) != {"name", "key", "address"}:
+            raise BadProgram("a member is an object with name, key and address")
+        if not is_device_name(row["name"]) or row["name"] == HOME or not is_key(row["key"]):
+            raise BadProgram(f"no valid name or key: {row['name']!r:.60}")
+        read_address(row["address"])
+        members.append(Member(row["name"], row["key"], row["address"]))
+    _refuse_twins("name", (member.name for member in members))
+    _refuse_twins("key", (member.key for member in members))
+    return tuple(members)
+
+
+def _refuse_twins(what: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise BadProgram(f"two members have the {what} {value}")
+        seen.add(value)
+
+
+def read_address(text: object) -> tuple[str, int]:
+    """HOST and base port of `HOST:PORT` (IPv6 hosts in brackets); BadProgram where it is none."""
+    if type(text) is str and len(text) <= 255:
+        host, _, port = text.rpartition(":")
+        plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        sound = plain and all(c.isalnum() or c in ".-:%_" for c in plain) and plain.isascii()
+        if sound and port.isdecimal() and port.isascii() and 0 < int(port) <= 65532:
+            return plain, int(port)
+    raise BadProgram(f"an address is HOST:PORT, got {text!r:.60}")
+
+
+def _brief(event: Event) -> str:
+    """One line for the record: what happened, never the bytes."""
+    message = getattr(event, "message", None)
+    return clip(f"{type(event).__name__} {message if message is not None else event}"[:200])

@@ -1,0 +1,109 @@
+"""The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from potluck_agent.events import Buffer, KillWorker, StartWorker, ToWorker
+from potluck_agent.outbox import Outbox, Settings
+from potluck_wire.messages import Compute, Computed, ComputeFailed, LoadSegment, Message, SegmentLoaded, WorkerReady
+
+HANG_TASKS = 10  # times the longest task so far
+
+ABSENT, STARTING, READY = "absent", "starting", "ready"
+OWES_AN_ANSWER = (Compute, LoadSegment)
+
+
+class Laborer:
+    """Messages for a worker that is not ready yet wait here."""
+
+    def __init__(self, settings: Settings, out: Outbox) -> None:
+        self._settings, self._out = settings, out
+        self.state = ABSENT
+        self.facts: dict[str, Any] = {}
+        self.tags = itertools.count(1)
+        self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
+        self.busy_s = 0.0
+        self._backlog: list[ToWorker] = []
+        self._n_owed = 0
+        self._heard_s = 0.0
+        self._longest_s = 0.0
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it owes an answer."""
+        return self._n_owed > 0
+
+    def need(self, now_s: float) -> None:
+        """Have a worker started, if there is none."""
+        if self.state == ABSENT:
+            self.state, self._heard_s = STARTING, now_s
+            self._out.add(StartWorker())
+
+    def tell(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
+        """Send this, as soon as there is a worker; nothing is kept for one that nobody started."""
+        order = ToWorker(message, tuple(buffers))
+        if self.state == STARTING:
+            self._backlog.append(order)
+        elif self.state == READY:
+            self._send(order, now_s)
+
+    def _send(self, order: ToWorker, now_s: float) -> None:
+        if isinstance(order.message, OWES_AN_ANSWER):
+            self._n_owed += 1
+            if self._n_owed == 1:
+                self._heard_s = now_s
+        self._out.add(order)
+
+    def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
+        """The worker said something."""
+        self._heard_s = now_s
+        match message:
+            case WorkerReady() if self.state == STARTING:
+                self.state, self.facts = READY, _facts(buffers[0])
+                backlog, self._backlog = self._backlog, []
+                for order in backlog:
+                    self._send(order, now_s)
+            case Computed():
+                self._n_owed = max(0, self._n_owed - 1)
+                self.n_finished += 1
+                self.busy_s += message.stop_s - message.start_s
+                self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
+            case SegmentLoaded():
+                self._n_owed = max(0, self._n_owed - 1)
+            case ComputeFailed() if message.tag >= 0 or message.slot:
+                self._n_owed = max(0, self._n_owed - 1)
+
+    def moved(self, now_s: float) -> None:
+        """Something the worker may be waiting for has happened."""
+        self._heard_s = max(self._heard_s, now_s)
+
+    def overdue_s(self, now_s: float) -> float | None:
+        """For how long it has been silent, if that is too long; else None."""
+        silent_s = now_s - self._heard_s
+        if self.state == STARTING:
+            return silent_s if silent_s > self._settings.start_s else None
+        if self.state != READY or not self._n_owed:
+            return None
+        return silent_s if silent_s > max(self._settings.hang_s, HANG_TASKS * self._longest_s) else None
+
+    def kill(self, reason: str) -> None:
+        """End it."""
+        if self.state != ABSENT:
+            self._out.add(KillWorker(reason))
+        self.gone()
+
+    def gone(self) -> None:
+        """There is none any more."""
+        self.state, self._n_owed = ABSENT, 0
+        self._backlog = []
+
+
+def _facts(document: Buffer) -> dict[str, Any]:
+    """What the worker says of itself. It is ours, but runs native code on foreign data: not trusted to be sound."""
+    try:
+        facts = json.loads(bytes(document))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}

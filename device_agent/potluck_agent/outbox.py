@@ -1,0 +1,56 @@
+"""Where the parts of the core put their actions, in order; and what they all need to know about this device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck_agent.events import Action, Buffer, Span, ToPeer
+from potluck_wire.messages import NUMBER_OF, Message, Refused
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the owner of the device lets it do, and how it behaves.
+
+    `memory_bytes`: for tensors. `hang_s`: a worker that is silent for so long over a task is hung (or ten times the
+    longest task so far, where that is more). `grace_s`: a notebook that is silent for so long is gone.
+    `facts`: what else the capability statement says.
+    """
+
+    name: str
+    key: str
+    memory_bytes: int
+    inbound_bytes: int
+    outbound_bytes: int
+    link_bytes_per_s: float = 0.0
+    hang_s: float = 30.0
+    start_s: float = 120.0
+    grace_s: float = 30.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Outbox:
+    """Actions in order."""
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+
+    def add(self, *actions: Action) -> None:
+        """Do these next."""
+        self._actions += actions
+
+    def say(self, key: str, message: Message, buffers: Sequence[Buffer | Span] = ()) -> None:
+        """Send this to a peer."""
+        self._actions.append(ToPeer(key, message, tuple(buffers)))
+
+    def refuse(self, key: str, request: Message, code: str, text: str) -> None:
+        """Tell a notebook that its request was not carried out."""
+        run, epoch = getattr(request, "run", ""), max(0, getattr(request, "epoch", 0))
+        self.say(key, Refused(about=NUMBER_OF[type(request)], code=code, text=text, run=run, epoch=epoch))
+
+    def take(self) -> list[Action]:
+        """All of them, once."""
+        taken, self._actions = self._actions, []
+        return taken

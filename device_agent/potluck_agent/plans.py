@@ -1,0 +1,172 @@
+"""What is loaded: runs and their plan epochs, prepared beside each other and switched in two phases. Pure.
+
+Every run belongs to the notebook that prepared it. One notebook's runs at a time.
+"""
+
+from collections.abc import Callable, Sequence
+
+from potluck_agent.events import Buffer
+from potluck_agent.laborer import Laborer
+from potluck_agent.layout import BadProgram
+from potluck_agent.outbox import Outbox, Settings
+from potluck_agent.runs import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
+from potluck_wire.limits import is_identifier
+from potluck_wire.messages import (
+    Commit,
+    Committed,
+    ComputeFailed,
+    Drop,
+    Dropped,
+    FailureCause,
+    Forget,
+    LoadSegment,
+    Prepare,
+    Prepared,
+    RefusalCode,
+    SegmentLoaded,
+)
+
+CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
+
+
+class Plans:
+    """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is executed any more."""
+
+    def __init__(
+        self, settings: Settings, out: Outbox, laborer: Laborer, end_epoch: Callable[[Run, int, float], None]
+    ) -> None:
+        self._settings, self._out, self._laborer, self._end_epoch = settings, out, laborer, end_epoch
+        self.runs: dict[str, Run] = {}
+        self.n_old = 0  # messages of an epoch that is over
+
+    def prepare(self, key: str, message: Prepare, buffers: Sequence[Buffer], now_s: float) -> None:
+        """Load an epoch beside whatever runs now."""
+        run = self.runs.get(message.run)
+        if refusal := self._refusal(key, message, run):
+            self._out.refuse(key, message, *refusal)
+            return
+        known = run.epochs.get(message.epoch) if run else None
+        if known is not None:
+            if not known.loading:
+                self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
+            return
+        try:
+            load = read_load(buffers)
+        except BadProgram as error:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, str(error))
+            return
+        run = run or self.runs.setdefault(message.run, Run(name=message.run, owner=key))
+        slots = {name: f"{run.name}/{message.epoch}/{name}" for name, _, _ in load.segments}
+        run.epochs[message.epoch] = Epoch(
+            number=message.epoch,
+            memory_bytes=message.memory_bytes,
+            layouts=load.layouts,
+            loading=set(slots.values()),
+        )
+        self._laborer.need(now_s)
+        for name, kind, document in load.segments:
+            order = LoadSegment(slot=slots[name], kind=kind, seed=message.seed)
+            self._laborer.tell(order, (document,), now_s)
+        if not slots:
+            self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
+
+    def _refusal(self, key: str, message: Prepare, run: Run | None) -> tuple[str, str] | None:
+        """Why an epoch is not even tried."""
+        if not is_identifier(message.run):
+            return RefusalCode.DOCUMENT, "the run's name is not an identifier"
+        if any(other.owner != key for other in self.runs.values()):
+            return RefusalCode.BUSY, "another notebook's run is on"
+        if run is None and len(self.runs) >= MAX_RUNS:
+            return RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one"
+        if run is not None and message.epoch not in run.epochs:
+            if message.epoch <= run.committed:
+                return RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force"
+            if len(run.epochs) >= MAX_EPOCHS:
+                return RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one"
+        taken_bytes = sum(other.memory_bytes for other in self.runs.values() if other is not run)
+        available_bytes = self._settings.memory_bytes - taken_bytes
+        if message.memory_bytes > available_bytes:
+            return RefusalCode.MEMORY, f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
+        return None
+
+    def loaded(self, message: SegmentLoaded) -> None:
+        """The worker has a segment; the last one completes its epoch."""
+        for run in self.runs.values():
+            for epoch in run.epochs.values():
+                if message.slot in epoch.loading:
+                    epoch.loading.discard(message.slot)
+                    if not epoch.loading:
+                        self._out.say(run.owner, Prepared(run=run.name, epoch=epoch.number))
+                    return
+
+    def not_loaded(self, message: ComputeFailed, now_s: float) -> None:
+        """A segment could not be loaded: the epoch is refused as a whole."""
+        for run in list(self.runs.values()):
+            for epoch in list(run.epochs.values()):
+                if message.slot in epoch.loading:
+                    text = f"segment {message.slot.rpartition('/')[2]}: {message.text}"
+                    code = refusal_code(message.cause)
+                    self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
+                    self._drop_epoch(run, epoch.number, now_s)
+
+    def commit(self, key: str, message: Commit, now_s: float) -> None:
+        """An epoch comes into force, older ones go."""
+        run = self.own(key, message.run)
+        if run is None:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, f"no run {message.run} is loaded")
+        elif message.epoch < run.committed:
+            self.n_old += 1
+            self._out.refuse(key, message, RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
+        elif message.epoch not in run.epochs or run.epochs[message.epoch].loading:
+            self._out.refuse(key, message, RefusalCode.STATE, f"epoch {message.epoch} is not prepared")
+        else:
+            run.committed = message.epoch
+            for older in [number for number in run.epochs if number < message.epoch]:
+                self._drop_epoch(run, older, now_s)
+            self._out.say(key, Committed(run=run.name, epoch=run.committed))
+
+    def drop(self, key: str, message: Drop, now_s: float) -> None:
+        """Forget an epoch, or a run."""
+        run = self.own(key, message.run)
+        if run is not None and message.epoch < 0:
+            self._drop_run(run, now_s)
+        elif run is not None and message.epoch in run.epochs:
+            self._drop_epoch(run, message.epoch, now_s)
+        self._out.say(key, Dropped(run=message.run, epoch=message.epoch))
+
+    def leave(self, key: str, now_s: float) -> None:
+        """A notebook is gone: its runs end."""
+        for run in [run for run in self.runs.values() if run.owner == key]:
+            self._drop_run(run, now_s)
+
+    def own(self, key: str, name: str) -> Run | None:
+        """That run, if it is this notebook's."""
+        run = self.runs.get(name)
+        return run if run is not None and run.owner == key else None
+
+    def _drop_run(self, run: Run, now_s: float) -> None:
+        for number in list(run.epochs):
+            self._drop_epoch(run, number, now_s)
+        self.runs.pop(run.name, None)
+
+    def _drop_epoch(self, run: Run, number: int, now_s: float) -> None:
+        self._end_epoch(run, number, now_s)
+        del run.epochs[number]
+        if not run.epochs:
+            self.runs.pop(run.name, None)
+        self._laborer.tell(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
+
+    def lose_all(self, code: str, text: str) -> None:
+        """The worker is gone, and all that was loaded with it."""
+        for run in self.runs.values():
+            for epoch in run.epochs.values():
+                if epoch.loading:
+                    self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
+        self.runs.clear()
+
+
+def refusal_code(cause: str) -> str:
+    """How a failed loading is told: the worker's own refusal code, or the document is to blame."""
+    if cause == FailureCause.MEMORY:
+        return RefusalCode.MEMORY
+    return cause if cause in CODES else RefusalCode.DOCUMENT

@@ -1,0 +1,102 @@
+"""What is loaded here: runs, their plan epochs, and the documents of a `Prepare`. Records and checks only."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck_agent.events import Buffer
+from potluck_agent.executions import Name
+from potluck_agent.layout import BadProgram, Layout, read_program
+from potluck_wire.limits import MAX_DOCUMENT_BYTES, is_identifier
+from potluck_wire.messages import Message
+
+MAX_RUNS = 16
+MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
+KEPT_ANSWERS = 32  # whole answers to executions, for repeated requests
+KEPT_NAMES = 8192  # names of finished executions, for repeated values and requests
+KINDS = ("aten", "onnx")
+
+
+@dataclass(slots=True, kw_only=True)
+class Epoch:
+    """One plan of a run. It is prepared once `loading` is empty."""
+
+    number: int
+    memory_bytes: int
+    layouts: dict[str, Layout]
+    loading: set[str]
+
+
+Answer = tuple[Message, tuple[Buffer, ...]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run of one notebook. `committed` is the epoch in force, -1 before the first commit."""
+
+    name: str
+    owner: str
+    committed: int = -1
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+    answers: OrderedDict[Name, Answer | None] = field(default_factory=OrderedDict)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its largest epoch needs: on a switch the new plan takes the place of the old one."""
+        return max((epoch.memory_bytes for epoch in self.epochs.values()), default=0)
+
+    def answered(self, name: Name, answer: Answer) -> None:
+        """That execution is over; remember what was said."""
+        self.answers[name] = answer
+        if len(self.answers) > KEPT_ANSWERS:
+            older = list(self.answers)[-KEPT_ANSWERS - 1]
+            self.answers[older] = None
+        while len(self.answers) > KEPT_NAMES:
+            self.answers.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a `Prepare` asks for: (name, kind, document) of each segment, and the programs."""
+
+    segments: tuple[tuple[str, str, Buffer], ...]
+    layouts: dict[str, Layout]
+
+
+def read_load(buffers: Sequence[Buffer]) -> Load:
+    """The documents of a `Prepare`; BadProgram where they do not hold."""
+    document = read_json(buffers[0])
+    if not isinstance(document, dict) or set(document) != {"segments", "programs"}:
+        raise BadProgram("an object with segments and programs is expected")
+    rows, programs = document["segments"], document["programs"]
+    if not isinstance(rows, list) or not isinstance(programs, list):
+        raise BadProgram("segments and programs are lists")
+    if len(rows) != len(buffers) - 1:
+        raise BadProgram(f"{len(rows)} segments are named, {len(buffers) - 1} came")
+    names = [_segment_name(row) for row in rows]
+    layouts = [read_program(program) for program in programs]
+    for what in (names, [layout.name for layout in layouts]):
+        if len(set(what)) < len(what):
+            raise BadProgram("two segments or two programs have one name")
+    segments = tuple((row["name"], row["kind"], data) for row, data in zip(rows, buffers[1:], strict=True))
+    return Load(segments=segments, layouts={layout.name: layout for layout in layouts})
+
+
+def _segment_name(row: Any) -> str:
+    if not isinstance(row, dict) or set(row) != {"name", "kind"}:
+        raise BadProgram("a segment is an object with name and kind")
+    if not is_identifier(row["name"]) or row["kind"] not in KINDS:
+        raise BadProgram(f"a segment has an identifier as name, and is one of {', '.join(KINDS)}")
+    return str(row["name"])
+
+
+def read_json(data: Buffer) -> Any:
+    """A JSON document; BadProgram where it is none or too long."""
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise BadProgram(f"a document of {len(data)} bytes, at most {MAX_DOCUMENT_BYTES}")
+    try:
+        return json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise BadProgram(f"not JSON: {error}") from error

@@ -1,0 +1,397 @@
+"""The work of this device: executing programs, and letting their values in and out. Pure.
+
+`Plans` says what is loaded, `Execution` what is ready, `Lane` what the worker does next, `Outgoing` and `Incoming` what
+is on the links; here they are put together.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck_agent.events import Buffer, Member, Span
+from potluck_agent.executions import Execution, Located, Name, Ready
+from potluck_agent.incoming import Arrival, Incoming, Step
+from potluck_agent.laborer import Laborer
+from potluck_agent.lane import Lane, Task
+from potluck_agent.outbox import Outbox, Settings
+from potluck_agent.outgoing import Outgoing, Parcel
+from potluck_agent.plans import Plans
+from potluck_agent.runs import Run
+from potluck_wire.messages import (
+    HOME,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Done,
+    Execute,
+    Failed,
+    FailureCause,
+    Forget,
+    Message,
+    Put,
+    RefusalCode,
+    Release,
+    Value,
+)
+
+MAX_EARLY = 1024  # executions that values came for before they began
+
+
+class Unwanted(Exception):
+    """A value that is not taken: `code` as in `Rejected`."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A value that came before its execution began."""
+
+    located: Located
+    sends: bool  # whether it is to be sent on, so that its place is held for that
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendOf:
+    """Which send a parcel is of."""
+
+    name: Name
+    index: int
+
+
+class Work:
+    """Executions by name. `members(owner)` gives the roster of a notebook's home, by device name."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Outbox,
+        laborer: Laborer,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        members: Callable[[str], dict[str, Member]],
+    ) -> None:
+        self._out, self._laborer = out, laborer
+        self._incoming, self._outgoing, self._members = incoming, outgoing, members
+        self._lane = Lane()
+        self.plans = Plans(settings, out, laborer, self._end_epoch)
+        self._executions: dict[Name, Execution] = {}
+        self._early: dict[Name, dict[str, Early]] = {}
+        self._n_executions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any program is being executed."""
+        return bool(self._executions)
+
+    # --- executions ---------------------------------------------------------------------------------------------------
+
+    def execute(self, key: str, message: Execute, now_s: float) -> None:
+        """Run a program once. A repeat is answered again, or will be when the first one is over."""
+        name = Name(message.run, message.epoch, message.program, message.step)
+        run = self.plans.own(key, message.run)
+        if run is None:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, f"no run {message.run} is loaded")
+            return
+        if name in run.answers:
+            answer = run.answers[name]
+            if answer is None:
+                self._out.refuse(key, message, RefusalCode.STATE, "this was executed, and the answer is forgotten")
+            else:
+                self._out.say(key, *answer)
+            return
+        epoch = run.epochs.get(message.epoch)
+        if name in self._executions:
+            return
+        if epoch is None or epoch.loading:
+            old = message.epoch < run.committed
+            self.plans.n_old += old
+            code = RefusalCode.OLD_EPOCH if old else RefusalCode.STATE
+            self._out.refuse(key, message, code, f"epoch {message.epoch} is not prepared, {run.committed} is in force")
+            return
+        layout = epoch.layouts.get(message.program)
+        if layout is None:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
+            return
+        self._n_executions += 1
+        execution = self._executions[name] = Execution(name, layout, key, self._n_executions)
+        self._go_on(execution, execution.start(), now_s)
+        for value, early in self._early.pop(name, {}).items():
+            if execution.over:
+                self._waste(early, now_s)
+            else:
+                self._use(execution, value, early, now_s)
+
+    def _go_on(self, execution: Execution, ready: Ready, now_s: float) -> None:
+        """What has become ready: tasks are offered, sends are posted, and perhaps that was all."""
+        self._laborer.n_finished += len(ready.done)
+        for index in ready.tasks:
+            self._lane.offer(execution, index)
+        for index in ready.sends:
+            if not execution.over:
+                self._post(execution, index, now_s)
+        if execution.complete and not execution.over:
+            done = Done(
+                run=execution.name.run,
+                epoch=execution.name.epoch,
+                program=execution.name.program,
+                step=execution.name.step,
+                busy_s=execution.busy_s,
+                peak_bytes=execution.peak_bytes,
+            )
+            self._end(execution, done, (json.dumps(execution.events(), separators=(",", ":")).encode(),), now_s)
+
+    def feed(self, now_s: float) -> None:
+        """Keep the worker supplied."""
+        while (pick := self._lane.next(self._laborer.tags)) is not None:
+            tag, task = pick
+            self._compute(tag, task, now_s)
+
+    def _compute(self, tag: int, task: Task, now_s: float) -> None:
+        execution, instruction = task.execution, task.execution.instruction(task.index)
+        ready, frees = execution.queued(task.index)
+        prefix = execution.name.prefix
+        order = Compute(
+            tag=tag,
+            op=instruction.op,
+            slot=_slot(execution.name, instruction.attrs.get("segment")),
+            step=execution.name.step,
+            inputs=tuple(prefix + value for value in instruction.inputs),
+            outputs=tuple(prefix + value for value in instruction.outputs),
+            exports=tuple(prefix + value for value in execution.exports(task.index)),
+            frees=tuple(prefix + value for value in frees),
+        )
+        self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
+        self._go_on(execution, ready, now_s)
+
+    def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> bool:
+        """A task is done; False where this tag is none of ours."""
+        task = self._lane.finish(message.tag)
+        if task is None:
+            return False
+        execution = task.execution
+        exports = _read_exports(buffers[0], execution.name.prefix)
+        if execution.over:
+            for located in exports.values():
+                self._give_back(located.span, now_s)
+            return True
+        execution.places.update(exports)
+        execution.peak_bytes = max(execution.peak_bytes, message.memory_bytes)
+        self._go_on(execution, execution.computed(task.index, message.start_s, message.stop_s), now_s)
+        return True
+
+    def task_failed(self, message: ComputeFailed, now_s: float) -> bool:
+        """A task failed, and its execution with it; False where this tag is none of ours."""
+        task = self._lane.finish(message.tag)
+        if task is None:
+            return False
+        if not task.execution.over:
+            self._fail(task.execution, message.cause, message.text, now_s, instruction=task.index)
+        return True
+
+    def _post(self, execution: Execution, index: int, now_s: float) -> None:
+        """Hand a value to the network lane."""
+        instruction = execution.instruction(index)
+        peer, name = instruction.attrs["peer"], instruction.attrs["name"]
+        member = self._members(execution.owner).get(peer)
+        key = execution.owner if peer == HOME else member.key if member else ""
+        located = execution.places.get(instruction.inputs[0])
+        if not key or located is None:
+            cause = FailureCause.PEER_LOST if not key else FailureCause.INTERNAL
+            text = f"{peer} is not in the roster" if not key else f"{instruction.inputs[0]} is not here"
+            self._fail(execution, cause, text, now_s, instruction=index)
+            return
+        value = Value(
+            run=execution.name.run,
+            epoch=execution.name.epoch,
+            program=execution.name.program,
+            step=execution.name.step,
+            name=name,
+            dtype=located.dtype,
+            shape=located.shape,
+            nbytes=located.span.nbytes,
+        )
+        about = SendOf(execution.name, index)
+        self._outgoing.add(Parcel(key=key, value=value, place=located.span, priority=instruction.priority, about=about))
+
+    def delivered(self, parcel: Parcel, now_s: float) -> None:
+        """A value of ours has arrived where it should."""
+        about = parcel.about
+        execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
+        if execution is None or not isinstance(about, SendOf):
+            return
+        index = about.index
+        start_s = parcel.start_s if parcel.start_s is not None else now_s
+        ready, last = execution.sent(index, start_s, now_s)
+        self._laborer.n_finished += 1
+        if last:
+            self._give_back(execution.places.pop(execution.instruction(index).inputs[0]).span, now_s)
+        self._go_on(execution, ready, now_s)
+
+    def refused(self, parcel: Parcel, code: str, text: str, now_s: float) -> None:
+        """The receiver does not want a value of ours."""
+        about = parcel.about
+        execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
+        if execution is not None and isinstance(about, SendOf):
+            index = about.index
+            cause = FailureCause.MEMORY if code == RefusalCode.MEMORY else FailureCause.PEER_LOST
+            to = execution.instruction(index).attrs["peer"]
+            self._fail(execution, cause, f"{to} rejected {parcel.value.name}: {text}", now_s, instruction=index)
+
+    def _fail(self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1) -> None:
+        failed = Failed(
+            run=execution.name.run,
+            epoch=execution.name.epoch,
+            program=execution.name.program,
+            step=execution.name.step,
+            instruction=instruction,
+            cause=cause,
+            text=text,
+        )
+        self._end(execution, failed, (), now_s)
+
+    def _end(self, execution: Execution, answer: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        """An execution is over, well or not: tell, give back every place, and remember the answer."""
+        execution.over = True
+        del self._executions[execution.name]
+        self.plans.runs[execution.name.run].answered(execution.name, (answer, buffers))
+        self._out.say(execution.owner, answer, buffers)
+        for index in execution.waiting_for():
+            if execution.instruction(index).op == "send":
+                self._outgoing.cancel(SendOf(execution.name, index))
+        for located in execution.places.values():
+            self._give_back(located.span, now_s)
+        execution.places.clear()
+        self._laborer.tell(Forget(prefix=execution.name.prefix), (), now_s)
+
+    def _end_epoch(self, run: Run, number: int, now_s: float) -> None:
+        """Nothing of an epoch goes on: executions, values that came early, values that are coming."""
+        for execution in [e for name, e in self._executions.items() if name[:2] == (run.name, number)]:
+            self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
+        for name in [name for name in self._early if name[:2] == (run.name, number)]:
+            for early in self._early.pop(name).values():
+                self._waste(early, now_s)
+        self.apply(self._incoming.cancel((run.name, number)), now_s)
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def expect(self, key: str, value: Value) -> tuple[str, int] | None:
+        """Whose value this is (run, epoch); None where it is here already. `Unwanted` where it does not belong."""
+        run = self.plans.runs.get(value.run)
+        if run is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, f"no run {value.run} is loaded here")
+        epoch = run.epochs.get(value.epoch)
+        if epoch is None and value.epoch <= run.committed:
+            self.plans.n_old += 1
+            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
+        layout = epoch.layouts.get(value.program) if epoch else None
+        receive = layout.receives.get(value.name) if layout else None
+        if receive is None:
+            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")
+        _, peer = receive
+        member = self._members(run.owner).get(peer)
+        if key != (run.owner if peer == HOME else member.key if member else None):
+            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
+        name = Name(value.run, value.epoch, value.program, value.step)
+        execution = self._executions.get(name)
+        here = execution.has_arrived(value.name) if execution else value.name in self._early.get(name, {})
+        if here or name in run.answers:
+            return None
+        if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
+            raise Unwanted(RefusalCode.MEMORY, f"values for {MAX_EARLY} executions wait already")
+        return value.run, value.epoch
+
+    def apply(self, step: Step, now_s: float) -> None:
+        """Carry out what a chunk or a free place has led to."""
+        self._out.add(*step.actions)
+        for arrival in step.complete:
+            if not arrival.sink:
+                self._arrived(arrival, now_s)
+
+    def _arrived(self, arrival: Arrival, now_s: float) -> None:
+        """A value is complete: to the worker, if it computes with it; kept in place, if it is sent on."""
+        value = arrival.value
+        name = Name(value.run, value.epoch, value.program, value.step)
+        run = self.plans.runs.get(value.run)
+        epoch = run.epochs.get(value.epoch) if run else None
+        span = arrival.span
+        execution = self._executions.get(name)
+        here = execution.has_arrived(value.name) if execution else value.name in self._early.get(name, {})
+        if run is None or epoch is None or here or name in run.answers:
+            self._give_back(span, now_s)
+            return
+        layout = epoch.layouts[value.program]
+        uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
+        if uses and sends:
+            self._incoming.space.hold(span.offset, 1)
+        if uses:
+            put = Put(
+                value=name.prefix + value.name,
+                offset=span.offset,
+                nbytes=span.nbytes,
+                dtype=value.dtype,
+                shape=value.shape,
+            )
+            self._laborer.tell(put, (), now_s)
+        if not uses and not sends:
+            self._give_back(span, now_s)
+        early = Early(Located(span, value.dtype, value.shape), sends > 0, arrival.start_s, now_s)
+        if execution is None:
+            self._early.setdefault(name, {})[value.name] = early
+        else:
+            self._use(execution, value.name, early, now_s)
+
+    def _use(self, execution: Execution, value: str, early: Early, now_s: float) -> None:
+        if early.sends:
+            execution.places[value] = early.located
+        self._go_on(execution, execution.arrived(value, early.start_s, early.stop_s), now_s)
+
+    def freed(self, offset: int, now_s: float) -> None:
+        """The worker does not look at that place any more."""
+        self.apply(self._incoming.release(offset), now_s)
+
+    def _give_back(self, span: Span, now_s: float) -> None:
+        """We do not need that place any more."""
+        if span.arena == "inbound":
+            self.apply(self._incoming.release(span.offset), now_s)
+        else:
+            self._laborer.tell(Release(offset=span.offset), (), now_s)
+            self._laborer.moved(now_s)
+
+    def _waste(self, early: Early, now_s: float) -> None:
+        """Nobody will send that value on."""
+        if early.sends:
+            self._give_back(early.located.span, now_s)
+
+    def lose_worker(self, cause: str, text: str, now_s: float) -> None:
+        """All that was loaded is lost: every execution fails, every prepare is refused, the runs are forgotten."""
+        self._out.add(*self._incoming.clear().actions)
+        self._lane.clear()
+        for execution in list(self._executions.values()):
+            self._fail(execution, cause, text, now_s)
+        self._early.clear()
+        self.plans.lose_all(RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text)
+
+
+def _slot(name: Name, segment: Any) -> str:
+    """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`; none is the empty one."""
+    if segment is None:
+        return ""
+    return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
+
+
+def _read_exports(document: Buffer, prefix: str) -> dict[str, Located]:
+    """The rows of `Computed`: where the worker put what is to be sent. A row that does not hold counts as missing."""
+    try:
+        rows = json.loads(bytes(document))
+        return {
+            key.removeprefix(prefix): Located(Span("outbound", int(offset), int(nbytes)), str(dtype), tuple(shape))
+            for key, offset, nbytes, dtype, shape in rows
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
