@@ -4,7 +4,6 @@ It decides who may say what, and hands everything else to its parts: `Work` (pla
 (layers, links, power) and `Laborer` (the worker). The last events are kept, so that a crash report can be replayed.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,13 +25,12 @@ from potluck_agent.events import (
 )
 from potluck_agent.incoming import Incoming
 from potluck_agent.laborer import READY, Laborer
-from potluck_agent.layout import BadProgram
 from potluck_agent.measuring import PROBE, Measuring
 from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.outgoing import Outgoing
-from potluck_agent.runs import read_json
 from potluck_agent.work import Unwanted, Work
-from potluck_wire.errors import WireError
+from potluck_wire.documents import dump, parse
+from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, MAX_VALUE_BYTES, WINDOW_BYTES, clip, is_device_name
 from potluck_wire.messages import (
     HOME,
@@ -51,6 +49,7 @@ from potluck_wire.messages import (
     Goodbye,
     Hello,
     Measure,
+    MeasuredTask,
     Message,
     Meter,
     Ping,
@@ -72,6 +71,7 @@ from potluck_wire.version import VERSION, agree, show
 
 MAX_MEMBERS = 64
 KEPT_EVENTS = 200
+FREQUENT = (Chunk, Credit, Ping)  # not worth a line in the record
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Core:
                 self._reset(event, now_s)
             case Tick():
                 self._tick(now_s)
-        if not isinstance(event, Tick):
+        if not isinstance(event, Tick) and not isinstance(getattr(event, "message", None), FREQUENT):
             self.history.append((now_s, _brief(event)))
         if self._laborer.state == READY:
             self._work.feed(now_s)
@@ -199,7 +199,7 @@ class Core:
             self._welcome()
 
     def _welcome(self) -> None:
-        statement = (json.dumps(self.capability(), separators=(",", ":")).encode(),)
+        statement = (dump(self.capability()),)
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None
@@ -225,9 +225,9 @@ class Core:
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""
         try:
-            members = read_roster(read_json(buffers[0]))
-        except BadProgram as error:
-            self._out.refuse(key, message, RefusalCode.DOCUMENT, str(error))
+            members = read_roster(parse(buffers[0], "the roster"))
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
         self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
         self._set_members()
@@ -304,11 +304,12 @@ class Core:
         match message:
             case SegmentLoaded():
                 self._work.plans.loaded(message)
-                self._measuring.loaded(message.slot, now_s)
             case Computed():
-                _ = self._work.computed(message, buffers, now_s) or self._measuring.computed(message, buffers, now_s)
+                self._work.computed(message, buffers, now_s)
+            case MeasuredTask():
+                self._measuring.measured(message)
             case ComputeFailed():
-                if not self._work.task_failed(message, now_s) and not self._measuring.failed(message, now_s):
+                if not self._work.task_failed(message, now_s) and not self._measuring.failed(message):
                     self._work.plans.not_loaded(message, now_s)
             case Freed():
                 self._work.freed(message.offset, now_s)
@@ -344,15 +345,15 @@ class Core:
 
 
 def read_roster(document: Any) -> tuple[Member, ...]:
-    """The members of a home; BadProgram where names, keys or addresses do not hold, or two have one name or key."""
+    """The members of a home; WireError where names, keys or addresses do not hold, or two have one name or key."""
     if not isinstance(document, list) or len(document) > MAX_MEMBERS:
-        raise BadProgram(f"a roster is a list of at most {MAX_MEMBERS} members")
+        raise WireError(WireCode.DOCUMENT, f"a roster is a list of at most {MAX_MEMBERS} members")
     members = []
     for row in document:
         if not isinstance(row, dict) or set(row) != {"name", "key", "address"}:
-            raise BadProgram("a member is an object with name, key and address")
+            raise WireError(WireCode.DOCUMENT, "a member is an object with name, key and address")
         if not is_device_name(row["name"]) or row["name"] == HOME or not is_key(row["key"]):
-            raise BadProgram(f"no valid name or key: {row['name']!r:.60}")
+            raise WireError(WireCode.DOCUMENT, f"no valid name or key: {row['name']!r:.60}")
         read_address(row["address"])
         members.append(Member(row["name"], row["key"], row["address"]))
     _refuse_twins("name", (member.name for member in members))
@@ -364,19 +365,19 @@ def _refuse_twins(what: str, values: Iterable[str]) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            raise BadProgram(f"two members have the {what} {value}")
+            raise WireError(WireCode.DOCUMENT, f"two members have the {what} {value}")
         seen.add(value)
 
 
 def read_address(text: object) -> tuple[str, int]:
-    """HOST and base port of `HOST:PORT` (IPv6 hosts in brackets); BadProgram where it is none."""
+    """HOST and base port of `HOST:PORT` (IPv6 hosts in brackets); WireError where it is none."""
     if type(text) is str and len(text) <= 255:
         host, _, port = text.rpartition(":")
         plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         sound = plain and all(c.isalnum() or c in ".-:%_" for c in plain) and plain.isascii()
         if sound and port.isdecimal() and port.isascii() and 0 < int(port) <= 65532:
             return plain, int(port)
-    raise BadProgram(f"an address is HOST:PORT, got {text!r:.60}")
+    raise WireError(WireCode.DOCUMENT, f"an address is HOST:PORT, got {text!r:.60}")
 
 
 def _brief(event: Event) -> str:

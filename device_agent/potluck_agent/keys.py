@@ -7,7 +7,7 @@ make new keys: that would silently break every pairing.
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,11 @@ def _read_identity(path: Path) -> Identity:
     import zmq
 
     document = _read(path)
-    public, secret = (document.get(part) for part in ("public", "secret")) if isinstance(document, dict) else ("", "")
+    row = document if isinstance(document, dict) else {}
+    public, secret = str(row.get("public")), str(row.get("secret"))
     if not is_key(public) or not is_key(secret) or zmq.curve_public(secret.encode()).decode() != public:
         raise AgentError(
-            f"{path} does not hold a key pair. Restore it from a backup; or delete it, and every notebook must pair again."
+            f"{path} does not hold a key pair. Restore it from a backup; or delete it, and every notebook pairs again."
         )
     return Identity(public=public, secret=secret)
 
@@ -112,11 +113,14 @@ def load_peers(state: Path) -> tuple[Peer, ...]:
 
 
 def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
-    """Trust this peer from now on; it replaces one of the same name or key."""
-    others = tuple(p for p in load_peers(state) if p.name != peer.name and p.key != peer.key)
+    """Trust this peer from now on; it replaces one of the same key. A second one of a name gets a number behind it."""
+    others = tuple(other for other in load_peers(state) if other.key != peer.key)
     if len(others) >= MAX_PEERS:
         raise AgentError(f"this device already trusts {MAX_PEERS} notebooks. Forget one: potluck agent forget NAME.")
-    return _write_peers(state, (*others, peer))
+    taken = {other.name for other in others}
+    names = (peer.name, *(f"{peer.name[:36]}-{number}" for number in range(2, MAX_PEERS + 2)))
+    free = next(name for name in names if name not in taken)
+    return _write_peers(state, (*others, replace(peer, name=free)))
 
 
 def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:

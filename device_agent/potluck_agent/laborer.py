@@ -1,18 +1,27 @@
 """The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from potluck_agent.events import Buffer, KillWorker, StartWorker, ToWorker
 from potluck_agent.outbox import Outbox, Settings
-from potluck_wire.messages import Compute, Computed, ComputeFailed, LoadSegment, Message, SegmentLoaded, WorkerReady
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    LoadSegment,
+    MeasuredTask,
+    MeasureTask,
+    Message,
+    SegmentLoaded,
+    WorkerReady,
+)
 
 HANG_TASKS = 10  # times the longest task so far
 
 ABSENT, STARTING, READY = "absent", "starting", "ready"
-OWES_AN_ANSWER = (Compute, LoadSegment)
+OWES_AN_ANSWER = (Compute, LoadSegment, MeasureTask)
 
 
 class Laborer:
@@ -22,7 +31,6 @@ class Laborer:
         self._settings, self._out = settings, out
         self.state = ABSENT
         self.facts: dict[str, Any] = {}
-        self.tags = itertools.count(1)
         self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
         self.busy_s = 0.0
         self._backlog: list[ToWorker] = []
@@ -70,7 +78,7 @@ class Laborer:
                 self.n_finished += 1
                 self.busy_s += message.stop_s - message.start_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
-            case SegmentLoaded():
+            case SegmentLoaded() | MeasuredTask():
                 self._n_owed = max(0, self._n_owed - 1)
             case ComputeFailed() if message.tag >= 0 or message.slot:
                 self._n_owed = max(0, self._n_owed - 1)

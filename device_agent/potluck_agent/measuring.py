@@ -1,9 +1,7 @@
 """Answering how fast this device is: layers on its worker, values over its links, and power over time. Pure."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from potluck_agent.events import Buffer, Member, ReadMeter, Span
 from potluck_agent.laborer import Laborer
@@ -14,13 +12,11 @@ from potluck_agent.runs import KINDS
 from potluck_wire.limits import MAX_ITEMS, MIB, is_identifier
 from potluck_wire.messages import (
     HOME,
-    Compute,
-    Computed,
     ComputeFailed,
-    Forget,
-    LoadSegment,
     Measure,
     Measured,
+    MeasuredTask,
+    MeasureTask,
     Meter,
     Probe,
     Probed,
@@ -33,7 +29,6 @@ PROBE_PRIORITY = 2**53  # behind everything that is needed
 MAX_PROBE_BYTES = 64 * MIB
 MAX_REPEATS = 64
 MIN_PERIOD_S = 0.05
-SLOTS = "measure/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +65,7 @@ class Measuring:
         self, out: Outbox, laborer: Laborer, outgoing: Outgoing, members: Callable[[str], dict[str, Member]]
     ) -> None:
         self._out, self._laborer, self._outgoing, self._members = out, laborer, outgoing, members
-        self._measures: dict[str, tuple[str, Measure]] = {}  # by slot: who asked what
-        self._tags: dict[int, str] = {}  # tag -> slot
+        self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
         self._probes: dict[ProbeOf, Series] = {}
         self._meters: dict[str, Subscription] = {}
 
@@ -79,48 +73,38 @@ class Measuring:
 
     def measure(self, key: str, message: Measure, buffers: Sequence[Buffer], now_s: float) -> None:
         """Time a layer."""
-        slot = SLOTS + message.task
-        sound = is_identifier(message.task) and message.kind in KINDS and slot not in self._measures
+        sound = is_identifier(message.task) and message.kind in KINDS and message.task not in self._measures
         if not sound or not message.rows or 0 in message.rows or not 1 <= message.repeats <= MAX_REPEATS:
             text = f"a new task, one of {', '.join(KINDS)}, rows above 0 and 1 to {MAX_REPEATS} repeats are expected"
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
-        self._measures[slot] = (key, message)
+        self._measures[message.task] = (key, message)
         self._laborer.need(now_s)
-        self._laborer.tell(LoadSegment(slot=slot, kind=message.kind), buffers, now_s)
+        order = MeasureTask(
+            task=message.task, kind=message.kind, train=message.train, rows=message.rows, repeats=message.repeats
+        )
+        self._laborer.tell(order, buffers, now_s)
 
-    def loaded(self, slot: str, now_s: float) -> None:
-        """The layer is there: time it."""
-        if slot in self._measures:
-            _, message = self._measures[slot]
-            tag = next(self._laborer.tags)
-            self._tags[tag] = slot
-            attrs = {"train": message.train, "rows": message.rows, "repeats": message.repeats}
-            self._laborer.tell(Compute(tag=tag, op="measure", slot=slot), (json.dumps(attrs).encode(),), now_s)
+    def measured(self, message: MeasuredTask) -> None:
+        """It has been timed."""
+        if message.task not in self._measures:  # whoever asked is gone
+            return
+        key, _ = self._measures.pop(message.task)
+        answer = Measured(
+            task=message.task,
+            rows=message.rows,
+            forward_s=message.forward_s,
+            backward_s=message.backward_s,
+            memory_bytes=message.memory_bytes,
+        )
+        self._out.say(key, answer)
 
-    def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> bool:
-        """It has been timed; False where this tag is none of ours."""
-        slot = self._tags.pop(message.tag, None)
-        if slot is None:
-            return False
-        key, request = self._measures.pop(slot)
-        try:
-            answer = _measured(request, json.loads(bytes(buffers[0])))
-        except (ValueError, TypeError, KeyError) as error:
-            self._out.refuse(key, request, RefusalCode.BACKEND, f"the worker's answer does not hold: {error}")
-        else:
-            self._out.say(key, answer)
-        self._laborer.tell(Forget(prefix=slot), (), now_s)
-        return True
-
-    def failed(self, message: ComputeFailed, now_s: float) -> bool:
+    def failed(self, message: ComputeFailed) -> bool:
         """A layer could not be loaded or timed; False where it is none of ours."""
-        slot = self._tags.pop(message.tag, message.slot)
-        if slot not in self._measures:
+        if message.tag >= 0 or message.slot not in self._measures:
             return False
-        key, request = self._measures.pop(slot)
+        key, request = self._measures.pop(message.slot)
         self._out.refuse(key, request, refusal_code(message.cause), f"{request.task}: {message.text}")
-        self._laborer.tell(Forget(prefix=slot), (), now_s)
         return True
 
     def lose_worker(self, code: str, text: str) -> None:
@@ -128,7 +112,6 @@ class Measuring:
         for key, request in self._measures.values():
             self._out.refuse(key, request, code, f"{request.task}: {text}")
         self._measures.clear()
-        self._tags.clear()
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -203,17 +186,5 @@ class Measuring:
         for about in [about for about in self._probes if about.key == key]:
             del self._probes[about]
             self._outgoing.cancel(about)
-        for slot in [slot for slot, (owner, _) in self._measures.items() if owner == key]:
-            del self._measures[slot]
-
-
-def _measured(request: Measure, row: dict[str, Any]) -> Measured:
-    """The worker's answer as the message; as many numbers as batch sizes."""
-    n_rows = len(request.rows)
-    forward_s, backward_s = (tuple(float(s) for s in row[name]) for name in ("forward_s", "backward_s"))
-    memory_bytes = tuple(int(nbytes) for nbytes in row["memory_bytes"])
-    if len(forward_s) != n_rows or len(memory_bytes) != n_rows or len(backward_s) not in (0, n_rows):
-        raise ValueError(f"numbers for {len(forward_s)} batch sizes, {n_rows} were asked for")
-    return Measured(
-        task=request.task, rows=request.rows, forward_s=forward_s, backward_s=backward_s, memory_bytes=memory_bytes
-    )
+        for task in [task for task, (owner, _) in self._measures.items() if owner == key]:
+            del self._measures[task]

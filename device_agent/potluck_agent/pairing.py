@@ -38,11 +38,12 @@ class Desk:
     def open(self, secret: str, now_s: float, *, window_s: float | None = PAIRING_WINDOW_S) -> None:
         """Open a window for this secret; a window that is open already is replaced. `window_s` None: until used."""
         self._secret, self._tries_left, self._expired = secret, PAIRING_TRIES, False
+        self._attempt = None  # whoever is at the desk knew the secret of another window
         self._closes_s = None if window_s is None else now_s + window_s
 
     def close(self) -> None:
         """Close the window; whoever is at the desk is refused at the next message."""
-        self._secret, self._closes_s, self._tries_left = "", None, 0
+        self._secret, self._closes_s, self._tries_left, self._attempt = "", None, 0, None
 
     def is_open(self, now_s: float) -> bool:
         """Whether a visitor may try now."""
@@ -84,10 +85,11 @@ class Desk:
             return self._count(failure.code, failure.text)
         if answers:
             self._step_ends_s = now_s + PAIRING_STEP_S
-        if self._attempt.paired is None:
+        paired = self._attempt.paired
+        if paired is None:
             return Reply(data=answers)
         self.close()
-        return Reply(data=answers, close=True, paired=self._attempt.paired)
+        return Reply(data=answers, close=True, paired=paired)
 
     def _receive(self, message: Message) -> Message:
         assert self._attempt is not None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from potluck_agent.events import Buffer
 from potluck_agent.laborer import Laborer
-from potluck_agent.layout import BadProgram
 from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.runs import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
+from potluck_wire.errors import WireError
 from potluck_wire.limits import is_identifier
 from potluck_wire.messages import (
     Commit,
@@ -52,8 +52,8 @@ class Plans:
             return
         try:
             load = read_load(buffers)
-        except BadProgram as error:
-            self._out.refuse(key, message, RefusalCode.DOCUMENT, str(error))
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
         run = run or self.runs.setdefault(message.run, Run(name=message.run, owner=key))
         slots = {name: f"{run.name}/{message.epoch}/{name}" for name, _, _ in load.segments}

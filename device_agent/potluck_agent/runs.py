@@ -1,6 +1,5 @@
 """What is loaded here: runs, their plan epochs, and the documents of a `Prepare`. Records and checks only."""
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,9 +7,12 @@ from typing import Any
 
 from potluck_agent.events import Buffer
 from potluck_agent.executions import Name
-from potluck_agent.layout import BadProgram, Layout, read_program
-from potluck_wire.limits import MAX_DOCUMENT_BYTES, is_identifier
+from potluck_agent.layout import Layout, lay_out
+from potluck_wire.documents import parse
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import is_identifier
 from potluck_wire.messages import Message
+from potluck_wire.program import from_json
 
 MAX_RUNS = 16
 MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
@@ -66,37 +68,27 @@ class Load:
 
 
 def read_load(buffers: Sequence[Buffer]) -> Load:
-    """The documents of a `Prepare`; BadProgram where they do not hold."""
-    document = read_json(buffers[0])
+    """The documents of a `Prepare`; WireError where they do not hold."""
+    document = parse(buffers[0], "the plan")
     if not isinstance(document, dict) or set(document) != {"segments", "programs"}:
-        raise BadProgram("an object with segments and programs is expected")
+        raise WireError(WireCode.DOCUMENT, "an object with segments and programs is expected")
     rows, programs = document["segments"], document["programs"]
     if not isinstance(rows, list) or not isinstance(programs, list):
-        raise BadProgram("segments and programs are lists")
+        raise WireError(WireCode.DOCUMENT, "segments and programs are lists")
     if len(rows) != len(buffers) - 1:
-        raise BadProgram(f"{len(rows)} segments are named, {len(buffers) - 1} came")
+        raise WireError(WireCode.DOCUMENT, f"{len(rows)} segments are named, {len(buffers) - 1} came")
     names = [_segment_name(row) for row in rows]
-    layouts = [read_program(program) for program in programs]
+    layouts = [lay_out(from_json(program)) for program in programs]
     for what in (names, [layout.name for layout in layouts]):
         if len(set(what)) < len(what):
-            raise BadProgram("two segments or two programs have one name")
+            raise WireError(WireCode.DOCUMENT, "two segments or two programs have one name")
     segments = tuple((row["name"], row["kind"], data) for row, data in zip(rows, buffers[1:], strict=True))
     return Load(segments=segments, layouts={layout.name: layout for layout in layouts})
 
 
 def _segment_name(row: Any) -> str:
     if not isinstance(row, dict) or set(row) != {"name", "kind"}:
-        raise BadProgram("a segment is an object with name and kind")
+        raise WireError(WireCode.DOCUMENT, "a segment is an object with name and kind")
     if not is_identifier(row["name"]) or row["kind"] not in KINDS:
-        raise BadProgram(f"a segment has an identifier as name, and is one of {', '.join(KINDS)}")
+        raise WireError(WireCode.DOCUMENT, f"a segment has an identifier as name, and is one of {', '.join(KINDS)}")
     return str(row["name"])
-
-
-def read_json(data: Buffer) -> Any:
-    """A JSON document; BadProgram where it is none or too long."""
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise BadProgram(f"a document of {len(data)} bytes, at most {MAX_DOCUMENT_BYTES}")
-    try:
-        return json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
-        raise BadProgram(f"not JSON: {error}") from error

@@ -148,7 +148,7 @@ class Work:
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
-        while (pick := self._lane.next(self._laborer.tags)) is not None:
+        while (pick := self._lane.next()) is not None:
             tag, task = pick
             self._compute(tag, task, now_s)
 
@@ -169,21 +169,20 @@ class Work:
         self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
         self._go_on(execution, ready, now_s)
 
-    def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> bool:
-        """A task is done; False where this tag is none of ours."""
+    def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
+        """A task is done."""
         task = self._lane.finish(message.tag)
         if task is None:
-            return False
+            return
         execution = task.execution
         exports = _read_exports(buffers[0], execution.name.prefix)
         if execution.over:
             for located in exports.values():
                 self._give_back(located.span, now_s)
-            return True
+            return
         execution.places.update(exports)
         execution.peak_bytes = max(execution.peak_bytes, message.memory_bytes)
         self._go_on(execution, execution.computed(task.index, message.start_s, message.stop_s), now_s)
-        return True
 
     def task_failed(self, message: ComputeFailed, now_s: float) -> bool:
         """A task failed, and its execution with it; False where this tag is none of ours."""
