@@ -1,0 +1,109 @@
+"""The capability statement: what a device tells a controller about itself before anything is loaded."""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from potluck_wire.documents import parse
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.frames import Buffer
+from potluck_wire.limits import MAX_INT, MAX_STR_BYTES, is_device_name
+
+MAX_ENTRIES = 4096  # names in one list: the operators are some hundred
+
+
+def read(data: Buffer) -> dict[str, Any]:
+    """The statement in buffer 0 of a `Welcome`, with what it leaves out at its default.
+
+    Keys that this version does not know are kept: a newer agent may say more.
+
+    Raises
+    ------
+    WireError
+        With code `document`: no JSON object, a required key is missing, or a known key has another type.
+    """
+    statement = parse(data, "the capability statement")
+    if type(statement) is not dict:
+        raise WireError(WireCode.DOCUMENT, "the capability statement is not an object")
+    for key, (fits, expected, default, _) in FIELDS.items():
+        if key not in statement:
+            if default is REQUIRED:
+                raise WireError(WireCode.DOCUMENT, f"the capability statement lacks {key}")
+            statement[key] = copy(default)
+        elif not fits(statement[key]):
+            got = repr(statement[key])[:40]
+            raise WireError(WireCode.DOCUMENT, f"{key} of the capability statement must be {expected}, got {got}")
+    return statement
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float and value >= 0) or _is_count(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= MAX_STR_BYTES
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) is list and len(value) <= MAX_ENTRIES and all(map(_is_text, value))
+
+
+def _is_texts(value: Any) -> bool:
+    return type(value) is dict and len(value) <= MAX_ENTRIES and all(map(_is_text, value.values()))
+
+
+def _is_numbers(value: Any, keys: set[str]) -> bool:
+    return type(value) is dict and set(value) <= keys and all(n is None or _is_number(n) for n in value.values())
+
+
+def _is_meters(value: Any) -> bool:
+    return (
+        type(value) is list and len(value) <= 64 and all(_is_texts(m) and {"name", "source"} <= set(m) for m in value)
+    )
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+REQUIRED = object()
+
+# key -> (check, what it must be, default, what it says)
+FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
+    "name": (is_device_name, "a device's name", REQUIRED, "as announced; two devices of one home never share it"),
+    "memory_bytes": (_is_count, "a count", REQUIRED, "what the owner lets potluck use for tensors"),
+    "backends": (_is_texts, "{name: version}", REQUIRED, "what can compute here: `torch`, `onnxruntime`"),
+    "dtypes": (_is_list, "a list of names", REQUIRED, "element types that the worker takes"),
+    "operators": (_is_list, "a list of names", REQUIRED, "operators that a graph document may use here"),
+    "host": (_is_text, "a text", "", "the machine: devices of one host share its processor"),
+    "platform": (_is_text, "a text", "", "operating system and processor, for people"),
+    "cores": (_or_none(_is_count), "a count or null", None, "processor cores"),
+    "threads": (_or_none(_is_count), "a count or null", None, "threads that the worker computes with"),
+    "battery_frac": (_or_none(_is_number), "a number or null", None, "charge, 0 to 1; null without a battery"),
+    "meters": (
+        _is_meters,
+        "a list of {name, source, reason}",
+        [],
+        "where power comes from (`measured`, `estimated`, `simulated`), or the reason why a meter is absent",
+    ),
+    "power": (
+        _or_none(lambda value: _is_numbers(value, {"idle_w", "busy_w", "radio_w"})),
+        "{idle_w, busy_w, radio_w} or null",
+        None,
+        "the model behind estimated power",
+    ),
+    "emulated": (
+        _or_none(lambda value: _is_numbers(value, {"slowdown", "link_bytes_per_s"})),
+        "{slowdown, link_bytes_per_s} or null",
+        None,
+        "null: a real device. Otherwise how much slower than this machine it plays, and its paced link",
+    ),
+    "overhead_s": (_or_none(_is_number), "a number or null", None, "fixed cost of one instruction, measured"),
+    "copy_bytes_per_s": (_or_none(_is_number), "a number or null", None, "speed of copying tensors, measured"),
+    "version": (_is_text, "a text", "", "of the protocol, as `major.minor`"),
+    "max_value_bytes": (_or_none(_is_count), "a count or null", None, "the largest single value it takes"),
+}

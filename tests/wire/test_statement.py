@@ -1,0 +1,64 @@
+"""A capability statement is believed only as far as its types hold; new keys are no error."""
+
+import pytest
+
+from potluck_wire.documents import dump
+from potluck_wire.errors import WireError
+from potluck_wire.statement import FIELDS, read
+
+GOOD = {
+    "name": "jetson",
+    "memory_bytes": 2**32,
+    "backends": {"torch": "2.13.0"},
+    "dtypes": ["float32"],
+    "operators": [],
+}
+
+
+def test_what_it_leaves_out_is_at_its_default():
+    statement = read(dump(GOOD))
+    assert set(statement) == set(FIELDS)
+    assert (statement["battery_frac"], statement["meters"], statement["host"]) == (None, [], "")
+
+
+def test_a_newer_agent_may_say_more():
+    assert read(dump({**GOOD, "camera": {"lenses": 2}}))["camera"] == {"lenses": 2}
+
+
+WRONG = {
+    "name": "Jetson Nano",
+    "memory_bytes": -1,
+    "backends": ["torch"],
+    "dtypes": "float32",
+    "operators": [1],
+    "host": None,
+    "platform": 3,
+    "cores": 4.0,
+    "threads": "4",
+    "battery_frac": True,
+    "meters": [{"name": "ina3221"}],
+    "power": {"idle_w": "2"},
+    "emulated": {"factor": 2},
+    "overhead_s": [],
+    "copy_bytes_per_s": -1.0,
+    "version": 1,
+    "max_value_bytes": 2**60,
+}
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_refuses_another_type(key):
+    with pytest.raises(WireError):
+        read(dump({**GOOD, key: WRONG[key]}))
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_refuses_one_without(key):
+    with pytest.raises(WireError, match=key):
+        read(dump({name: value for name, value in GOOD.items() if name != key}))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{", b'{"name":"a","name":"b"}', b"\xff"])
+def test_refuses_what_is_no_object(data):
+    with pytest.raises(WireError):
+        read(data)
