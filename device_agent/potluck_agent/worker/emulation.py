@@ -27,8 +27,11 @@ class Stretch:
     def target_s(self, kind: Kind, cpu_s: float) -> float:
         """Seconds that a task of this `kind`, which took `cpu_s` of processor time, shall last in all.
 
-        The lower median: the very first run of a kind pays for warming up, the second corrects it.
+        0 where nothing is emulated. The lower median: the very first run of a kind pays for warming up, the second
+        corrects it.
         """
+        if self.slowdown == 1.0:
+            return 0.0
         recent = self._recent[kind]
         recent.append(cpu_s)
         return self.slowdown * median_low(recent)

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from potluck_agent.worker import memory
+from potluck_agent.worker import libraries, memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import capabilities, load_segment
-from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s
+from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment
 from potluck_agent.worker.process import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
 from potluck_agent.worker.values import Exports, Values
@@ -27,6 +25,8 @@ from potluck_wire.messages import (
     Forget,
     Freed,
     LoadSegment,
+    MeasuredTask,
+    MeasureTask,
     Message,
     Put,
     SegmentLoaded,
@@ -40,20 +40,19 @@ class Engine:
     """One worker's state; `handle` takes the messages in order and answers through the pipe."""
 
     def __init__(self, configure: Configure, inbound: Arena, outbound: Arena, pipe: Pipe) -> None:
-        torch.set_num_threads(max(1, configure.threads))
-        warm_up()
+        libraries.prepare(configure.threads)
         self._pipe = pipe
         self._stretch = Stretch(configure.slowdown)
         self._values = Values(inbound)
         self._exports = Exports(outbound, self._wait_for_release)
         self._segments: dict[str, Segment] = {}
-        self._scopes: dict[str, set[str]] = {}  # slot -> keys of what its forward runs keep
         self._base_bytes = memory.allocated_bytes() or 0
         self._actions: dict[type[Message], Callable[[Any, Buffers], None]] = {
             LoadSegment: self._load,
             Put: self._put,
             Compute: self._compute,
             Forget: self._forget,
+            MeasureTask: self._measure,
         }
 
     def ready(self, bounds: dict[str, str]) -> None:
@@ -103,11 +102,7 @@ class Engine:
         scope = scope_of((*message.outputs, *message.inputs))
         segment = self._segments.get(message.slot)
         task = Task(inputs=inputs, attrs=attrs, segment=segment, step=message.step, scope=scope)
-        if message.op == "run" and attrs.get("train"):
-            self._scopes.setdefault(message.slot, set()).add(task.kept())
         outputs = tuple(perform(message.op, task))
-        if message.op == "backward":
-            self._scopes.get(message.slot, set()).discard(task.kept())
         if len(outputs) != len(message.outputs):
             raise ValueError(f"{message.op} gave {len(outputs)} values, {len(message.outputs)} are named")
         for key, tensor in zip(message.outputs, outputs, strict=True):
@@ -130,12 +125,27 @@ class Engine:
         self._values.drop_prefix(message.prefix)
         for slot in [slot for slot in self._segments if slot.startswith(message.prefix)]:
             del self._segments[slot]
-            self._scopes.pop(slot, None)
             self._stretch.forget(slot)
-        for slot, keys in self._scopes.items():
-            for key in [key for key in keys if key.startswith(message.prefix)]:
-                self._segments[slot].drop(key)
-                keys.discard(key)
+        for segment in self._segments.values():
+            segment.forget(message.prefix)
+
+    def _measure(self, message: MeasureTask, buffers: Buffers) -> None:
+        try:
+            segment = load_segment(message.kind, bytes(buffers[0]), seed=0)
+            timings = time_segment(
+                segment, message.rows, train=message.train, repeats=message.repeats, slowdown=self._stretch.slowdown
+            )
+        except Exception as error:  # whatever it is, it is the document's failure
+            self._fail(error, slot=message.task)
+            return
+        answer = MeasuredTask(
+            task=message.task,
+            rows=message.rows,
+            forward_s=tuple(timing.forward_s for timing in timings),
+            backward_s=tuple(timing.backward_s for timing in timings) if message.train else (),
+            memory_bytes=tuple(timing.kept_bytes for timing in timings),
+        )
+        self._pipe.send(answer)
 
     def _held_bytes(self) -> int:
         """Bytes of tensors held now: since the start, and in the two shared memories."""
@@ -167,11 +177,3 @@ class Engine:
 def scope_of(keys: Sequence[str]) -> str:
     """The execution that a task belongs to, as the common beginning of its keys: `run/epoch/program/step/`."""
     return "".join(f"{part}/" for part in keys[0].split("/")[:4]) if keys else ""
-
-
-def warm_up() -> None:
-    """Use every library once, so that what they set up for themselves is not counted as anybody's tensors."""
-    weight = torch.ones(8, 3, 3, 3, requires_grad=True)
-    images = torch.ones(2, 3, 8, 8)
-    loss = torch.nn.functional.conv2d(images, weight).flatten(1) @ torch.ones(288, 4)
-    torch.autograd.backward(loss.sum())

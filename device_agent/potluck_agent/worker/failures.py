@@ -10,6 +10,9 @@ _MEMORY_WORDS = ("not enough memory", "can't allocate memory", "bad_alloc", "out
 def cause_of(error: Exception) -> tuple[str, str]:
     """(`FailureCause`, text) of what a task raised."""
     words = str(error).strip()
+    known = getattr(error, "cause", None)  # a SegmentError knows it
+    if isinstance(known, str):
+        return known, clip(words)
     if isinstance(error, MemoryError) or any(mark in words.lower() for mark in _MEMORY_WORDS):
         cause = FailureCause.MEMORY
     elif isinstance(error, ValueError | TypeError | KeyError | IndexError):

@@ -1,18 +1,35 @@
 """Make segments from documents, and say which ones can be made here."""
 
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from potluck_agent.worker.tasks import Segment
+from potluck_agent.worker.measure import Measurable
 from potluck_wire.tensors import DTYPES
 
 
 def capabilities() -> dict[str, Any]:
     """Backends with their versions, operators and element types."""
-    return {"backends": {"torch": torch.__version__}, "operators": [], "dtypes": list(DTYPES)}
+    try:  # the list lands with the interpreter of segments
+        from potluck_wire.operators import OPERATORS
+    except ModuleNotFoundError:
+        OPERATORS = ()  # noqa: N806
+    backends = {"torch": str(torch.__version__)}
+    if find_spec("onnx") is not None and find_spec("onnxruntime") is not None:
+        try:
+            backends["onnxruntime"] = version("onnxruntime")
+        except PackageNotFoundError:  # a build of it under another name
+            backends["onnxruntime"] = "unknown"
+    return {"backends": backends, "operators": sorted(OPERATORS), "dtypes": list(DTYPES)}
 
 
-def load_segment(kind: str, document: bytes, *, seed: int) -> Segment:
+def load_segment(kind: str, document: bytes, *, seed: int) -> Measurable:
     """A segment from its document. `ValueError` where this worker has no such kind."""
-    raise ValueError(f"this worker loads no segments of kind {kind!r} yet")
+    if kind == "aten":
+        from potluck_agent.worker import training
+        from potluck_wire import segment
+
+        return training.Segment(segment.loads(document), seed)
+    raise ValueError(f"a worker loads no segments of kind {kind!r}")

@@ -5,25 +5,86 @@ Emulated devices do not sleep here: times are processor time, multiplied by the 
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import Any, Protocol
 
 import torch
 
-from potluck_agent.worker.tasks import Task, perform
+from potluck_agent.worker.tasks import Segment, Task, Tensors, perform
 from potluck_wire.messages import Channel, Compute, Computed
 from potluck_wire.stream import Reader, pack
 
 OVERHEAD_REPEATS = 30
+MAX_REPEATS = 1000
+_KEY = "\0measure"
 COPY_REPEATS = 7
 COPY_BYTES = 4 << 20  # larger than most caches of a small device, as activations are
 
 
-def cpu_s(work: Callable[[], object]) -> float:
-    """Seconds of this thread's processor time that `work` takes."""
-    start_s = time.thread_time()
+def taken_s(work: Callable[[], object], slowdown: float) -> float:
+    """Seconds that `work` takes on this device: processor time of this thread if emulated, else time on the clock."""
+    clock = time.thread_time if slowdown > 1.0 else time.perf_counter
+    start_s = clock()
     work()
-    return time.thread_time() - start_s
+    return slowdown * (clock() - start_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Median seconds of one run of a segment, and the bytes that it keeps for backward."""
+
+    forward_s: float
+    backward_s: float = 0.0
+    kept_bytes: int = 0
+
+
+class Measurable(Segment, Protocol):
+    """A segment that can make up inputs for itself."""
+
+    graph: Any
+
+    def example(self, rows: int) -> Tensors:
+        """Made-up inputs of that many rows."""
+
+    def kept_bytes(self, inputs: Tensors) -> int:
+        """Bytes that a forward run in training keeps for backward."""
+
+
+def time_segment(
+    segment: Measurable, rows: Sequence[int], *, train: bool, repeats: int, slowdown: float
+) -> list[Timing]:
+    """A `Timing` for each batch size in `rows`; the first run of each is a warm-up and does not count."""
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise ValueError(f"{repeats} repeats, expected 1 to {MAX_REPEATS}")
+    return [_time_rows(segment, count, train=train, repeats=repeats, slowdown=slowdown) for count in rows]
+
+
+def _time_rows(segment: Measurable, rows: int, *, train: bool, repeats: int, slowdown: float) -> Timing:
+    inputs = segment.example(rows)
+    outputs: Tensors = ()
+
+    def forward() -> None:
+        nonlocal outputs
+        outputs = segment.forward(inputs, key=_KEY, train=train, rows=(0, rows, rows), step=0, micro_batch=0)
+
+    def backward() -> None:
+        segment.backward(_KEY, gradients, 1.0)
+
+    forward_s, backward_s = [], []
+    for _ in range(1 + repeats):
+        forward_s.append(taken_s(forward, slowdown))
+        if train:
+            ports = zip(outputs, segment.graph.outputs, strict=True)
+            gradients = [torch.ones_like(output) for output, port in ports if port.gradient]
+            backward_s.append(taken_s(backward, slowdown) if gradients else 0.0)
+    segment.forget(_KEY)
+    return Timing(
+        forward_s=median(forward_s[1:]),
+        backward_s=median(backward_s[1:]) if train else 0.0,
+        kept_bytes=segment.kept_bytes(inputs) if train else 0,
+    )
 
 
 def overhead_s(slowdown: float) -> float:
@@ -42,15 +103,15 @@ def overhead_s(slowdown: float) -> float:
         attrs = json.loads('{"start":0,"stop":4}')
         perform("slice", Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope=""))
 
-    def typical_s(work: Callable[[], object]) -> float:
-        return median(cpu_s(work) for _ in range(OVERHEAD_REPEATS))
+    def typical_s(work: Callable[[], object], pace: float) -> float:
+        return median(taken_s(work, pace) for _ in range(OVERHEAD_REPEATS))
 
-    return typical_s(message) + slowdown * typical_s(task)
+    return typical_s(message, 1.0) + typical_s(task, slowdown)
 
 
 def copy_bytes_per_s(slowdown: float) -> float:
     """Bytes of result per second when tensors are added, the slowest of the copying operations."""
     first, second = torch.ones(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
     out = torch.empty_like(first)
-    took_s = median(cpu_s(lambda: torch.add(first, second, out=out)) for _ in range(COPY_REPEATS))
-    return COPY_BYTES / (slowdown * max(took_s, 1e-9))
+    took_s = median(taken_s(lambda: torch.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS))
+    return COPY_BYTES / max(took_s, 1e-9)

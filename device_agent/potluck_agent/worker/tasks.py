@@ -12,33 +12,34 @@ import torch
 
 Tensors = Sequence[torch.Tensor]
 Attributes = Mapping[str, Any]
+Rows = tuple[int, int, int]  # [start, stop) of that many rows of a micro-batch
 
 
 class Segment(Protocol):
-    """A loaded piece of the model. `key` names what a forward run keeps for its backward run."""
+    """A loaded piece of the model: `training.Segment`, or an ONNX model, which only runs forward."""
 
-    def run(
-        self, inputs: Tensors, *, key: str, train: bool, step: int, micro_batch: int, rows: tuple[int, int, int] | None
+    def forward(
+        self, inputs: Tensors, *, key: str, train: bool, rows: Rows | None, step: int, micro_batch: int
     ) -> Tensors:
-        """The segment's outputs."""
+        """The outputs; in training, what backward needs is kept under `key`."""
 
-    def backward(self, gradients: Tensors, *, key: str, scale: float) -> Tensors:
+    def backward(self, key: str, gradients: Tensors, scale: float) -> Tensors:
         """Gradients of the differentiable inputs; adds to the parameters' own."""
 
-    def gradients(self, *, share_frac: float) -> torch.Tensor:
-        """Gradients, then float buffers times `share_frac`, as one vector."""
+    def gradients(self, share_frac: float) -> torch.Tensor:
+        """Gradients, then float buffers times `share_frac`, as one flat vector."""
 
-    def step(self, optimizer: Attributes, reduced: torch.Tensor | None) -> None:
-        """One optimizer step; `reduced` replaces gradients and buffers first."""
+    def step(self, vector: torch.Tensor | None, optimizer: Attributes) -> None:
+        """One optimizer step; `vector` replaces gradients and buffers first."""
 
-    def state(self, names: Sequence[str]) -> Tensors:
-        """Named state."""
+    def read(self, name: str) -> torch.Tensor:
+        """A named state, not copied."""
 
-    def assign(self, names: Sequence[str], values: Tensors) -> None:
-        """Set named state."""
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Overwrite a named state."""
 
-    def drop(self, key: str) -> None:
-        """Give up what was kept under `key`; nothing kept is fine."""
+    def forget(self, prefix: str) -> None:
+        """Drop what is kept for backward under keys that begin with `prefix`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,38 +88,42 @@ def _run(task: Task) -> Tensors:
     rows = task.attrs.get("rows")
     if rows is not None and not (isinstance(rows, list) and len(rows) == 3 and all(type(n) is int for n in rows)):
         raise ValueError(f"attribute rows is {rows!r:.80}, expected [start, stop, total]")
-    return task.on().run(
+    return task.on().forward(
         task.inputs,
         key=task.kept(),
         train=bool(task.attrs.get("train", False)),
+        rows=None if rows is None else (rows[0], rows[1], rows[2]),
         step=task.step,
         micro_batch=task.integer("micro_batch", 0),
-        rows=None if rows is None else (rows[0], rows[1], rows[2]),
     )
 
 
 def _backward(task: Task) -> Tensors:
-    return task.on().backward(task.inputs, key=task.kept(), scale=float(task.attrs.get("scale", 1.0)))
+    return task.on().backward(task.kept(), task.inputs, float(task.attrs.get("scale", 1.0)))
 
 
 def _gradients(task: Task) -> Tensors:
-    return (task.on().gradients(share_frac=float(task.attrs.get("share_frac", 1.0))),)
+    return (task.on().gradients(float(task.attrs.get("share_frac", 1.0))),)
 
 
 def _step(task: Task) -> Tensors:
     optimizer = task.attrs.get("optimizer")
     if not isinstance(optimizer, dict):
         raise ValueError(f"attribute optimizer is {optimizer!r:.80}, expected an object")
-    task.on().step(optimizer, task.inputs[0] if task.inputs else None)
+    task.on().step(task.inputs[0] if task.inputs else None, optimizer)
     return ()
 
 
 def _state(task: Task) -> Tensors:
-    return task.on().state(task.names())
+    return [task.on().read(name).clone() for name in task.names()]  # the next step changes the state in place
 
 
 def _assign(task: Task) -> Tensors:
-    task.on().assign(task.names(), task.inputs)
+    names = task.names()
+    if len(names) != len(task.inputs):
+        raise ValueError(f"{len(names)} names for {len(task.inputs)} values")
+    for name, value in zip(names, task.inputs, strict=True):
+        task.on().write(name, value)
     return ()
 
 
