@@ -1,0 +1,90 @@
+"""Dropout whose masks do not depend on how a micro-batch is split over devices.
+
+The mask of a whole micro-batch is drawn from a generator seeded by (seed, step, micro-batch, node); each device takes
+the rows that are its own. Where the first dimension does not count rows, the mask is drawn for the share alone.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class Masks:
+    """Draws the masks; `rows` = (start, stop, total) says which rows of which micro-batch are being computed."""
+
+    seed: int
+    rows: tuple[int, int, int] | None = None
+    step: int = 0
+    micro_batch: int = 0
+
+    def draw(self, number: int, shape: tuple[int, ...], keep: float, dtype: torch.dtype) -> torch.Tensor:
+        """A mask of zeros and 1/keep."""
+        start, stop, total = self.rows or (0, max(shape[0], 1) if shape else 1, max(shape[0], 1) if shape else 1)
+        rows = stop - start
+        whole = bool(shape) and rows > 0 and shape[0] % rows == 0
+        key = (self.seed, self.step, self.micro_batch, number) if whole else (self.seed, self.step, start, number)
+        text = struct.pack("<4Q", *(word % 2**64 for word in key))
+        seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+        generator = torch.Generator().manual_seed(seed)
+        if not whole:
+            return _bernoulli(shape, keep, dtype, generator)
+        per_row = shape[0] // rows
+        mask = _bernoulli((per_row * total, *shape[1:]), keep, dtype, generator)
+        return mask[per_row * start : per_row * stop]
+
+    def dropout(self, number: int, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        """`aten.dropout` with our mask."""
+        return x * self.draw(number, tuple(x.shape), 1.0 - p, x.dtype) if train and p > 0 else x
+
+    def feature_dropout(self, number: int, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        """`aten.feature_dropout` (whole channels) with our mask."""
+        if not train or p == 0:
+            return x
+        return x * self.draw(number, (*x.shape[:2], *(1 for _ in x.shape[2:])), 1.0 - p, x.dtype)
+
+    def attention(
+        self,
+        number: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        p: float = 0.0,
+        causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Attention whose weights are dropped with our mask; without dropout, torch's own."""
+        if p == 0:
+            attend = torch.nn.functional.scaled_dot_product_attention
+            return attend(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa)
+        if enable_gqa:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        scores = (query * (scale if scale is not None else query.shape[-1] ** -0.5)) @ key.transpose(-2, -1)
+        if causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            scores = scores.masked_fill(~seen, float("-inf"))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+        weights = torch.softmax(scores, -1)
+        return (weights * self.draw(number, tuple(weights.shape), 1.0 - p, weights.dtype)) @ value
+
+    def operators(self) -> dict[str, Callable[..., Any]]:
+        """What stands in for torch's own random operators in training."""
+        return {
+            "aten.dropout.default": self.dropout,
+            "aten.feature_dropout.default": self.feature_dropout,
+            "aten.scaled_dot_product_attention.default": self.attention,
+        }
+
+
+def _bernoulli(shape: tuple[int, ...], keep: float, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    mask = torch.zeros(shape, dtype=dtype)
+    return mask.bernoulli_(keep, generator=generator).div_(keep) if keep > 0 else mask

@@ -1,0 +1,231 @@
+"""A loaded segment: forward, backward, gradients, optimizer steps, and its state by name.
+
+Gradients add up over micro-batches in the order of the backward calls, as they would on one machine. Parameters are
+made up until they are written, so that a segment can be timed before any weight has arrived.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from potluck_wire.graph import BATCH, FLOATS, Graph, SegmentError, evaluate
+
+from .dropout import Masks
+from .interpreter import Interpreter, Observer
+from .operators import DTYPES
+from .optimizers import Optimizer
+
+Rows = tuple[int, int, int]
+_INPUT = "bad-input"
+
+
+class Segment:
+    """A piece of a model that computes and learns.
+
+    With `seed` None, dropout draws from torch's global generator as an unsplit model would; else its masks are a
+    function of (seed, step, micro-batch, node) and do not depend on the split.
+    """
+
+    def __init__(self, graph: Graph, seed: int | None = 0) -> None:
+        self.graph = graph
+        self._masks = None if seed is None else Masks(seed)
+        self._interpreter = Interpreter(graph, self._masks.operators() if self._masks else None)
+        self._parameters = _made_up_parameters(graph)
+        self._buffers = _made_up_buffers(graph)
+        self._state = [*self._parameters.values(), *self._buffers.values()]
+        self._trainable = {p.name: self._parameters[p.name] for p in graph.parameters if p.trainable}
+        self._averaged = [self._buffers[b.name] for b in graph.buffers if b.updated and b.dtype in FLOATS]
+        self._optimizer = Optimizer(self._trainable)
+        self._kept: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    # --- computing ---
+
+    def forward(
+        self,
+        inputs: Sequence[torch.Tensor],
+        *,
+        key: str = "",
+        train: bool = False,
+        rows: Rows | None = None,
+        step: int = 0,
+        micro_batch: int = 0,
+        observe: Observer | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs. In training, what backward needs is kept under `key` (the inputs' memory too: leave it be)."""
+        if self._masks:
+            _check_rows(rows)
+            self._masks.rows, self._masks.step, self._masks.micro_batch = rows, step, micro_batch
+        if not train:
+            return self._interpreter.run(inputs, self._state, train=False, observe=observe)
+        if len(inputs) != len(self.graph.inputs):
+            raise SegmentError(_INPUT, f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came")
+        ports = zip(inputs, self.graph.inputs, strict=True)
+        leaves = [x.detach().requires_grad_() if port.gradient and x.is_floating_point() else x for x, port in ports]
+        outputs = self._interpreter.run(leaves, self._state, train=True, observe=observe)
+        roots = [y for y, port in zip(outputs, self.graph.outputs, strict=True) if port.gradient]
+        self._kept[key] = ([x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient], roots)
+        return tuple(y.detach() for y in outputs)
+
+    def backward(
+        self, key: str, gradients: Sequence[torch.Tensor] = (), scale: float = 1.0
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients of the inputs that have one; adds to the parameters' own.
+
+        `gradients` belong to the outputs that have one. Without any, the first output is the loss and `scale` is its
+        gradient. Raises SegmentError where no forward was kept under `key`.
+        """
+        if key not in self._kept:
+            raise SegmentError(_INPUT, f"no forward is kept under {key!r}")
+        leaves, roots = self._kept.pop(key)
+        if not gradients:
+            if not roots or roots[0].numel() != 1:
+                raise SegmentError(_INPUT, "backward without gradients needs a segment whose first output is the loss")
+            roots, gradients = roots[:1], [torch.full_like(roots[0], scale)]
+        if [tuple(g.shape) for g in gradients] != [tuple(y.shape) for y in roots]:
+            expected = [list(y.shape) for y in roots]
+            raise SegmentError(_INPUT, f"gradients of {[list(g.shape) for g in gradients]} came, {expected} expected")
+        pairs = [(y, g) for y, g in zip(roots, gradients, strict=True) if y.requires_grad]
+        try:
+            if pairs:
+                torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+        except RuntimeError as error:
+            cause = "out-of-memory" if "allocate memory" in str(error) else "arithmetic"
+            raise SegmentError(cause, f"backward: {error}"[:300]) from error
+        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+
+    def forget(self, prefix: str = "") -> None:
+        """Drop what was kept for backward under keys that begin with `prefix`."""
+        self._kept = {key: kept for key, kept in self._kept.items() if not key.startswith(prefix)}
+
+    # --- learning ---
+
+    def gradients(self, share_frac: float = 1.0) -> torch.Tensor:
+        """All gradients, then all running statistics times `share_frac`, as one flat float32 vector."""
+        parts = [_flat(p.grad) if p.grad is not None else torch.zeros(p.numel()) for p in self._trainable.values()]
+        parts += [_flat(buffer) * share_frac for buffer in self._averaged]
+        return torch.cat(parts) if parts else torch.zeros(0)
+
+    def step(self, vector: torch.Tensor | None, optimizer: Mapping[str, Any]) -> None:
+        """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and statistics first."""
+        if vector is not None:
+            self._spread(vector)
+        self._optimizer.step(optimizer)
+
+    def _spread(self, vector: torch.Tensor) -> None:
+        sizes = [t.numel() for t in (*self._trainable.values(), *self._averaged)]
+        if vector.dim() != 1 or vector.numel() != sum(sizes) or vector.dtype is not torch.float32:
+            got = f"{vector.dtype} {list(vector.shape)}"
+            raise SegmentError(_INPUT, f"step takes a flat float32 vector of {sum(sizes)}, not {got}")
+        parts = torch.split(vector, sizes)
+        for parameter, part in zip(self._trainable.values(), parts, strict=False):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        for buffer, part in zip(self._averaged, parts[len(self._trainable) :], strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+    # --- state ---
+
+    def names(self) -> tuple[str, ...]:
+        """Everything that `read` knows: parameters, buffers, then the optimizer's state so far."""
+        return (*self._parameters, *self._buffers, *self._optimizer.names())
+
+    def read(self, name: str) -> torch.Tensor:
+        """A named state; the optimizer's is `exp_avg:NAME` and so on, zeros before the first step."""
+        if ":" in name and name not in self._buffers and name not in self._parameters:
+            return self._optimizer.read(name)
+        return self._named(name).detach()
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Overwrite a named state; the shape and type must be its own."""
+        if ":" in name and name not in self._buffers and name not in self._parameters:
+            self._optimizer.write(name, tensor)
+            return
+        state = self._named(name)
+        if state.shape != tensor.shape or state.dtype is not tensor.dtype:
+            got, expected = f"{tensor.dtype} {list(tensor.shape)}", f"{state.dtype} {list(state.shape)}"
+            raise SegmentError(_INPUT, f"{name} is {expected}, not {got}")
+        with torch.no_grad():
+            state.copy_(tensor)
+
+    def _named(self, name: str) -> torch.Tensor:
+        state = self._parameters.get(name)
+        state = self._buffers.get(name) if state is None else state
+        if state is None:
+            raise SegmentError(_INPUT, f"there is no state {name!r} in this segment"[:200])
+        return state
+
+    # --- measuring ---
+
+    def example(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Made-up inputs of that many rows (integers are zeros: a valid token and a valid class)."""
+        sizes = {symbol.name: symbol.hint for symbol in self.graph.symbols} | {BATCH: rows}
+        generator = torch.Generator().manual_seed(0)
+        made = []
+        for port in self.graph.inputs:
+            shape = [evaluate(size, sizes) for size in port.shape]
+            _check_size(port.name, shape)
+            floating = port.dtype in FLOATS
+            made.append(torch.randn(shape, generator=generator) if floating else torch.zeros(shape))
+        return tuple(x.to(DTYPES[port.dtype]) for x, port in zip(made, self.graph.inputs, strict=True))
+
+    def kept_bytes(self, inputs: Sequence[torch.Tensor]) -> int:
+        """Bytes that one forward in training keeps for backward, beside the parameters."""
+        own = {t.untyped_storage().data_ptr() for t in self._state}
+        seen: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                seen[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            self.forward(inputs, key="\0kept", train=True)
+        self._kept.pop("\0kept")
+        return sum(seen.values())
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).to(torch.float32)
+
+
+def _check_rows(rows: Rows | None) -> None:
+    if rows is not None and not 0 <= rows[0] < rows[1] <= rows[2]:
+        raise SegmentError(_INPUT, f"rows {list(rows)} are not [start, stop, total]")
+
+
+def _check_size(name: str, shape: Sequence[int]) -> None:
+    if math.prod(shape) > 2**40 or any(size < 0 for size in shape):
+        raise SegmentError("out-of-memory", f"{name} has the shape {list(shape)}")
+
+
+def _made_up_parameters(graph: Graph) -> dict[str, torch.Tensor]:
+    """Values of the size that trained weights have: matrices 1/sqrt(inputs), vectors around one."""
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for p in graph.parameters:
+        tensor = _zeros(p.name, p.shape, p.dtype)
+        if p.dtype in FLOATS:
+            if len(p.shape) > 1:
+                tensor.normal_(0.0, math.prod(p.shape[1:]) ** -0.5 if tensor.numel() else 1.0, generator=generator)
+            else:
+                tensor.uniform_(0.5, 1.5, generator=generator)
+        made[p.name] = tensor.requires_grad_(p.trainable and p.dtype in FLOATS)
+    return made
+
+
+def _made_up_buffers(graph: Graph) -> dict[str, torch.Tensor]:
+    """Ones where they are floats (a variance must be positive), else zeros (an index must be valid)."""
+    made = {b.name: _zeros(b.name, b.shape, b.dtype) for b in graph.buffers}
+    for b in graph.buffers:
+        if b.dtype in FLOATS:
+            made[b.name].fill_(1.0)
+    return made
+
+
+def _zeros(name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    try:
+        return torch.zeros(shape, dtype=DTYPES[dtype])
+    except (RuntimeError, MemoryError) as error:
+        raise SegmentError("out-of-memory", f"{name} {list(shape)}: {error}"[:300]) from error

@@ -1,0 +1,278 @@
+"""torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from potluck.errors import ModelError
+from potluck_wire.graph import (
+    BATCH,
+    DTYPE_BYTES,
+    Buffer,
+    Graph,
+    Input,
+    Node,
+    Output,
+    Parameter,
+    Ref,
+    SegmentError,
+    Symbol,
+    node_refs,
+    refs,
+    validate,
+)  # fmt: skip
+
+from . import sizes
+from .convert import Converter
+from .rows import by_rows
+from .traced import Traced, Type
+
+SEQUENCE = "sequence"
+MAX_BATCH = 1 << 20
+_UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
+
+
+class _WithLoss(torch.nn.Module):
+    """The model and its loss as one module."""
+
+    def __init__(self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int) -> None:
+        super().__init__()
+        self.net, self.loss, self._n_inputs = net, loss, n_inputs
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.net(*tensors[: self._n_inputs]), *tensors[self._n_inputs :])
+
+
+class _Alone(torch.nn.Module):
+    """The model, called as `_WithLoss` calls it, so that names come out alike."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.net(*tensors)
+
+
+def trace(
+    net: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    *,
+    input_names: Sequence[str],
+    loss: Callable[..., torch.Tensor] | None = None,
+    targets: Sequence[torch.Tensor] = (),
+    sequence_dims: Sequence[int | None] = (),
+) -> Traced:
+    """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets; output: the loss).
+
+    Raises ModelError for control flow that depends on data, operators that no device runs, and a batch that is not the
+    first dimension everywhere.
+    """
+    tensors = [*inputs, *targets]
+    module = _Alone(net) if loss is None else _WithLoss(net, loss, len(inputs))
+    dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
+    batch, sequence = torch.export.Dim(BATCH, min=1, max=MAX_BATCH), torch.export.Dim(SEQUENCE, min=1, max=MAX_BATCH)
+    dynamic = tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
+    with _mode(net, training=loss is not None):
+        program = _export(module, tuple(tensors), dynamic)
+    return _traced(program, module, list(input_names), tensors, dims, loss is not None)
+
+
+@contextmanager
+def _mode(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """The module in training or evaluation for a while; every submodule gets its own mode back."""
+    before = [(module, module.training) for module in net.modules()]
+    net.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+def _export(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], dynamic: Any) -> Any:
+    try:
+        return torch.export.export(module, tensors, dynamic_shapes=(dynamic,), strict=False)
+    except Exception as error:
+        text = str(error)
+        if "data-dependent" in text or "DataDependent" in type(error).__name__:
+            raise ModelError(
+                f"its control flow depends on the data: {_first_line(text)}",
+                next_step="Use torch.where or masks in place of if and loops over values.",
+            ) from error
+        if "Constraints violated" in text or "specialized" in text:
+            raise ModelError(
+                f"it works only for one size of batch (or sequence): {_first_line(text)}",
+                next_step="Write -1 or x.shape[0] for the batch in views and reshapes.",
+            ) from error
+        raise ModelError(f"it cannot be exported: {type(error).__name__}: {_first_line(text)}") from error
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = next(
+        (line for line in lines if "specialized" in line or "data-dependent" in line), lines[0] if lines else ""
+    )
+    return told[:240]
+
+
+def _traced(
+    program: Any, module: torch.nn.Module, names: list[str], tensors: list[torch.Tensor], dims: list[Any], train: bool
+) -> Traced:
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    kinds = {holder: specs[holder.name].kind.name for holder in holders}
+    users = [h for h in holders if kinds[h] == "USER_INPUT"]
+    symbols = _symbol_names(users, dims)
+    parameters = [h for h in holders if kinds[h] == "PARAMETER" and h.users]
+    buffers = [h for h in holders if kinds[h] in ("BUFFER", "CONSTANT_TENSOR") and h.users]
+    odd = [h for h in holders if kinds[h] not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
+    if odd:
+        raise ModelError(f"it holds an object that cannot be sent to a device ({kinds[odd[0]].lower()}).")
+    ordered = [*users, *parameters, *buffers]
+    n_inputs, n_parameters = len(users), len(parameters)
+    converter = Converter(len(ordered), symbols, range(n_inputs + n_parameters, len(ordered)))
+    converter.values.update({holder: Ref(i) for i, holder in enumerate(ordered)})
+    result = converter.graph(program.graph, program.graph_module)
+    found = _state(program, module, {h: specs[h.name].target for h in (*parameters, *buffers)})
+    types = [_types(h.meta["val"], symbols) for h in ordered] + [_types(v, symbols) for v in converter.made]
+    for node in converter.nodes:
+        if train and node.op in _UPDATERS and node.args[_UPDATERS[node.op][1] + 1] is True:
+            converter.updated.update(r.value for place in _UPDATERS[node.op] for r in refs(node.args[place]))
+    outputs = _outputs(result, types, train)
+    graph = Graph(
+        inputs=tuple(
+            Input(name=name, dtype=types[i][0].dtype, shape=types[i][0].shape) for i, name in enumerate(names)
+        ),
+        parameters=tuple(
+            Parameter(
+                name=found[h][0], dtype=types[n_inputs + i][0].dtype, shape=tuple(found[h][1].shape),
+                trainable=bool(found[h][1].requires_grad) and found[h][1].is_floating_point(),
+            )
+            for i, h in enumerate(parameters)
+        ),
+        buffers=tuple(
+            Buffer(
+                name=found[h][0], dtype=types[n_inputs + n_parameters + i][0].dtype, shape=tuple(found[h][1].shape),
+                updated=n_inputs + n_parameters + i in converter.updated,
+            )
+            for i, h in enumerate(buffers)
+        ),
+        nodes=tuple(converter.nodes),
+        outputs=outputs,
+        symbols=_symbols(symbols, dims, tensors),
+    )  # fmt: skip
+    rows = by_rows(program, converter.values, types, {h: tensor for h, (_, tensor) in found.items()}, tensors)
+    graph, kept = _without_dead(graph)
+    try:
+        validate(graph)
+    except SegmentError as error:
+        raise ModelError(f"it cannot be sent to a device: {error}") from error
+    number = {old: new for new, old in enumerate(kept)}
+    names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
+    return Traced(
+        graph=graph,
+        types=tuple(types[value] for value in kept),
+        by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
+        tensors={name: tensor for name, tensor in found.values() if name in names_left},
+    )
+
+
+def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
+    """torch's names of the batch and the sequence -> ours."""
+    names: dict[str, str] = {}
+    for holder, dim in zip(users, dims, strict=True):
+        shape = holder.meta["val"].shape
+        names[str(shape[0].node.expr)] = BATCH
+        if dim is not None:
+            names[str(shape[dim].node.expr)] = SEQUENCE
+    return names
+
+
+def _symbols(names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]) -> tuple[Symbol, ...]:
+    found = [Symbol(name=BATCH, input=0, dim=0, hint=tensors[0].shape[0])]
+    if SEQUENCE in names.values():
+        source = next(i for i, dim in enumerate(dims) if dim is not None)
+        found.append(Symbol(name=SEQUENCE, input=source, dim=dims[source], hint=tensors[source].shape[dims[source]]))
+    return tuple(found)
+
+
+def _state(program: Any, module: torch.nn.Module, targets: dict[Any, str]) -> dict[Any, tuple[str, torch.Tensor]]:
+    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor)."""
+    own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    found = {}
+    for holder, target in targets.items():
+        tensor = own[target] if target in own else program.constants[target]
+        name = (
+            target.removeprefix("net.") if target.startswith("net.") else f"own-{target}"
+        )  # no attribute has a hyphen
+        found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
+    return found
+
+
+def _types(value: Any, symbols: dict[str, str]) -> tuple[Type, ...]:
+    parts = value if isinstance(value, list | tuple) else (value,)
+    types = []
+    for part in parts:
+        dtype = str(part.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES:
+            raise ModelError(f"it computes with {dtype}, which devices do not.")
+        types.append(Type(dtype=dtype, shape=sizes.shape(part, symbols)))
+    return tuple(types)
+
+
+def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[Output, ...]:
+    found = []
+    for i, ref in enumerate(result if isinstance(result, tuple) else (result,)):
+        if not isinstance(ref, Ref):
+            raise ModelError("an output is not a tensor.", next_step="Return a tensor or a tuple of tensors.")
+        kind = types[ref.value][ref.item or 0]
+        name = ("loss" if train else "output") + (f"_{i}" if i else "")
+        found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
+    if train and (len(found) != 1 or found[0].shape != ()):
+        raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")
+    return tuple(found)
+
+
+def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph without nodes and state that no output needs, and which values are left."""
+    first = graph.first_node
+    needed = {output.ref.value for output in graph.outputs}
+    for position in reversed(range(len(graph.nodes))):
+        node = graph.nodes[position]
+        if first + position in needed or node.op == "aten.add_.Tensor":
+            needed |= {first + position} | {ref.value for ref in node_refs(node)}
+    n_inputs = len(graph.inputs)
+    kept = [value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed]
+    number = {old: new for new, old in enumerate(kept)}
+    states = [*graph.parameters, *graph.buffers]
+    alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
+    nodes = [graph.nodes[value - first] for value in kept if value >= first]
+    return Graph(
+        inputs=graph.inputs,
+        parameters=tuple(state for state in alive if isinstance(state, Parameter)),
+        buffers=tuple(state for state in alive if isinstance(state, Buffer)),
+        nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
+        outputs=tuple(
+            Output(name=o.name, ref=moved(o.ref, number), dtype=o.dtype, shape=o.shape, gradient=o.gradient)
+            for o in graph.outputs
+        ),
+        symbols=graph.symbols,
+    ), kept
+
+
+def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
+    """The node with other numbers for the values that it reads."""
+    args = tuple(moved(argument, values) for argument in node.args)
+    return Node(number=number, op=node.op, args=args, kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs))
+
+
+def moved(argument: Any, values: dict[int, int]) -> Any:
+    """An argument with other numbers for its values."""
+    if isinstance(argument, Ref):
+        return Ref(values[argument.value], argument.item)
+    return tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument

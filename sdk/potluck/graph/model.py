@@ -1,0 +1,246 @@
+"""Model: a network as potluck sees it, made from a torch module or an ONNX file, with its layers and its segments."""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck import records
+from potluck.errors import ModelError
+from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
+from potluck_wire.segment import dumps
+
+from .cuts import cut_out, line
+from .layers import Layers, layers
+from .traced import Traced
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
+
+
+class Model:
+    """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`."""
+
+    kind = "aten"
+
+    def __init__(self, *, inference: Layers, training: Layers | None, net: Any) -> None:
+        self._inference, self._training, self._net = inference, training, net
+
+    @classmethod
+    def from_torch(
+        cls,
+        net: "torch.nn.Module",
+        example_inputs: "torch.Tensor | Sequence[torch.Tensor]",
+        *,
+        loss: "Callable[..., torch.Tensor] | None" = None,
+        example_targets: "torch.Tensor | Sequence[torch.Tensor]" = (),
+        sequence_dims: Sequence[int | None] = (),
+        max_layers: int = MAX_LAYERS,
+        merge_below: float = 0.0,
+    ) -> "Model":
+        """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
+
+        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained.
+        `sequence_dims[i]` is the dimension of input (then target) i that may change its length too. Raises ModelError.
+        """
+        from .export import trace
+
+        inputs, targets = _rows_of(example_inputs), _rows_of(example_targets)
+        if not inputs:
+            raise ModelError("an example of the inputs is needed.")
+        if loss is not None and not targets:
+            raise ModelError("a loss needs an example of the targets.", next_step="Pass example_targets.")
+        inputs, targets = _at_least_two(inputs, targets)
+        names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
+        target_names = [f"target_{i}" if i else "target" for i in range(len(targets))]
+
+        def laid_out(traced: Traced) -> Layers:
+            return layers(line(traced), max_layers=max_layers, merge_below=merge_below)
+
+        inference = trace(net, inputs, input_names=names, sequence_dims=sequence_dims)
+        training = None
+        if loss is not None:
+            training = trace(
+                net,
+                inputs,
+                input_names=[*names, *target_names],
+                loss=loss,
+                targets=targets,
+                sequence_dims=sequence_dims,
+            )
+        return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net)
+
+    @staticmethod
+    def from_onnx(path: str | Path, *, max_layers: int = MAX_LAYERS) -> Any:
+        """A model for inference from an ONNX file. Raises ModelError."""
+        from .onnx_model import OnnxModel
+
+        return OnnxModel.read(Path(path), max_layers=max_layers)
+
+    # --- layers and segments ---
+
+    @property
+    def trains(self) -> bool:
+        """Whether a loss is part of it."""
+        return self._training is not None
+
+    def layers(self, train: bool = False) -> tuple[records.Layer, ...]:
+        """Its layers, for training or for inference (they may differ in number)."""
+        return self._laid_out(train).records
+
+    def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
+        """Layers [start, stop) as a piece for a device: what it looks like from outside, and the graph."""
+        chosen = self._laid_out(train)
+        n_layers = len(chosen.records)
+        if not 0 <= start < stop <= n_layers:
+            raise ModelError(f"there are no layers [{start}, {stop}): the model has {n_layers}.")
+        graph = cut_out(chosen.line, chosen.bounds[start], chosen.bounds[stop])
+        return _segment_record(graph, chosen, start, stop), graph
+
+    def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
+        """The graph of layers [start, stop) as bytes for a device."""
+        return dumps(self.segment(start, stop, train=train)[1])
+
+    def notes(self, train: bool = False) -> tuple[str, ...]:
+        """What keeps the model from being cut more finely, in words."""
+        tied = {name: stop - start for start, stop, name in self._laid_out(train).line.tied}
+        return tuple(f"{name} is used in several places, which therefore stay on one device" for name in sorted(tied))
+
+    def _laid_out(self, train: bool) -> Layers:
+        if not train:
+            return self._inference
+        if self._training is None:
+            raise ModelError("this model has no loss, so it cannot be trained.", next_step="Pass loss= to from_torch.")
+        return self._training
+
+    @property
+    def signature(self) -> str:
+        """A name that is the same for the same graph and layers, whatever the weights."""
+        digest = hashlib.sha256()
+        for chosen in (self._inference, self._training):
+            if chosen is not None:
+                graph = chosen.line.traced.graph
+                free = replace(graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols))
+                digest.update(dumps(free) + repr(chosen.bounds).encode())
+        return digest.hexdigest()[:32]
+
+    # --- state ---
+
+    def state(self) -> "dict[str, torch.Tensor]":
+        """All parameters and buffers as they are in the user's module now, by name."""
+        chosen = [c for c in (self._inference, self._training) if c is not None]
+        return {name: tensor.detach() for c in chosen for name, tensor in c.line.traced.tensors.items()}
+
+    def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
+        """Names of the state that layers [start, stop) need: parameters, then buffers."""
+        _, graph = self.segment(start, stop, train=train)
+        return (*(p.name for p in graph.parameters), *(b.name for b in graph.buffers))
+
+    def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
+        """Put weights into the user's own module. Raises ModelError, and changes nothing, where one does not fit."""
+        import torch
+
+        own = self.state()
+        for name, tensor in state.items():
+            if name not in own:
+                raise ModelError(f"the model has no state {name!r}.")
+            if tuple(tensor.shape) != tuple(own[name].shape):
+                raise ModelError(f"{name} has the shape {list(tensor.shape)}; {list(own[name].shape)} is expected.")
+        with torch.no_grad():
+            for name, tensor in state.items():
+                own[name].copy_(tensor)
+
+    # --- inputs and outputs ---
+
+    def inputs(self, train: bool = False) -> tuple[records.Tensor, ...]:
+        """What home feeds: the inputs, in training followed by the targets."""
+        traced = self._laid_out(train).line.traced
+        return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
+
+    def check_inputs(self, *tensors: Any, train: bool = False) -> int:
+        """The number of rows, after checking types and shapes. Raises ModelError that says what was expected."""
+        traced = self._laid_out(train).line.traced
+        ports = traced.graph.inputs
+        if len(tensors) != len(ports):
+            expected = ", ".join(port.name for port in ports)
+            raise ModelError(f"{len(tensors)} tensors came; {len(ports)} are expected: {expected}.")
+        sizes: dict[str, int] = {}
+        for symbol in traced.graph.symbols:
+            shape = tuple(tensors[symbol.input].shape)
+            if symbol.dim >= len(shape):
+                raise ModelError(_mismatch(ports[symbol.input], tensors[symbol.input], traced.hints))
+            sizes[symbol.name] = shape[symbol.dim]
+        for port, tensor in zip(ports, tensors, strict=True):
+            expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
+                raise ModelError(_mismatch(port, tensor, sizes), expected=expected_shape, got=tuple(tensor.shape))
+        return sizes[BATCH]
+
+    def __repr__(self) -> str:
+        size = sum(layer.parameter_bytes for layer in self.layers())
+        training = f", {len(self.layers(True))} in training" if self.trains else ""
+        return f"<Model {type(self._net).__name__}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
+
+
+def _rows_of(example: Any) -> "list[torch.Tensor]":
+    import torch
+
+    tensors = [example] if isinstance(example, torch.Tensor) else list(example)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            raise ModelError("every example must be a tensor whose first dimension is the batch.")
+    return tensors
+
+
+def _at_least_two(
+    inputs: "list[torch.Tensor]", targets: "list[torch.Tensor]"
+) -> "tuple[list[torch.Tensor], list[torch.Tensor]]":
+    """The example with two rows where it has one: a batch of one would be taken for a constant."""
+    import torch
+
+    rows = {tensor.shape[0] for tensor in (*inputs, *targets)}
+    if len(rows) != 1 or 0 in rows:
+        raise ModelError(
+            f"the examples have {sorted(rows)} rows.", next_step="Give them all the same batch, as first dimension."
+        )
+    if rows == {1}:
+        return [torch.cat([x, x]) for x in inputs], [torch.cat([x, x]) for x in targets]
+    return inputs, targets
+
+
+def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int]) -> str:
+    words = [
+        "rows" if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes) for size in port.shape
+    ]
+    expected = ", ".join(str(word) for word in words)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{port.name} is {dtype} {list(tensor.shape)}; {port.dtype} [{expected}] is expected."
+
+
+def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:
+    sizes = {**hints, BATCH: 1}
+    elements = math.prod(evaluate(size, sizes) for size in port.shape)
+    return records.Tensor(
+        name=port.name, dtype=port.dtype, row_bytes=elements * DTYPE_BYTES[port.dtype], gradient=port.gradient
+    )
+
+
+def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> records.Segment:
+    traced = chosen.line.traced
+    own = {port.name for port in traced.graph.inputs}
+    tensors = [_tensor(port, traced.hints) for port in graph.inputs]
+    return records.Segment(
+        name=f"layers-{start}-{stop}",
+        start=start,
+        stop=stop,
+        feeds=tuple(t for t in tensors if t.name in own),
+        inputs=tuple(t for t in tensors if t.name not in own),
+        outputs=tuple(_tensor(port, traced.hints) for port in graph.outputs),
+        parameter_count=sum(math.prod(p.shape) for p in graph.parameters if p.trainable),
+        buffer_count=sum(math.prod(b.shape) for b in graph.buffers if b.updated and b.dtype in FLOATS),
+    )

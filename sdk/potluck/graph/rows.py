@@ -1,0 +1,109 @@
+"""Which values of an exported model count rows: seen by running it on three rows together, then on one and on two.
+
+A shape alone cannot tell [rows x heads] from [heads x rows]. So each value is boiled down to one number per row, and
+the numbers of the parts must be those of the whole. It runs as in evaluation (batch normalisation ties rows together),
+and on made-up weights, so that no zero of the real ones hides anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from potluck_wire.graph import Ref
+from potluck_wire.operators import TRAINING_ARGUMENT
+
+from .cuts import multiple
+from .traced import Type
+
+ROWS, PART = 3, 1
+_TOLERANCE = 1e-3  # of the largest: kernels for one and three rows sum in different orders
+
+
+class _Watcher(torch.fx.Interpreter):
+    """Runs an exported graph in evaluation and keeps one number per row of every value that may count rows."""
+
+    def __init__(self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]) -> None:
+        super().__init__(program.graph_module)
+        self.values, self.types, self.rows = values, types, ROWS
+        self.found: dict[Ref, torch.Tensor] = {}
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if str(target) in TRAINING_ARGUMENT:
+            place, value = TRAINING_ARGUMENT[str(target)]
+            args = (*args[:place], value, *args[place + 1 :]) if len(args) > place else args
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        result = super().run_node(node)
+        ref = self.values.get(node)
+        for item, tensor in enumerate(result if isinstance(result, list | tuple) else (result,)):
+            if isinstance(ref, Ref) and isinstance(tensor, torch.Tensor):
+                self._note(ref if tensor is result else Ref(ref.value, item), tensor)
+        return result
+
+    def _note(self, ref: Ref, tensor: torch.Tensor) -> None:
+        if multiple(self.types[ref.value][ref.item or 0].shape) and tensor.numel():
+            flat = tensor.detach().reshape(self.rows, -1).double()
+            self.found[ref] = flat @ _weights(flat.shape[1])
+
+
+def by_rows(
+    program: Any,
+    values: Mapping[torch.fx.Node, Any],
+    types: Sequence[tuple[Type, ...]],
+    state: Mapping[torch.fx.Node, torch.Tensor],
+    example: Sequence[torch.Tensor],
+) -> frozenset[Ref]:
+    """Every value whose first dimension counts rows of the batch, one after the other."""
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    inputs = [_varied(x) for x in example]
+
+    def digests(start: int, stop: int) -> dict[Ref, torch.Tensor]:
+        watcher = _Watcher(program, values, types)
+        watcher.rows = stop - start
+        rest = iter(inputs)
+        known = [_made_up(state[h], i) if h in state else None for i, h in enumerate(holders)]
+        unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
+        arguments = [
+            torch.zeros(0) if h in unused else tensor if tensor is not None else next(rest)[start:stop].clone()
+            for h, tensor in zip(holders, known, strict=True)
+        ]
+        with torch.no_grad():
+            watcher.run(*arguments)
+        return watcher.found
+
+    whole, first, second = digests(0, ROWS), digests(0, PART), digests(PART, ROWS)
+    seen = whole.keys() & first.keys() & second.keys()
+    return frozenset(ref for ref in seen if _same(whole[ref], torch.cat([first[ref], second[ref]])))
+
+
+def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+    scale = float(whole.abs().nan_to_num(posinf=0.0).max())
+    return torch.allclose(whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+
+
+def _made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """A weight of the usual size in place of the real one; buffers and constants as they are."""
+    if not isinstance(tensor, torch.nn.Parameter) or not tensor.is_floating_point():
+        return tensor.detach().clone()
+    generator = torch.Generator().manual_seed(seed)
+    fan_in = max(tensor[0].numel(), 1) if tensor.dim() > 1 and len(tensor) else 1
+    made = torch.randn(tensor.shape, generator=generator) * fan_in**-0.5
+    return torch.as_tensor(made if tensor.dim() > 1 else 1.0 + 0.1 * made, dtype=tensor.dtype)
+
+
+def _varied(example: torch.Tensor) -> torch.Tensor:
+    """Three rows like those of the example, all different."""
+    generator = torch.Generator().manual_seed(0)
+    rows = example[torch.arange(ROWS) % example.shape[0]].clone()
+    if rows.is_floating_point():
+        scale = float(rows.std().nan_to_num()) if rows.numel() > 1 else 1.0
+        return rows + torch.randn(rows.shape, generator=generator).to(rows.dtype) * (scale or 1.0)
+    flat = example.reshape(-1)
+    return flat[torch.randint(len(flat), rows.shape, generator=generator)] if len(flat) else rows
+
+
+def _weights(n: int) -> torch.Tensor:
+    """Fixed numbers around one, of no simple pattern."""
+    return torch.add(1.0, torch.sin(torch.arange(n, dtype=torch.float64) * 12.9898 + 0.7), alpha=0.5)

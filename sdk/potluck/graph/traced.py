@@ -1,0 +1,48 @@
+"""A whole model as data: its graph, the type of every value in it, and where its tensors are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck_wire.graph import DTYPE_BYTES, Graph, Ref, Shape, evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Type:
+    """Data type and shape of one tensor."""
+
+    dtype: str
+    shape: Shape
+
+    def elements(self, symbols: Mapping[str, int]) -> int:
+        """How many elements it has at these sizes."""
+        count = 1
+        for size in self.shape:
+            count *= evaluate(size, symbols)
+        return count
+
+    def nbytes(self, symbols: Mapping[str, int]) -> int:
+        """How many bytes it takes at these sizes."""
+        return self.elements(symbols) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """An exported model. `types[value]` has one entry, or one per item of a tuple.
+
+    `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name.
+    """
+
+    graph: Graph
+    types: tuple[tuple[Type, ...], ...]
+    by_rows: frozenset[Ref] = frozenset()
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+
+    def type_of(self, ref: Ref) -> Type:
+        """The type of a value, or of an item of it."""
+        return self.types[ref.value][ref.item or 0]
+
+    @property
+    def hints(self) -> dict[str, int]:
+        """The sizes of the example."""
+        return {symbol.name: symbol.hint for symbol in self.graph.symbols}
