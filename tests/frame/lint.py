@@ -1,0 +1,200 @@
+"""The rules of the frame as functions: path and source of a module in, broken rules out. Exceptions carry reasons."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PURE = ("device_agent/potluck_wire/", "sdk/potluck/plan/", "sdk/potluck/schedule/", "sdk/potluck/simulate/")
+PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
+
+MAX_LINES = 400
+LONG = {
+    "device_agent/potluck_wire/messages.py": "one table: every message beside its neighbours",
+    "device_agent/potluck_agent/core.py": "one state machine: every event of an agent",
+    "device_agent/potluck_agent/net.py": "the one file of the agent with sockets",
+    "sdk/potluck/run/controller.py": "one state machine: every event of a controller",
+}
+PRINTS = {
+    "sdk/potluck/cli.py": "the command line",
+    "sdk/potluck/commands/": "commands print their results",
+}
+STARTS_AGENTS = {
+    "sdk/potluck/lab/local.py": "starts agents on this machine",
+    "sdk/potluck/bench/interpreter.py": "measures the agent's interpreter against eager torch",
+}
+WALL_TIME = {
+    "sdk/potluck/display/": "shows dates to people",
+    "sdk/potluck/bench/": "dates a report",
+    "device_agent/potluck_agent/keys.py": "notes when a peer was paired, for people",
+    "sdk/potluck/discover/keyring.py": "notes when a device was paired, for people",
+}
+
+# Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write files).
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "msgpack_numpy"}
+UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
+UNSAFE_ENDINGS = (
+    "recv_pyobj", "send_pyobj", "torch.load", "export.load", "jit.load", "hub.load", "package.PackageImporter",
+    "fx.GraphModule", "GraphModule", "symbolic_trace", "from_file", "load_inline", "builtins.eval", "builtins.exec",
+    "builtins.compile", "os.system", "os.popen",
+)  # fmt: skip
+UNSAFE_KEYWORDS = {"allow_pickle", "shell", "weights_only"}
+
+IMPURE_MODULES = {
+    "asyncio", "ctypes", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "signal", "socket",
+    "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib",
+    "matplotlib", "numpy", "onnx", "onnxruntime", "psutil", "scipy", "torch", "zeroconf", "zmq",
+}  # fmt: skip
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Path below the root and source of every module that is shipped."""
+    for folder in ("sdk", "device_agent"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+def _excused(path: str, table: dict[str, str]) -> bool:
+    return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in table)
+
+
+def is_pure(path: str) -> bool:
+    """Whether this module may do nothing but compute."""
+    return path.startswith(PURE) or path in PURE_FILES
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything imported, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """Local name -> what it stands for, by the imports."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
+    """`a.b.c` with its first name resolved; empty where it is no chain of names."""
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value, aliases)
+        return f"{before}.{node.attr}" if before else f"?.{node.attr}"
+    return ""
+
+
+def unsafe(path: str, source: str) -> list[str]:
+    """Whatever could run code that came as data."""
+    tree = ast.parse(source)
+    aliases, found = _aliases(tree), []
+    for line, name in _imports(tree):
+        if set(name.split(".")) & UNSAFE_MODULES or _ends(name):
+            found.append(f"{path}:{line}: imports {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _ends(_dotted(node, aliases)):
+            found.append(f"{path}:{node.lineno}: uses {_dotted(node, aliases)}")
+        if isinstance(node, ast.Name) and node.id in UNSAFE_NAMES:
+            found.append(f"{path}:{node.lineno}: uses {node.id}")
+        if isinstance(node, ast.keyword) and node.arg in UNSAFE_KEYWORDS:
+            found.append(f"{path}:{node.value.lineno}: passes {node.arg}")
+    return found
+
+
+def _ends(dotted: str) -> bool:
+    return any(dotted == ending or dotted.endswith(f".{ending}") for ending in UNSAFE_ENDINGS)
+
+
+def arrows(path: str, source: str) -> list[str]:
+    """potluck -> potluck_wire <- potluck_agent, and nothing else but what starts agents."""
+    package = path.split("/")[1]
+    allowed = {
+        "potluck_wire": {"potluck_wire"},
+        "potluck_agent": {"potluck_agent", "potluck_wire"},
+        "potluck": {"potluck", "potluck_wire"},
+    }[package]
+    if path in STARTS_AGENTS:
+        allowed = allowed | {"potluck_agent"}
+    found = []
+    for line, name in _imports(ast.parse(source)):
+        target = name.split(".")[0]
+        if target in ("potluck", "potluck_agent", "potluck_wire") and target not in allowed:
+            found.append(f"{path}:{line}: {package} imports {name}")
+    return found
+
+
+def pure(path: str, source: str) -> list[str]:
+    """No sockets, files, clocks, threads, prints or global random state in the pure packages."""
+    if not is_pure(path):
+        return []
+    tree = ast.parse(source)
+    aliases, found = _aliases(tree), []
+    for line, name in _imports(tree):
+        if name.split(".")[0] in IMPURE_MODULES:
+            found.append(f"{path}:{line}: imports {name}")
+    for node in ast.walk(tree):
+        name = _dotted(node.func, aliases) if isinstance(node, ast.Call) else ""
+        if name in ("open", "input", "print") or (name.startswith("random.") and name != "random.Random"):
+            found.append(f"{path}:{node.lineno}: calls {name}")
+        if isinstance(node, ast.Global):
+            found.append(f"{path}:{node.lineno}: changes a global")
+    return found
+
+
+def long(path: str, source: str) -> list[str]:
+    """One file, one idea: past 400 lines it needs a reason."""
+    n_lines = source.count("\n")
+    return [f"{path}: {n_lines} lines, at most {MAX_LINES}"] if n_lines > MAX_LINES and path not in LONG else []
+
+
+def prints(path: str, source: str) -> list[str]:
+    """Nothing prints unasked."""
+    if _excused(path, PRINTS):
+        return []
+    tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [(node.lineno, _dotted(node.func, {})) for node in calls]
+    return [f"{path}:{line}: prints" for line, name in names if name in ("print", "sys.stdout.write", "pprint")]
+
+
+def wall_time(path: str, source: str) -> list[str]:
+    """Monotonic clocks only; wall time is for display."""
+    if _excused(path, WALL_TIME):
+        return []
+    tree = ast.parse(source)
+    aliases = _aliases(tree)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = _dotted(node.func, aliases)
+            if name in ("time.time", "time.time_ns") or (
+                name.startswith("datetime.") and name.endswith((".now", ".utcnow", ".today"))
+            ):
+                found.append(f"{path}:{node.lineno}: calls {name}")
+    return found
+
+
+def bare(path: str, source: str) -> list[str]:
+    """No bare except, no name that says nothing."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            found.append(f"{path}:{node.lineno}: bare except")
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Handler", "Util", "Utils", "Helper")):
+            found.append(f"{path}:{node.lineno}: a class called {node.name}")
+    return found
+
+
+RULES = (unsafe, arrows, pure, long, prints, wall_time, bare)
+EXCUSES = (LONG, PRINTS, STARTS_AGENTS, WALL_TIME)
