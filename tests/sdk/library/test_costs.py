@@ -1,0 +1,140 @@
+"""What operators cost, against autograd itself: torch's own flop counter, and the storages that a backward really keeps."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from potluck.profile.architectures import Attention, Block, DenseLayer, Gated  # noqa: E402
+from potluck.profile.costs import graph_of  # noqa: E402
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
+        self.squeeze = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        y = F.silu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        y = y * torch.sigmoid(self.squeeze(F.adaptive_avg_pool2d(y, 1)))
+        return F.relu(x + y)
+
+
+class Words(nn.Module):
+    """Tied input and output tables, a learned position table, a residual stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 32), nn.Embedding(16, 32)
+        self.block = Block(Attention(32, 4, 4, causal=True), Gated(32, 64, bias=False), nn.LayerNorm, 32)
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, text):
+        x = self.words(text) + self.places(torch.arange(text.shape[1]))
+        return self.head(self.norm(self.block(x)))
+
+
+def images(rows):
+    return torch.randn(rows, 3, 16, 16)
+
+
+def texts(rows):
+    return torch.randint(0, 50, (rows, 16))
+
+
+CASES = {
+    "plain convolutions": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+        ),
+        images,
+    ),
+    "residual, depthwise, squeeze": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(), Residual(), nn.Flatten(), nn.Linear(2048, 5)),
+        images,
+    ),
+    "dense": (lambda: nn.Sequential(nn.Conv2d(3, 64, 3), DenseLayer(64), DenseLayer(96), nn.AvgPool2d(2)), images),
+    "transformer": (Words, texts),
+}
+
+
+def traced(case, rows=2):
+    torch.manual_seed(0)
+    build, feed = CASES[case]
+    net, x = build().eval(), feed(rows)
+    return net, x, graph_of(torch.export.export(net, (x,)), name="net", rows=rows)
+
+
+def kept_bytes(net, x):
+    """Bytes of the distinct storages that autograd keeps, weights aside."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
+    storages, alive = {}, []
+
+    def pack(tensor):
+        alive.append(tensor)  # or its address could be used again
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        net(x)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flop_of_products_are_those_of_torchs_counter(case):
+    net, x, graph = traced(case)
+    with FlopCounterMode(display=False) as forward:
+        out = net(x)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    ours = [node for node in graph.nodes if node.kind in ("conv", "depthwise", "matmul")]  # it leaves attention out
+    assert 2 * sum(node.forward_flop for node in ours) == pytest.approx(forward.get_total_flops(), rel=0.01)
+    if "depthwise" not in case:  # it takes the backward of a grouped convolution for that of a dense one
+        assert 2 * sum(node.backward_flop for node in ours) == pytest.approx(backward.get_total_flops(), rel=0.01)
+
+
+def test_flop_of_attention_and_of_grouped_convolution_by_hand():
+    (attention,) = (node for node in traced("transformer")[2].nodes if node.kind == "attention")
+    assert attention.forward_flop == 2 * (2 * 16 * 16 * 32)  # scores and mixing: 16 x 16 tokens, width 32
+    assert attention.backward_flop == 5 * (2 * 16 * 16 * 32)
+    grouped = [node for node in traced("residual, depthwise, squeeze")[2].nodes if node.kind == "depthwise"]
+    assert [node.forward_flop for node in grouped] == [2 * 8 * 16 * 16 * 9] * 2  # 8 channels, 16 x 16, 3 x 3 each
+    assert [node.backward_flop for node in grouped] == [4 * 8 * 16 * 16 * 9] * 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_activation_bytes_are_what_autograd_keeps(case):
+    net, x, graph = traced(case)
+    assert 2 * sum(node.activation_bytes for node in graph.nodes) == pytest.approx(kept_bytes(net, x), rel=0.05)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_counted_once(case):
+    net, _, graph = traced(case)
+    assert graph.parameter_bytes == 4 * sum(weight.numel() for weight in net.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in net.buffers())
+    assert sum(node.buffer_bytes for node in graph.nodes) <= buffers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_costs_per_row_do_not_depend_on_the_rows_traced(case):
+    one, four = traced(case, rows=1)[2], traced(case, rows=4)[2]
+    assert one.nodes == four.nodes
+    assert one.inputs == four.inputs
+
+
+def test_a_skip_connection_is_an_edge():
+    graph = traced("residual, depthwise, squeeze")[2]
+    joins = [node for node in graph.nodes if len(node.inputs) > 1]
+    assert [node.inputs for node in joins] == [("0", "1.norm2", "1.squeeze"), ("1:3", "2.norm2", "2.squeeze")]
+    assert "depthwise" in {node.kind for node in graph.nodes}
