@@ -1,9 +1,12 @@
 """Networks that the catalog needs and transformers lacks, as plain torch modules: VGG-19, DenseNet-121, and a
 multimodal model in the shape of Qwen2.5-Omni's thinker: vision and audio encoders side by side, then a decoder."""
 
+# mypy: disable-error-code=no-any-return
+# Calling a module is typed as Any in torch.
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 def vgg19() -> nn.Module:
@@ -66,7 +69,7 @@ class Attention(nn.Module):
         query = self.query(x).view(rows, tokens, self.heads, self.size).transpose(1, 2)
         key = self.key(x).view(rows, tokens, self.shared, self.size).transpose(1, 2)
         value = self.value(x).view(rows, tokens, self.shared, self.size).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
 
 
@@ -79,7 +82,7 @@ class Gated(nn.Module):
         self.down = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -128,8 +131,8 @@ class Audio(nn.Module):
         self.norm, self.project = nn.LayerNorm(1280), nn.Linear(1280, out)
 
     def forward(self, mel: Tensor) -> Tensor:
-        x = F.gelu(self.conv2(F.gelu(self.conv1(mel))))
-        x = F.avg_pool1d(self.blocks(x.transpose(1, 2)).transpose(1, 2), 2)
+        x = functional.gelu(self.conv2(functional.gelu(self.conv1(mel))))
+        x = functional.avg_pool1d(self.blocks(x.transpose(1, 2)).transpose(1, 2), 2)
         return self.project(self.norm(x.transpose(1, 2)))
 
 

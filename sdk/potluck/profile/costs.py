@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -34,6 +35,8 @@ VIEWS = {
     *("split_with_sizes", "unbind", "getitem", "detach", "alias", "dropout", "feature_dropout", "expand_as", "narrow"),
 }
 MAYBE_VIEWS = {"reshape", "flatten", "contiguous", "to", "type_as", "clone", "_to_copy"}
+MOVES = {*MAYBE_VIEWS, "embedding", "cat", "stack", "pad", "constant_pad_nd", "index_select", "gather"}
+UNPRICED = {"einsum", "lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"}
 KEEPS_OUTPUT = {"relu", "sigmoid", "tanh", "exp", "rsqrt", "sqrt", "softmax", "log_softmax"}
 KEEPS_INPUT = {"silu", "gelu", "hardtanh", "relu6", "hardswish", "pow", "cos", "sin", "layer_norm", "batch_norm"}
 KEEPS_INPUT |= {"group_norm", "rms_norm", "leaky_relu", "softplus", *KIND_OF["pool"]}
@@ -66,7 +69,7 @@ class _Tracing:
     def __init__(self, program: ExportedProgram, rows: int) -> None:
         self.program, self.rows = program, rows
         self.fx = program.graph_module.graph
-        self.weights: dict[str, torch.Tensor] = {}  # parameters and buffers by placeholder name
+        self.weights: dict[str, Tensor] = {}  # parameters and buffers by placeholder name
         self.buffers: set[str] = set()
         self.fed: list[torch.fx.Node] = []
         placeholders = {node.name: node for node in self.fx.nodes if node.op == "placeholder"}
@@ -126,11 +129,7 @@ class _Tracing:
     def _grouped(self) -> list[_Group]:
         groups: list[_Group] = []
         for node in self.fx.nodes:
-            if (
-                node.op != "call_function"
-                or node not in self.live
-                or not isinstance(node.meta.get("val"), torch.Tensor)
-            ):
+            if node.op != "call_function" or node not in self.live or not isinstance(node.meta.get("val"), Tensor):
                 continue
             if self._is_view(node):
                 continue
@@ -212,8 +211,8 @@ class _Tracing:
                 yield tensor
 
     def _extra(self, node: torch.fx.Node) -> int:
-        """Bytes per row that an operator keeps beside its operands: pooling's indices, a norm's and attention's sums."""
-        value = node.meta["val"]
+        """Bytes per row kept beside the operands: pooling's indices, a norm's and attention's sums."""
+        value: Tensor = node.meta["val"]
         match _op(node):
             case "max_pool2d" | "max_pool1d":
                 return value.numel() * 8 // self.rows
@@ -250,7 +249,7 @@ class _Tracing:
 
     def _is_view(self, node: torch.fx.Node) -> bool:
         name = _op(node)
-        if name in VIEWS or not isinstance(node.meta.get("val"), torch.Tensor):
+        if name in VIEWS or not isinstance(node.meta.get("val"), Tensor):
             return True
         if name not in MAYBE_VIEWS or node not in self.live:
             return False
@@ -263,8 +262,8 @@ class _Tracing:
         return like.is_contiguous() if name == "contiguous" else bool(like.reshape(new.shape)._is_view())
 
     def _row_bytes(self, node: torch.fx.Node) -> int:
-        value = node.meta["val"]
-        if not isinstance(value, torch.Tensor):  # several tensors that share one storage's bytes
+        value: Tensor | tuple[Tensor, ...] = node.meta["val"]
+        if not isinstance(value, Tensor):  # several tensors that share one storage's bytes
             return sum(part.numel() * part.element_size() for part in value) // self.rows
         return value.numel() * value.element_size() // self.rows
 
@@ -285,10 +284,10 @@ def _place(node: torch.fx.Node) -> tuple[str, str]:
 
 
 def _forward_flop(node: torch.fx.Node, kind: str) -> float:
-    name, out = _op(node), node.meta["val"]
-    shapes = [
-        source.meta["val"].shape for source in node.all_input_nodes if isinstance(source.meta["val"], torch.Tensor)
-    ]
+    name = _op(node)
+    out: Tensor = node.meta["val"]
+    read = [source.meta["val"] for source in node.all_input_nodes]
+    shapes = [value.shape for value in read if isinstance(value, Tensor)]
     if name in KIND_OF["conv"]:
         return 2.0 * out.numel() * prod(shapes[1][1:])  # weight: out channels, channels per group, kernel
     if name in KIND_OF["matmul"]:
@@ -296,13 +295,12 @@ def _forward_flop(node: torch.fx.Node, kind: str) -> float:
         return 2.0 * out.numel() * left[-1]
     if name in KIND_OF["attention"]:
         query, key = shapes[0], shapes[1]
-        return 4.0 * prod(query) * key[-2]  # scores and their product with the values
-    if name == "embedding" or name in ("cat", "stack", "clone", "to", "reshape", "contiguous", "flatten", "pad"):
+        return 4.0 * prod(query) * key[-2]  # scores and their product with the values; a causal mask saves nothing
+    if name in MOVES:
         return 0.0
     if name in KIND_OF["norm"]:
-        return (
-            5.0 * out.numel()
-        )  # mean, variance, subtract, scale, shift (softmax: maximum, subtract, exp, sum, divide)
-    if name == "einsum":
-        raise ModelError("the cost of einsum is not known.", next_step="Write the product as matmul.")
-    return float(max(out.numel(), max((prod(shape) for shape in shapes), default=0)) if kind == "pool" else out.numel())
+        return 5.0 * out.numel()  # mean, variance, subtract, scale, shift; softmax: maximum, subtract, exp, sum, divide
+    if name in UNPRICED:
+        raise ModelError(f"the cost of {name} is not known.", next_step="Write it with matmul, or measure the model.")
+    largest = max([out.numel(), *map(prod, shapes)]) if kind == "pool" else out.numel()
+    return float(largest)

@@ -1,11 +1,11 @@
-"""What operators cost, against autograd itself: torch's own flop counter, and the storages that a backward really keeps."""
+"""What operators cost, against autograd itself: torch's flop counter, and the storages that a backward really keeps."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from potluck.profile.architectures import Attention, Block, DenseLayer, Gated  # noqa: E402
@@ -20,10 +20,10 @@ class Residual(nn.Module):
         self.squeeze = nn.Conv2d(8, 8, 1)
 
     def forward(self, x):
-        y = F.silu(self.norm1(self.conv1(x)))
+        y = functional.silu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
-        y = y * torch.sigmoid(self.squeeze(F.adaptive_avg_pool2d(y, 1)))
-        return F.relu(x + y)
+        y = y * torch.sigmoid(self.squeeze(functional.adaptive_avg_pool2d(y, 1)))
+        return functional.relu(x + y)
 
 
 class Words(nn.Module):

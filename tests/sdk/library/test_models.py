@@ -53,8 +53,8 @@ def test_flop_of_image_models_are_as_published(name):
 
 
 def test_flop_of_efficientnet_b1_are_as_published_but_for_its_last_stage():
-    # torchvision: 0.69 G multiply-adds; Tan and Le 2019, Table 2: 0.70. transformers pads 15 pixels to 7 in the last two
-    # stages where the paper's code has 8: a tenth less in all.
+    # torchvision: 0.69 G multiply-adds; Tan and Le 2019, Table 2: 0.70. transformers pads 15 pixels to 7 in the last
+    # two stages where the paper's code has 8: a tenth less in all.
     assert product_flop(library.load_model("efficientnet-b1")) / 2e9 == pytest.approx(0.69, rel=0.11)
 
 
