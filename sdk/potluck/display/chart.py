@@ -9,6 +9,7 @@ from potluck.records import Plan
 
 WIDTH, HEIGHT = 640.0, 320.0
 LEFT, RIGHT, BOTTOM = 64.0, 20.0, 44.0
+MOST_NUMBERED = 8  # beyond, only plans that nothing beats carry their number
 COLOURS = ("blue", "vermilion", "green", "purple", "sky", "orange")
 
 
@@ -53,7 +54,8 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
         items.append(Dot(x=place[0], y=place[1], radius=5, fill="blue" if on_front else "grey", title=told))
         if plan == best:
             items.append(Dot(x=place[0], y=place[1], radius=9, fill="vermilion", ring=True))
-        items.append(Text(x=place[0] + 12, y=place[1] - 8, text=str(index), size=11, fill="muted"))
+        if on_front or plan == best or len(points) <= MOST_NUMBERED:
+            items.append(Text(x=place[0] + 12, y=place[1] - 8, text=str(index), size=11, fill="muted"))
     return Scene(width=WIDTH, height=HEIGHT, title=f"{title} by time and energy", items=tuple(items))
 
 

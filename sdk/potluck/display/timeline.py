@@ -45,8 +45,10 @@ def kind(event: Event) -> str:
 
 
 def devices(*traces: Trace) -> tuple[str, ...]:
-    """Every device of the traces, in the order of first appearance."""
-    return tuple(dict.fromkeys(event.device for trace in traces for event in trace.events))
+    """Every device of the traces, in the order in which they begin to compute; who never does comes last."""
+    events = [event for trace in traces for event in trace.events]
+    begins = sorted((event for event in events if event.lane == "compute"), key=lambda event: event.start_s)
+    return tuple(dict.fromkeys(event.device for event in (*begins, *events)))
 
 
 def window(trace: Trace, first: int, n_steps: int) -> Trace:

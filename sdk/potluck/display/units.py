@@ -72,8 +72,10 @@ def count(value: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction of one: `61 %`."""
-    return UNKNOWN if fraction is None or math.isnan(fraction) else f"{100 * fraction:.0f} %"
+    """A fraction of one: `61 %`; a small one is not nothing: `<1 %`."""
+    if fraction is None or math.isnan(fraction):
+        return UNKNOWN
+    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
 
 
 def change(fraction: float | None) -> str:

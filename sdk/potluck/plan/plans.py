@@ -46,6 +46,11 @@ class Plans(Sequence[Plan]):
         best = self.best
         return f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, {best.latency_s:.4g} s>"
 
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.plans(self.items, self.best)
+
 
 def _measures(plan: Plan) -> tuple[float, float, float]:
     latency = plan.latency_s if plan.latency_s is not None else float("inf")

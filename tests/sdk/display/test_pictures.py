@@ -83,6 +83,19 @@ def test_knows_the_kind_of_an_event(fields, kind):
     assert timeline.kind(Event(device="a", start_s=0, stop_s=1, **fields)) == kind
 
 
+def test_devices_stand_in_the_order_in_which_they_begin_to_compute():
+    def event(device, lane, start_s):
+        return Event(device=device, lane=lane, start_s=start_s, stop_s=start_s + 1)
+
+    events = (
+        event("second", "receive", 0),
+        event("never", "receive", 0),
+        event("second", "compute", 2),
+        event("first", "compute", 1),
+    )
+    assert timeline.devices(Trace(source="measured", events=events)) == ("first", "second", "never")
+
+
 def test_a_window_holds_its_steps_and_begins_at_zero():
     events = [Event(device="a", lane="compute", start_s=step, stop_s=step + 0.5, step=step) for step in range(5)]
     cut = timeline.window(Trace(source="measured", events=tuple(events), step_s=(1, 1, 1, 1, 1)), 2, 2)

@@ -27,6 +27,8 @@ CASES = [
     (units.power, 4.25, "4.25 W"),
     (units.count, 4_650_000, "4.65 M"),
     (units.percent, 0.614, "61 %"),
+    (units.percent, 0.001, "<1 %"),
+    (units.percent, 0, "0 %"),
     (units.change, -0.0549, "-5.5 %"),
 ]
 
