@@ -24,7 +24,7 @@ def run(settings: Mapping[str, float]) -> Result:
     before = torch.get_num_threads()
     torch.set_num_threads(int(settings["threads"]))
     try:
-        figures = {}
+        figures: dict[str, float] = {}
         for name, make in {"cnn": _cnn, "transformer": _transformer}.items():
             figures |= _compare(name, make, settings)
     finally:
@@ -48,7 +48,7 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
     def eager_train() -> None:
         network.train()
         optimizer.zero_grad()
-        loss_of(network(x), y).backward()
+        loss_of(network(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def our_train() -> None:
@@ -75,9 +75,8 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
 
 def _segment(network: Any, x: Any, targets: tuple[Any, ...], loss: Callable[..., Any] | None) -> Any:
     """The whole network as one segment in the agent's interpreter, with the network's own weights."""
-    from potluck_agent.worker.training import Segment
-
     from potluck.graph.export import trace
+    from potluck_agent.worker.training import Segment
 
     names = ("x", "y")[: 1 + len(targets)]
     traced = trace(network, (x,), input_names=names, loss=loss, targets=targets)

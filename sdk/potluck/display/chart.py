@@ -10,6 +10,7 @@ from potluck.records import Plan
 WIDTH, HEIGHT = 640.0, 320.0
 LEFT, RIGHT, BOTTOM = 64.0, 20.0, 44.0
 MOST_NUMBERED = 8  # beyond, only plans that nothing beats carry their number
+FAR = 2.5
 COLOURS = ("blue", "vermilion", "green", "purple", "sky", "orange")
 
 
@@ -39,24 +40,34 @@ def _difference(curves: Sequence[Sequence[float]]) -> str:
 
 
 def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans") -> Scene:
-    """Plans by predicted time and energy; the line joins those that no other beats in both, a ring marks `best`."""
+    """Plans by predicted time and energy; the line joins those that no other beats in both, a ring marks `best`.
+
+    Plans far off the best time or energy would press the good ones into a corner: they are left out and counted.
+    """
     known = [(i, plan, plan.latency_s, plan.energy_j) for i, plan in enumerate(plans)]
-    points = [(i, plan, s, j) for i, plan, s, j in known if s is not None and j is not None]
-    x = _padded([s * 1e3 for _, _, s, _ in points], LEFT, WIDTH - RIGHT)
-    y = _padded([j for _, _, _, j in points], HEIGHT - BOTTOM, 56)
-    items = _frame(title, "lower left is better", x, y, "ms", "J")
-    front = sorted((s * 1e3, j) for s, j in frontier([(s, j) for _, _, s, j in points]))
-    items.append(Line(points=tuple((x(s), y(j)) for s, j in front), stroke="blue", width=1.5, opacity=0.5))
-    for index, plan, seconds, joules in points:
-        on_front = (seconds * 1e3, joules) in front
-        told = f"{index}: {plan.planner}, {units.duration(seconds)}, {units.energy(joules)}"
-        place = (x(seconds * 1e3), y(joules))
-        items.append(Dot(x=place[0], y=place[1], radius=5, fill="blue" if on_front else "grey", title=told))
+    points = [(i, plan, s * 1e3, j) for i, plan, s, j in known if s is not None and j is not None]
+    front = frontier([(ms, j) for _, _, ms, j in points])
+    near = [point for point in points if point[2:] in front or point[1] == best or _is_near(point[2:], front)]
+    x = _padded([ms for _, _, ms, _ in near], LEFT, WIDTH - RIGHT)
+    y = _padded([j for _, _, _, j in near], HEIGHT - BOTTOM, 56)
+    n_far = len(points) - len(near)
+    note = "lower left is better" + (f"; {n_far} far off, not shown" if n_far else "")
+    items = _frame(title, note, x, y, "ms", "J")
+    items.append(Line(points=tuple((x(ms), y(j)) for ms, j in front), stroke="blue", width=1.5, opacity=0.5))
+    for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):  # the front on top
+        on_front = (ms, joules) in front
+        told = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {units.energy(joules)}"
+        items.append(Dot(x=x(ms), y=y(joules), radius=5, fill="blue" if on_front else "grey", title=told))
         if plan == best:
-            items.append(Dot(x=place[0], y=place[1], radius=9, fill="vermilion", ring=True))
-        if on_front or plan == best or len(points) <= MOST_NUMBERED:
-            items.append(Text(x=place[0] + 12, y=place[1] - 8, text=str(index), size=11, fill="muted"))
+            items.append(Dot(x=x(ms), y=y(joules), radius=9, fill="vermilion", ring=True))
+        if on_front or plan == best or len(near) <= MOST_NUMBERED:
+            items.append(Text(x=x(ms) + 12, y=y(joules) - 8, text=str(index), size=11, fill="muted"))
     return Scene(width=WIDTH, height=HEIGHT, title=f"{title} by time and energy", items=tuple(items))
+
+
+def _is_near(point: tuple[float, float], front: Sequence[tuple[float, float]]) -> bool:
+    """Within FAR times the fastest and the thriftiest."""
+    return point[0] <= FAR * front[0][0] and point[1] <= FAR * front[-1][1]
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

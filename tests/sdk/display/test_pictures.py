@@ -141,3 +141,20 @@ def test_png_has_the_size_of_the_scene(tmp_path):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
     assert (width, height) == (pytest.approx(picture.width, abs=1), pytest.approx(picture.height, abs=1))
+
+
+def test_plans_far_off_are_left_out_and_counted_but_never_the_best_or_the_frontier():
+    def plan(latency_s, energy_j):
+        return replace(example.PLAN, latency_s=latency_s, energy_j=energy_j)
+
+    fastest, thriftiest, near, far = plan(0.1, 4.0), plan(0.9, 1.0), plan(0.2, 2.4), plan(5.0, 9.0)
+
+    def drawn(plans, best):
+        picture = chart.pareto(plans, best)
+        words = [item.text for item in picture.items if isinstance(item, Text)]
+        return [item.title[0] for item in picture.items if isinstance(item, scene.Dot) and item.title], words
+
+    shown, words = drawn([fastest, thriftiest, near, far], fastest)
+    assert sorted(shown) == ["0", "1", "2"]
+    assert "lower left is better; 1 far off, not shown" in words
+    assert sorted(drawn([fastest, thriftiest, near, far], far)[0]) == ["0", "1", "2", "3"]
