@@ -45,6 +45,7 @@ class CostTable:
         self.problem = problem
         self.guessed: set[tuple[str, int]] = set()
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        self._widest: dict[tuple[int, int], int] = {}
         layers = problem.layers
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
@@ -75,6 +76,13 @@ class CostTable:
     def cut_bytes(self, layer: int) -> int:
         """Bytes per row that enter layer `layer` (home's inputs for layer 0) or leave the last."""
         return self.problem.layers[layer - 1].output_bytes if layer else self.problem.input_bytes
+
+    def widest_bytes(self, start: int, stop: int) -> int:
+        """The most bytes per row that enter and leave one of layers [start, stop) together."""
+        if (start, stop) not in self._widest:
+            both = [self.cut_bytes(layer) + self.cut_bytes(layer + 1) for layer in range(start, stop)]
+            self._widest[start, stop] = max(both)
+        return self._widest[start, stop]
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         found = self._sums.get((device, rows))
@@ -125,8 +133,7 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
     """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input and output."""
-    widest = max(table.cut_bytes(layer) + table.cut_bytes(layer + 1) for layer in range(start, stop))
-    return widest * rows
+    return table.widest_bytes(start, stop) * rows
 
 
 def memory_bytes(

@@ -56,7 +56,7 @@ def _error(breach: Breach, model: str) -> Infeasible:
     needed, available, device = breach.needed, breach.available, breach.device
     facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available}
     if breach.limit == "memory":
-        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_mb(available)}."
+        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {available / 1e6:.3g} MB."
         return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
     unit = "s" if breach.limit == "latency" else "J"
     text = f"The best plan for {model} needs {needed:.4g} {unit} per step; the {breach.limit} limit is {available:.4g}."
@@ -77,7 +77,7 @@ def _too_big(problem: Problem) -> Infeasible:
     if needs[worst] > budget:
         return Infeasible(
             f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs {_mb(needs[worst])}, "
-            f"and the largest device may use {_mb(budget)}.",
+            f"and the largest device may use {budget / 1e6:.3g} MB.",
             device=biggest.name,
             next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
             limit="memory", needed=needs[worst], available=budget, layer=problem.layers[worst].name,
@@ -86,7 +86,7 @@ def _too_big(problem: Problem) -> Infeasible:
     whole = cost.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
         f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
-        f"may use {_mb(total)}, the largest ({biggest.name}) {_mb(budget)}.",
+        f"may use {total / 1e6:.3g} MB, the largest ({biggest.name}) {budget / 1e6:.3g} MB.",
         next_step="Allow the devices more memory, add one, or use a smaller batch.",
         limit="memory", needed=whole, available=total,
     )  # fmt: skip

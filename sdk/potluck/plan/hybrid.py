@@ -8,7 +8,7 @@ steps instead of three, transfers follow the real shares on both sides of a cut,
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from potluck.plan import choices, cost
 from potluck.plan.allocate import allocate
@@ -61,7 +61,9 @@ class Search:
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training = isinstance(self.problem.workload, Training)
         self.estimate = estimate_of(self.problem)
+        self.fills = self.estimate is not period_s  # whether filling the pipeline counts
         self.cuts = choices.cuts(self.problem)
+        self.budgets = {d.name: cost.budget_bytes(self.problem, d) for d in self.problem.devices}
         self._heads: dict[tuple[int, int, tuple[str, ...], int], tuple[Stage, Step] | None] = {}
 
     def run(self) -> Iterator[Partial]:
@@ -92,13 +94,19 @@ class Search:
                 rest = behind.get((j, n_behind))
                 if rest is None or (p == 1) != (j == len(self.cuts) - 1):
                     continue
+                if best is not None and rest.seconds >= best.seconds:
+                    continue  # a stage more never makes a round shorter
                 head = self._head(self.cuts[i], self.cuts[j], group, p)
                 if head is None:
                     continue
                 stage, step = head
-                # No round is shorter than one step's own work: eq. (6) with dm = this step.
-                if best is not None and self.n_micro_batches * (step.forward_s + step.backward_s) >= best.seconds:
-                    continue
+                if best is not None:
+                    # No round is shorter than one step's own work (eq. (6) with dm = it), and longer stages work more.
+                    if self.n_micro_batches * (step.forward_s + step.backward_s) >= best.seconds:
+                        break
+                    # Nor than the round of what is behind, which starts no earlier than the head's first output.
+                    if rest.seconds + (step.forward_s if self.fills else 0.0) >= best.seconds:
+                        continue
                 steps = (step, *self._crossing(stage, rest), *rest.steps)
                 seconds = self.estimate(steps, self.n_micro_batches)
                 if best is None or seconds < best.seconds:
@@ -107,12 +115,24 @@ class Search:
 
     def _head(self, start: int, stop: int, group: tuple[str, ...], p: int) -> tuple[Stage, Step] | None:
         """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1."""
-        key = (start, stop, group, p)
+        key, warm_up = (start, stop, group, p), min(2 * p - 1, self.n_micro_batches)
         if key not in self._heads:
-            self._heads[key] = make_stage(
-                self.table, start, stop, group, self.micro_batch, min(2 * p - 1, self.n_micro_batches)
-            )
+            shallow = self._heads.get((start, stop, group, p - 1))
+            if shallow is not None and self.training and self._fits(shallow[0], len(group), warm_up):
+                self._heads[key] = replace(shallow[0], warm_up=warm_up), shallow[1]
+            else:
+                self._heads[key] = make_stage(self.table, start, stop, group, self.micro_batch, warm_up)
         return self._heads[key]
+
+    def _fits(self, stage: Stage, replicas: int, warm_up: int) -> bool:
+        """Whether the rows of a shallower stage fit with `warm_up` micro-batches too: then Algorithm 1 keeps them."""
+        return all(
+            rows <= cost.rows_that_fit(
+                self.table, stage.start, stage.stop, self.budgets[name], warm_up=warm_up, replicas=replicas,
+                n_micro_batches=self.n_micro_batches,
+            )
+            for name, rows in zip(stage.devices, stage.shares, strict=True)
+        )  # fmt: skip
 
     def _crossing(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
         """The communication step between `stage` and the stages behind it."""

@@ -1,0 +1,68 @@
+"""The oracle for small cases: every way to cut, every ordered grouping of devices, every micro-batch size.
+
+Rows within a stage come from Algorithm 1. Some 10^5 plans at 4 devices and 8 layers: for tests alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise, permutations
+
+from potluck.plan import choices, cost
+from potluck.plan.hybrid import crossing, estimate_of, execution, make_stage
+from potluck.records import Plan, Problem, Stage, Training
+
+
+def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
+    """Every plan, each with the closed form's latency; see `judge` for the simulated one."""
+    table = table or cost.CostTable(problem)
+    names = [device.name for device in problem.devices]
+    for micro_batch in choices.micro_batches(problem):
+        for groups in groupings(names, min(len(names), len(problem.layers))):
+            for cuts in combinations(range(1, len(problem.layers)), len(groups) - 1):
+                stages = _stages(table, (0, *cuts, len(problem.layers)), groups, micro_batch)
+                if stages is not None:
+                    yield _plan(table, stages, micro_batch)
+
+
+def groupings(names: Sequence[str], most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Every sequence of at most `most` disjoint groups of some of `names`; the order within a group is `names`' own."""
+    seen = set()
+    for n in range(1, len(names) + 1):
+        for order in permutations(names, n):
+            for n_groups in range(1, min(n, most) + 1):
+                for ends in combinations(range(1, n), n_groups - 1):
+                    bounds = (0, *ends, n)
+                    groups = tuple(tuple(sorted(order[a:b], key=names.index)) for a, b in pairwise(bounds))
+                    if groups not in seen:
+                        seen.add(groups)
+                        yield groups
+
+
+def _stages(
+    table: cost.CostTable, bounds: Sequence[int], groups: Sequence[tuple[str, ...]], micro_batch: int
+) -> tuple[Stage, ...] | None:
+    n_micro_batches = table.problem.workload.batch // micro_batch
+    stages = []
+    for p, ((start, stop), group) in enumerate(zip(pairwise(bounds), groups, strict=True)):
+        warm_up = min(2 * (len(groups) - p) - 1, n_micro_batches)
+        made = make_stage(table, start, stop, group, micro_batch, warm_up)
+        if made is None:
+            return None
+        stages.append(made[0])
+    return tuple(stages)
+
+
+def _plan(table: cost.CostTable, stages: tuple[Stage, ...], micro_batch: int) -> Plan:
+    problem = table.problem
+    steps = [execution(table, stages[0])]
+    for left, right in pairwise(stages):
+        steps += [crossing(problem, left, right), execution(table, right)]
+    n_micro_batches = problem.workload.batch // micro_batch
+    return Plan(
+        planner="exhaustive",
+        model=problem.model,
+        stages=stages,
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
+        training=isinstance(problem.workload, Training),
+        latency_s=estimate_of(problem)(steps, n_micro_batches),
+    )
