@@ -5,7 +5,7 @@ import math
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.samples import messages, sample, sample_buffers
 
@@ -158,14 +158,12 @@ def test_an_integer_is_sent_as_a_float_where_a_float_is_meant():
     assert (message.watts, type(message.watts)) == (5.0, float)
 
 
-@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from(Channel))
 def test_arbitrary_bytes_only_ever_raise_wire_errors(frames, channel):
     with contextlib.suppress(WireError):
         decode(frames, channel)
 
 
-@settings(max_examples=500)
 @given(messages(), st.data())
 def test_mutated_frames_decode_or_raise_wire_errors(case, data):
     entry, message, buffers = case

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck_wire.errors import WireCode, WireError
@@ -164,7 +164,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(sorted(GOOD)), st.data())
 def test_mutated_programs_hold_or_raise_wire_errors(op, data):
     bad = json.loads(json.dumps(row(op)))

@@ -1,0 +1,63 @@
+# Two commands for newcomers: `make demo` and `make test`. Each makes .venv and installs what it needs.
+#
+# Everything runs on the built wheel, as users get it; `make dev` makes an editable install instead, until the next
+# `make test` or `make demo`. Stamps in .venv keep a second run quick.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CODE := sdk device_agent tests
+# Folders too: their time changes when a file goes away.
+SOURCES := $(shell find sdk device_agent -name __pycache__ -prune -o -print) pyproject.toml README.md LICENSE
+
+export POTLUCK_BUILT_WHEEL := 1
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test test-long lint dev clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed
+	env -u OMP_NUM_THREADS $(BIN)/potluck demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-long: lint
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+dev: $(VENV)/torch
+	$(PIP) install --editable ".[dev]"
+	rm -f $(VENV)/installed $(VENV)/dependencies
+
+clean:
+	rm -rf $(VENV) build dist potluck-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "potluck needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# The pinned torch comes first, so that everything after it is resolved around this one.
+$(VENV)/torch: $(VENV)/made
+	$(PIP) install torch==2.13.0
+	touch $@
+
+$(VENV)/wheel: $(SOURCES) | $(VENV)/torch
+	rm -rf dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	touch $@
+
+$(VENV)/dependencies: pyproject.toml | $(VENV)/wheel
+	$(PIP) install "$$(echo dist/potluck-*.whl)[dev]"
+	touch $@
+
+$(VENV)/installed: $(VENV)/wheel $(VENV)/dependencies
+	$(PIP) install --no-deps --force-reinstall dist/potluck-*.whl
+	touch $@
