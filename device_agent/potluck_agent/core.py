@@ -143,6 +143,10 @@ class Core:
         times = [time_s for time_s in (self._outgoing.wake_s(), self._measuring.wake_s()) if time_s is not None]
         return min(times, default=None)
 
+    def reach(self, key: str) -> None:
+        """A notebook's data connection stands: values can go home."""
+        self._outgoing.reach(key)
+
     @property
     def n_sessions(self) -> int:
         """Notebooks that have a session."""

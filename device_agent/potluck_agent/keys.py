@@ -77,7 +77,7 @@ def identity(state: Path) -> Identity:
         import zmq
 
         public, secret = (part.decode() for part in zmq.curve_keypair())
-        _write(path, {"public": public, "secret": secret}, only_if_new=True)
+        write_private(path, {"public": public, "secret": secret}, only_if_new=True)
     return _read_identity(path)
 
 
@@ -134,7 +134,7 @@ def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:
 
 
 def _write_peers(state: Path, peers: tuple[Peer, ...]) -> tuple[Peer, ...]:
-    _write(state / PEERS, [asdict(peer) for peer in peers])
+    write_private(state / PEERS, [asdict(peer) for peer in peers])
     return peers
 
 
@@ -149,7 +149,7 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-def _write(path: Path, document: Any, *, only_if_new: bool = False) -> None:
+def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> None:
     """All of it or nothing, never readable by others. `only_if_new`: two agents that start at once get one file."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -1,0 +1,258 @@
+"""The guarded sockets: bound, encrypted, and closed to every key that is not trusted; and the proof that they are.
+
+CURVE alone lets every key in. So each socket enforces a ZAP domain, the answer to ZAP is our own (it never raises: an
+authenticator that dies lets nobody in any more), and `self_test` knocks from outside before anybody is told that this
+device exists.
+"""
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from potluck_agent.errors import AgentError
+from potluck_agent.keys import Identity
+from potluck_wire.limits import (
+    CONTROL_OFFSET,
+    DATA_OFFSET,
+    HANDSHAKE_S,
+    MAX_FRAME_BYTES,
+    MAX_HALF_OPEN,
+    PAIRING_OFFSET,
+    PULSE_OFFSET,
+    ZAP_DOMAIN,
+)
+from potluck_wire.messages import Channel
+
+OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
+N_PORTS = 4
+OLDEST_ZMQ = (4, 3, 5)  # 4.3.1 and older overflow before the handshake; 4.3.5 is what was tested
+RECEIVED_AT_ONCE = 64  # messages of one peer that wait in memory; it is authenticated by then
+SENT_AT_ONCE = 1000  # small ones; values are bounded by the credit window, in bytes
+TEST_S = 5.0
+REBIND_S = 2.0
+
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_WATCHED = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+Socket = Any  # zmq's stubs are generic over what recv returns; here it depends on the call
+
+
+def check_library() -> None:
+    """AgentError where this libzmq cannot keep strangers out."""
+    if not zmq.has("curve"):
+        raise AgentError("this libzmq cannot encrypt (built without libsodium). Install pyzmq >= 27.3 from PyPI.")
+    if zmq.zmq_version_info() < OLDEST_ZMQ:
+        raise AgentError(f"libzmq {zmq.zmq_version()} has known holes. Install pyzmq >= 27.3 from PyPI.")
+
+
+class Door:
+    """Three encrypted ROUTERs and the plain pairing listener on four ports in a row, and the ZAP handler.
+
+    `admits(key)` says at each handshake whether that CURVE key (z85) may come in.
+    """
+
+    def __init__(self, context: Any, identity: Identity, admits: Callable[[str], bool], host: str, port: int) -> None:
+        self._context, self._identity, self._host = context, identity, host
+        self.admits = admits
+        self.zap: Socket = context.socket(zmq.REP)
+        self.zap.linger = 0
+        self.zap.bind("inproc://zeromq.zap.01")
+        self.routers: dict[Channel, Socket] = {}
+        self.listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.port = self._bind_free() if port == 0 else self._bind(port)
+
+    def _bind(self, port: int) -> int:
+        """Take four ports from `port` on; AgentError where one is in use."""
+        if not 1 <= port <= 65536 - N_PORTS:
+            raise AgentError(f"port {port} leaves no room for {N_PORTS} ports. Choose one below {65536 - N_PORTS}.")
+        taken = port
+        try:
+            for channel, offset in OFFSETS.items():
+                taken = port + offset
+                self.routers[channel] = self._router(channel, taken)
+            taken = port + PAIRING_OFFSET
+            self._listen(taken)
+        except (zmq.ZMQError, OSError) as error:
+            self._close_routers()
+            raise AgentError(
+                f"cannot listen on {self._host}, port {taken}: {getattr(error, 'strerror', None) or error}. "
+                f"Is another agent running? Choose another base port with --port (0: any free one)."
+            ) from error
+        return port
+
+    def _bind_free(self) -> int:
+        for _ in range(100):
+            with suppress(AgentError):
+                return self._bind(20_000 + N_PORTS * secrets.randbelow(10_000))
+        raise AgentError(f"no {N_PORTS} free ports in a row on {self._host}. Give one with --port.")
+
+    def _listen(self, port: int) -> None:
+        self.listener.close()
+        self.listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows SO_REUSEADDR lets others steal the port
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.setblocking(False)
+        self.listener.bind((self._host, port))
+        self.listener.listen(MAX_HALF_OPEN)
+
+    def _router(self, channel: Channel, port: int) -> Socket:
+        router = self._context.socket(zmq.ROUTER)
+        try:
+            router.linger = 0
+            router.ipv6 = ":" in self._host
+            router.curve_server = True
+            router.curve_publickey = self._identity.public.encode()
+            router.curve_secretkey = self._identity.secret.encode()
+            router.zap_domain = ZAP_DOMAIN.encode()
+            router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            router.router_mandatory = True  # a message to nobody is an error, not a silence
+            router.maxmsgsize = MAX_FRAME_BYTES
+            router.handshake_ivl = int(HANDSHAKE_S * 1000)
+            router.rcvhwm = RECEIVED_AT_ONCE
+            router.sndhwm = 0 if channel is Channel.DATA else SENT_AT_ONCE
+            router.bind(endpoint(self._host, port))
+        except zmq.ZMQError:
+            router.close(0)
+            raise
+        return router
+
+    def reopen(self) -> None:
+        """Cut every connection and listen again: the only way to cut one. Those who are trusted come back."""
+        deadline_s = time.monotonic() + REBIND_S
+        for channel, offset in OFFSETS.items():
+            self.routers.pop(channel).close(0)
+            while channel not in self.routers:
+                try:
+                    self.routers[channel] = self._router(channel, self.port + offset)
+                except zmq.ZMQError as error:  # closing is asynchronous: the port is free in a moment
+                    if time.monotonic() > deadline_s:
+                        raise AgentError(f"cannot listen on port {self.port + offset} again: {error}.") from error
+                    time.sleep(0.005)
+
+    def answer_zap(self) -> None:
+        """Answer one question of libzmq: may this key come in? Whatever goes wrong, the answer is no."""
+        try:
+            frames = self.zap.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return
+        self.zap.send_multipart(zap_reply(frames, self.admits))
+
+    def close(self) -> None:
+        """Give all ports back."""
+        self._close_routers()
+        self.zap.close(0)
+
+    def _close_routers(self) -> None:
+        for router in self.routers.values():
+            router.close(0)
+        self.routers.clear()
+        self.listener.close()
+
+
+def endpoint(host: str, port: int) -> str:
+    """As libzmq writes it."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def zap_reply(frames: Sequence[bytes], admits: Callable[[str], bool]) -> list[bytes]:
+    """The answer to one ZAP request (RFC 27). User-Id is the key, so that every message carries it."""
+    request = frames[1] if len(frames) > 1 else b""
+    try:
+        version, _, domain, _, _, mechanism, public = frames
+        if version != b"1.0" or domain != ZAP_DOMAIN.encode() or mechanism != b"CURVE" or len(public) != 32:
+            return [b"1.0", request, b"400", b"not CURVE, or another domain", b"", b""]
+        key = zmq.utils.z85.encode(public).decode()
+        if admits(key):
+            return [b"1.0", request, b"200", b"", key.encode(), b""]
+        return [b"1.0", request, b"400", b"this key is not trusted", b"", b""]
+    except Exception:  # fails closed: an exception here would leave every later client waiting for ever
+        return [b"1.0", request, b"500", b"the authenticator failed", b"", b""]
+
+
+def self_test(context: Any, door: Door, identity: Identity) -> None:
+    """Knock at every socket: with an unknown key and without encryption nobody may come in; with a known key one must.
+
+    Raises
+    ------
+    AgentError
+        If this device would let a stranger in, or nobody at all. Then it must not start.
+    """
+    friend, stranger = (tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(2))
+    before, door.admits = door.admits, lambda key: key == friend[0]
+    visitors = [
+        _Visitor(context, door, identity, channel, who, keys)
+        for channel in OFFSETS
+        for who, keys in (("friend", friend), ("stranger", stranger), ("plain", None))
+    ]
+    heard: set[tuple[Channel, str]] = set()
+    deadline_s = time.monotonic() + TEST_S
+    try:
+        while time.monotonic() < deadline_s and not (
+            heard == {(channel, "friend") for channel in OFFSETS} and all(visitor.turned_away for visitor in visitors)
+        ):
+            _listen_once(door, visitors, heard)
+    finally:
+        door.admits = before
+        for visitor in visitors:
+            visitor.close()
+    intruders = sorted(f"{who} on {channel.value}" for channel, who in heard if who != "friend")
+    if intruders or any(visitor.let_in for visitor in visitors if visitor.who != "friend"):
+        raise AgentError(f"self-test failed: a stranger came in ({', '.join(intruders) or 'handshake'}). Not starting.")
+    if len(heard) < len(OFFSETS) or not all(visitor.turned_away for visitor in visitors):
+        raise AgentError("self-test failed: connections over this machine's own network do not work. Not starting.")
+
+
+def _listen_once(door: Door, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]) -> None:
+    poller = zmq.Poller()
+    for source in (door.zap, *door.routers.values(), *(visitor.monitor for visitor in visitors)):
+        poller.register(source, zmq.POLLIN)
+    for source, _ in poller.poll(100):
+        if source is door.zap:
+            door.answer_zap()
+        for channel, router in door.routers.items():
+            if source is router:
+                heard.add((channel, router.recv_multipart()[-1].decode()))
+        for visitor in visitors:
+            if source is visitor.monitor:
+                visitor.watch()
+
+
+class _Visitor:
+    """One client of the self-test, which says who it is as soon as it may."""
+
+    def __init__(
+        self, context: Any, door: Door, server: Identity, channel: Channel, who: str, keys: tuple[str, ...] | None
+    ) -> None:
+        self.who, self.let_in, self.turned_away = who, False, who == "friend"
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        if keys is not None:
+            self._socket.curve_serverkey = server.public.encode()
+            self._socket.curve_publickey, self._socket.curve_secretkey = (part.encode() for part in keys)
+        self.monitor = self._socket.get_monitor_socket(_WATCHED)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}.get(door._host, door._host)  # noqa: S104
+        self._socket.ipv6 = ":" in host
+        self._socket.connect(endpoint(host, door.port + OFFSETS[channel]))
+        self._socket.send(who.encode(), zmq.DONTWAIT)
+
+    def watch(self) -> None:
+        """What became of the handshake."""
+        happened = recv_monitor_message(self.monitor)["event"]
+        if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.let_in = True
+        else:
+            self.turned_away = True
+
+    def close(self) -> None:
+        """Leave."""
+        self._socket.disable_monitor()
+        self.monitor.close(0)
+        self._socket.close(0)
