@@ -31,7 +31,7 @@ from potluck_agent.outgoing import Outgoing
 from potluck_agent.work import Unwanted, Work
 from potluck_wire.documents import dump, parse
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CHUNK_BYTES, MAX_VALUE_BYTES, WINDOW_BYTES, clip, is_device_name
+from potluck_wire.limits import MAX_VALUE_BYTES, clip, is_device_name
 from potluck_wire.messages import (
     HOME,
     MESSAGES,
@@ -66,7 +66,6 @@ from potluck_wire.messages import (
     Welcome,
 )
 from potluck_wire.pairing import is_key
-from potluck_wire.program import OPERATIONS
 from potluck_wire.version import VERSION, agree, show
 
 MAX_MEMBERS = 64
@@ -213,18 +212,14 @@ class Core:
     def capability(self) -> dict[str, Any]:
         """What this device is and accepts: the owner's limits, and what its worker says of itself."""
         settings = self._settings
+        nothing: dict[str, Any] = {"backends": {}, "dtypes": [], "operators": []}
         own = {
             "name": settings.name,
             "version": show(),
             "memory_bytes": settings.memory_bytes,
-            "inbound_bytes": settings.inbound_bytes,
-            "link_bytes_per_s": settings.link_bytes_per_s,
-            "window_bytes": WINDOW_BYTES,
-            "chunk_bytes": CHUNK_BYTES,
             "max_value_bytes": min(MAX_VALUE_BYTES, settings.inbound_bytes),
-            "operations": sorted(OPERATIONS),
         }
-        return {**self._laborer.facts, **settings.facts, **own}
+        return {**nothing, **self._laborer.facts, **settings.facts, **own}
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.errors import AgentError
@@ -169,7 +170,7 @@ def zap_reply(frames: Sequence[bytes], admits: Callable[[str], bool]) -> list[by
         version, _, domain, _, _, mechanism, public = frames
         if version != b"1.0" or domain != ZAP_DOMAIN.encode() or mechanism != b"CURVE" or len(public) != 32:
             return [b"1.0", request, b"400", b"not CURVE, or another domain", b"", b""]
-        key = zmq.utils.z85.encode(public).decode()
+        key = z85.encode(public).decode()
         if admits(key):
             return [b"1.0", request, b"200", b"", key.encode(), b""]
         return [b"1.0", request, b"400", b"this key is not trusted", b"", b""]
@@ -245,8 +246,8 @@ class _Visitor:
 
     def watch(self) -> None:
         """What became of the handshake."""
-        happened = recv_monitor_message(self.monitor)["event"]
-        if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        event: dict[str, Any] = recv_monitor_message(self.monitor)  # type: ignore[assignment]
+        if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.let_in = True
         else:
             self.turned_away = True

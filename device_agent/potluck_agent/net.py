@@ -7,16 +7,14 @@ that a device that is busy still answers.
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent import keys, state
-from potluck_agent.core import Core, read_address
-from potluck_agent.door import Door, Socket, check_library, endpoint, self_test
+from potluck_agent.core import Core
+from potluck_agent.door import Door, check_library, self_test
 from potluck_agent.errors import AgentError
 from potluck_agent.events import (
     MEMBER,
@@ -27,7 +25,6 @@ from potluck_agent.events import (
     FromWorker,
     KillWorker,
     LinkReset,
-    Member,
     PeerRevoked,
     ReadMeter,
     Sender,
@@ -41,37 +38,42 @@ from potluck_agent.events import (
     WorkerDied,
 )
 from potluck_agent.keys import Identity, Peer
-from potluck_agent.pairing import Desk, Reply
+from potluck_agent.links import Links
+from potluck_agent.pairing import Desk
+from potluck_agent.reception import Reception
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import CHUNK_BYTES, DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES
+from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, FailureCause, Message, Reading, Value
+from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
 SMALL_BYTES = 32 * 1024  # below it zmq copies faster than it hands over
-RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
-PAIRING_READ_BYTES = 1024
 
 _ZEROS = memoryview(bytes(CHUNK_BYTES))
-_LINK_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class Sample(Protocol):
+    """One reading: of power now, and of energy so far."""
+
+    @property
+    def watts(self) -> float: ...
+    @property
+    def joules(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def meter(self) -> str: ...
+    @property
+    def resolution_w(self) -> float: ...
 
 
 class Meter(Protocol):
     """Where readings of power come from."""
 
-    def read(self, now_s: float, busy_s: float, radio_s: float) -> tuple[float, float, str, str, float]:
-        """Watts, joules so far, source, the meter's name, resolution in watts."""
-
-
-@dataclass(slots=True)
-class _Link:
-    """Our own connection to the data socket of a member."""
-
-    member: Member
-    socket: Socket
-    monitor: Socket
-    stood: bool = False
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+        """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so far."""
 
 
 class Net:
@@ -98,17 +100,16 @@ class Net:
         self._core, self._identity, self._state_dir = core, identity, state_dir
         self._trusted, self._start_worker, self._meter, self._note = trusted, start_worker, meter, note
         self.desk = Desk(name=name, key=identity.public)
-        self.stopping = False
+        self.stopping = self._closed = False
         self._peers_stamp: object = None
         self._owners: dict[str, Peer] = {}
-        self._links: dict[str, _Link] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
         self._worker: Any = None
         self._worker_events = 0
-        self._visitor: Any = None
         self._poller = zmq.Poller()
-        self._load_peers()
         self._context: Any = zmq.Context()
+        self._links = Links(self._context, self._poller, identity, self._feed)
+        self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
             self._door = Door(self._context, identity, self._admits, host, port)
@@ -117,7 +118,9 @@ class Net:
             self._context.destroy(0)
             raise
         self.port = self._door.port
-        self._register_door()
+        self._reception = Reception(self._door.listener, self._poller, self.desk, self._trust)
+        for source in (self._door.zap, *self._door.routers.values()):
+            self._poller.register(source, zmq.POLLIN)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -154,34 +157,31 @@ class Net:
             self._read_worker()
         if door.routers[Channel.DATA] in ready:
             self._read_router(Channel.DATA)
-        for link in tuple(self._links.values()):
-            if link.monitor in ready:
-                self._watch_link(link)
-            if link.socket in ready:
-                self._read_link(link)
-        if door.listener.fileno() in ready:
-            self._welcome_visitor()
-        if self._visitor is not None and self._visitor.fileno() in ready:
-            self._read_visitor()
+        self._links.serve(ready)
+        self._reception.serve(ready)
 
     def _tick(self, now_s: float) -> None:
-        self._load_peers()
+        try:
+            self._load_peers()
+        except AgentError as error:  # somebody broke the file: those who were trusted stay, until it is mended
+            self._note(str(error))
         window = state.asked_window(self._state_dir)
         if window is not None:
             secret, window_s = window
             self.desk.open(secret, now_s, window_s=window_s) if secret else self.desk.close()
-        if self._visitor is not None and self.desk.overdue(now_s):
-            self._hang_up()
+        self._reception.tick(now_s)
         self._feed(Tick())
 
     def close(self) -> None:
-        """Give everything back: worker, sockets, ports."""
+        """Give everything back: worker, sockets, ports. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
-        for link in tuple(self._links.values()):
-            self._close_link(link)
-        self._hang_up()
+        self._links.close()
+        self._reception.hang_up()
         self._door.close()
         self._context.destroy(0)
 
@@ -200,9 +200,10 @@ class Net:
             stamp = None
         if stamp == self._peers_stamp and self._owners:
             return
+        self._peers_stamp = stamp
         owners = {peer.key: peer for peer in (*keys.load_peers(self._state_dir), *self._trusted)}
         lost = [key for key in self._owners if key not in owners]
-        self._owners, self._peers_stamp = owners, stamp
+        self._owners = owners
         was_connected = [key for key in lost if any(known == key for _, known in self._routes)]
         for key in lost:
             self._feed(PeerRevoked(key))
@@ -218,10 +219,16 @@ class Net:
         for router in self._door.routers.values():
             self._poller.register(router, zmq.POLLIN)
 
-    def _register_door(self) -> None:
-        for source in (self._door.zap, *self._door.routers.values()):
-            self._poller.register(source, zmq.POLLIN)
-        self._poller.register(self._door.listener.fileno(), zmq.POLLIN)
+    def _trust(self, paired: Paired) -> bool:
+        peer = Peer(name=paired.name, key=paired.key, date=time.strftime("%Y-%m-%d"))
+        try:
+            keys.add_peer(self._state_dir, peer)
+            self._load_peers()
+        except AgentError as error:
+            self._note(str(error))
+            return False
+        self._note(f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+        return True
 
     def _sender(self, key: str) -> Sender | None:
         """Who has this key now: checked for each message, because a connection outlives the trust in it."""
@@ -289,7 +296,7 @@ class Net:
                 case KillWorker():
                     self._fire()
                 case SetMembers():
-                    self._set_members(action.members)
+                    self._links.set(action.members)
                 case ReadMeter():
                     self._read_meter(action)
 
@@ -324,78 +331,17 @@ class Net:
 
     def _read_meter(self, action: ReadMeter) -> None:
         now_s = time.monotonic()
-        watts, joules, source, meter, resolution_w = self._meter.read(now_s, action.busy_s, action.radio_s)
+        sample = self._meter.read(now_s, action.busy_s, action.radio_s)
         reading = Reading(
             at_s=now_s,
-            watts=watts,
-            joules=joules,
-            source=source,
-            meter=meter,
-            resolution_w=resolution_w,
+            watts=sample.watts,
+            joules=sample.joules,
+            source=sample.source,
+            meter=sample.meter,
+            resolution_w=sample.resolution_w,
             busy_frac=action.busy_frac,
         )
         self._send(ToPeer(action.key, reading))
-
-    # --- members ------------------------------------------------------------------------------------------------------
-
-    def _set_members(self, members: tuple[Member, ...]) -> None:
-        wanted = {member.key: member for member in members}
-        for key, link in tuple(self._links.items()):
-            if wanted.get(key) != link.member:
-                self._close_link(link)
-                del self._links[key]
-        for key, member in wanted.items():
-            if key not in self._links:
-                self._links[key] = self._open_link(member)
-
-    def _open_link(self, member: Member) -> _Link:
-        host, port = read_address(member.address)
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.ipv6 = ":" in host
-        dealer.maxmsgsize = MAX_FRAME_BYTES
-        dealer.handshake_ivl = int(HANDSHAKE_S * 1000)
-        dealer.sndhwm = 0  # bounded by the credit window, in bytes
-        dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
-        dealer.curve_serverkey = member.key.encode()
-        dealer.curve_publickey = self._identity.public.encode()
-        dealer.curve_secretkey = self._identity.secret.encode()
-        monitor = dealer.get_monitor_socket(_LINK_EVENTS)
-        dealer.connect(endpoint(host, port + DATA_OFFSET))
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
-        return _Link(member, dealer, monitor)
-
-    def _close_link(self, link: _Link) -> None:
-        self._poller.unregister(link.socket)
-        self._poller.unregister(link.monitor)
-        link.socket.disable_monitor()
-        link.monitor.close(0)
-        link.socket.close(0)
-
-    def _watch_link(self, link: _Link) -> None:
-        """A connection that stood and broke has lost what was on it: a new socket, and everything anew."""
-        happened = recv_monitor_message(link.monitor)["event"]
-        if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            link.stood = True
-        elif link.stood and link.member.key in self._links:
-            self._close_link(link)
-            self._links[link.member.key] = self._open_link(link.member)
-            self._feed(LinkReset(link.member.key, incoming=False))
-
-    def _read_link(self, link: _Link) -> None:
-        """Credit and rejections for what we sent."""
-        for _ in range(AT_ONCE[Channel.DATA]):
-            if self._links.get(link.member.key) is not link:
-                return
-            try:
-                frames = link.socket.recv_multipart(zmq.DONTWAIT)
-                message, buffers = decode(frames, Channel.DATA)
-            except zmq.Again:
-                return
-            except WireError:
-                continue
-            self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 
@@ -439,56 +385,3 @@ class Net:
             reason = reason or worker.exit_reason()
             self._fire()
             self._feed(WorkerDied(*reason))
-
-    # --- pairing ------------------------------------------------------------------------------------------------------
-
-    def _welcome_visitor(self) -> None:
-        try:
-            visitor, _ = self._door.listener.accept()
-        except OSError:
-            return
-        visitor.setblocking(False)
-        reply = self.desk.arrive(time.monotonic())
-        if reply.close:
-            _answer(visitor, reply)
-            visitor.close()
-            return
-        self._visitor = visitor
-        self._poller.register(visitor.fileno(), zmq.POLLIN)
-
-    def _read_visitor(self) -> None:
-        try:
-            data = self._visitor.recv(PAIRING_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._hang_up()
-            return
-        reply = self.desk.receive(data, time.monotonic())
-        if reply.paired is not None:
-            peer = Peer(name=reply.paired.name, key=reply.paired.key, date=time.strftime("%Y-%m-%d"))
-            try:
-                keys.add_peer(self._state_dir, peer)
-            except AgentError as error:  # not kept: then it must not believe that it is paired
-                self._note(str(error))
-                self._hang_up()
-                return
-            self._load_peers()
-            self._note(f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
-        _answer(self._visitor, reply)
-        if reply.close:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        self.desk.leave()
-        if self._visitor is not None:
-            self._poller.unregister(self._visitor.fileno())
-            self._visitor.close()
-            self._visitor = None
-
-
-def _answer(visitor: Any, reply: Reply) -> None:
-    with suppress(OSError):  # some hundred bytes: they fit into any socket's buffer
-        visitor.sendall(reply.data)

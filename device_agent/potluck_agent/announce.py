@@ -1,0 +1,82 @@
+"""Tell the network that this device is here, by mDNS: a hint for notebooks, never more. In a thread of its own.
+
+Probing for the name takes 1.7 s and nobody waits for it. A failure is reported and changes nothing else: explicit
+addresses always work.
+"""
+
+import hashlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from potluck_wire.limits import SERVICE_TYPE
+from potluck_wire.version import show
+
+STOP_S = 3.0
+TTL_S = 120
+
+
+class Announcement:
+    """One device's record; a device of the same name elsewhere makes it `NAME-2`, and both are seen."""
+
+    def __init__(self, *, name: str, host: str, port: int, key: str, note: Callable[[str], None]) -> None:
+        self._name, self._host, self._port, self._key, self._note = name, host, port, key, note
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="potluck announce", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take the record back."""
+        self._stop.set()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        zeroconf: Any = None
+        try:
+            from zeroconf import InterfaceChoice, IPVersion, Zeroconf  # 70 ms, and 10 MiB
+
+            only = [self._host] if self._host not in ("0.0.0.0", "::", "*") else InterfaceChoice.All  # noqa: S104
+            zeroconf = Zeroconf(interfaces=only, ip_version=IPVersion.V4Only)
+            info = self._record()
+            zeroconf.register_service(info, allow_name_change=True)
+            self._stop.wait()
+            zeroconf.unregister_service(info)
+        except Exception as error:  # discovery is a convenience: whatever it is, the agent goes on
+            self._note(f"not announced by mDNS: {type(error).__name__}: {error}")
+        finally:
+            if zeroconf is not None:
+                with suppress(Exception):
+                    zeroconf.close()
+
+    def _record(self) -> Any:
+        from zeroconf import ServiceInfo
+
+        return ServiceInfo(
+            SERVICE_TYPE,
+            f"{self._name}.{SERVICE_TYPE}",
+            port=self._port,
+            addresses=[ipaddress.ip_address(address).packed for address in addresses(self._host)],
+            properties={"v": show(), "fp": hashlib.sha256(self._key.encode()).hexdigest()[:16]},
+            server=f"potluck-{hashlib.sha256(self._key.encode()).hexdigest()[:12]}.local.",
+            host_ttl=TTL_S,
+            other_ttl=TTL_S,
+        )
+
+
+def addresses(host: str) -> list[str]:
+    """Under which addresses this device can be reached: the one it listens on, or all of this machine (IPv4)."""
+    if host not in ("0.0.0.0", "::", "*"):  # noqa: S104
+        return [socket.gethostbyname(host)]
+    import psutil
+
+    found = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]
+    routed = [address for address in found if not address.startswith("127.")]
+    return routed or found or ["127.0.0.1"]

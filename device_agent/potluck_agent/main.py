@@ -1,0 +1,267 @@
+"""`potluck agent`: reads the command line, starts the agent, and talks to one that runs."""
+
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from potluck_agent import keys, options, state
+from potluck_agent.errors import AgentError
+from potluck_agent.options import ARENA_BYTES, Options
+from potluck_wire.limits import PAIRING_WINDOW_S
+from potluck_wire.pairing import new_code, new_token, show_secret
+
+MIN_ARENA_BYTES = 64 * 1024**2
+NOFILE = 4096  # connections of strangers take descriptors, too
+ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Carry out a command; returns the exit code. 1: it could not be done, and standard error says why."""
+    given = options.read(sys.argv[1:] if arguments is None else list(arguments))
+    try:
+        directory = keys.open_state_dir(options.state_dir(given))
+        if given.command == "start":
+            return _start(options.start_options(given, os.getppid()), directory)
+        return {"pair": _pair, "token": _token, "peers": _peers, "forget": _forget}[given.command](directory, given)
+    except AgentError as error:
+        _say(sys.stderr, f"potluck agent: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _start(chosen: Options, directory: Path) -> int:
+    """Run the agent until it is told to stop."""
+    from potluck_agent.core import Core
+    from potluck_agent.net import Net
+
+    note = (lambda text: _say(sys.stderr, text)) if chosen.as_json else (lambda text: _say(sys.stdout, text))
+    identity = keys.identity(directory)
+    _allow_connections()
+    meter, facts = _meter(chosen)
+    settings = _settings(chosen, identity, facts)
+    if other := state.running(directory):
+        raise AgentError(
+            f"an agent already uses {directory} (process {other['pid']}, port {other.get('port')}). "
+            "Give this one its own directory with --state."
+        )
+    net = Net(
+        core=Core(settings),
+        identity=identity,
+        state_dir=directory,
+        name=chosen.name,
+        host=chosen.bind,
+        port=chosen.port,
+        trusted=chosen.trusted,
+        start_worker=lambda: _start_worker(chosen, settings),
+        meter=meter,
+        note=note,
+    )
+    announcement: Any = None
+    try:
+        state.claim(directory, {"name": chosen.name, "address": chosen.bind, "port": net.port})
+        code = new_code() if chosen.pair else ""
+        if code:
+            net.desk.open(code, time.monotonic())
+        signal.signal(signal.SIGTERM, lambda *_: setattr(net, "stopping", True))
+        signal.signal(signal.SIGINT, lambda *_: setattr(net, "stopping", True))
+        _tell_ready(chosen, identity.public, net.port, code)
+        if chosen.mdns:
+            from potluck_agent.announce import Announcement
+
+            announcement = Announcement(
+                name=chosen.name, host=chosen.bind, port=net.port, key=identity.public, note=note
+            )
+        net.run(_each_tick(chosen, net))
+    finally:
+        net.close()
+        state.release(directory)
+        if announcement is not None:
+            announcement.close()
+    return 0
+
+
+def _each_tick(chosen: Options, net: Any) -> Callable[[], None]:
+    """What else has to be looked at some times a second: whether whoever started this process is still there."""
+    if chosen.parent_pid is None:
+        return lambda: None
+    parent, is_direct = chosen.parent_pid, os.getppid() == chosen.parent_pid
+
+    def look() -> None:
+        if (is_direct and os.getppid() != parent) or not _is_alive(parent):
+            net.stopping = True
+
+    return look
+
+
+def _is_alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -> Any:
+    from potluck_agent.outbox import Settings
+
+    memory_bytes = chosen.memory_bytes if chosen.memory_bytes is not None else _half_of_memory()
+    arena_bytes = max(MIN_ARENA_BYTES, min(ARENA_BYTES, memory_bytes))
+    return Settings(
+        name=chosen.name,
+        key=identity.public,
+        memory_bytes=memory_bytes,
+        inbound_bytes=arena_bytes,
+        outbound_bytes=arena_bytes,
+        link_bytes_per_s=chosen.link_bytes_per_s,
+        hang_s=chosen.hang_s,
+        grace_s=chosen.grace_s,
+        facts=facts,
+    )
+
+
+def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
+    """Where power readings come from, and what the capability statement says about this machine."""
+    from potluck_agent.meters import explain, open_meter
+
+    power = chosen.power
+    facts: dict[str, Any] = {
+        "host": platform.node(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": chosen.threads,
+        "meters": [
+            {"name": found.meter, "source": "measured" if found.present else "", "reason": found.reason}
+            for found in explain()
+        ],
+    }
+    if chosen.is_emulated:
+        facts["emulated"] = {"slowdown": chosen.slowdown, "link_bytes_per_s": chosen.link_bytes_per_s or None}
+    if power is not None:
+        facts["power"] = {"idle_w": power.idle_w, "busy_w": power.busy_w, "radio_w": power.radio_w}
+    watts = (power.idle_w, power.busy_w, power.radio_w) if power is not None else None
+    return open_meter(power=watts, emulated=chosen.is_emulated), facts
+
+
+def _start_worker(chosen: Options, settings: Any) -> Any:
+    from potluck_agent.worker.launch import start
+
+    return start(
+        memory_bytes=settings.memory_bytes,
+        threads=chosen.threads,
+        slowdown=chosen.slowdown,
+        inbound_bytes=settings.inbound_bytes,
+        outbound_bytes=settings.outbound_bytes,
+    )
+
+
+def _half_of_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total // 2)
+
+
+def _allow_connections() -> None:
+    """As many open descriptors as the system lets us have: strangers must not use them up."""
+    if os.name == "nt":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = NOFILE if hard == resource.RLIM_INFINITY else min(NOFILE, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
+    """Say where this agent listens: one JSON line for programs, some words for people."""
+    facts = {"name": chosen.name, "address": chosen.bind, "port": port, "key": key, "code": code}
+    line = json.dumps(facts)
+    if chosen.ready_fd is not None:
+        os.write(chosen.ready_fd, line.encode() + b"\n")
+        os.close(chosen.ready_fd)
+    if chosen.as_json:
+        _say(sys.stdout, line)
+    elif chosen.ready_fd is None:
+        _say(sys.stdout, f"{chosen.name} listens on {chosen.bind}, ports {port}-{port + 3}")
+        _say(sys.stdout, f"fingerprint {keys.fingerprint(key)}")
+        if code:
+            _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries)")
+
+
+# --- commands to a running agent --------------------------------------------------------------------------------------
+
+
+def _pair(directory: Path, _: Any) -> int:
+    """Open a window in the running agent, and wait until somebody has paired or it is closed."""
+    code = new_code()
+    before = {peer.key for peer in keys.load_peers(directory)}
+    _open_window(directory, code, PAIRING_WINDOW_S)
+    _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: home.pair(...)")
+    try:
+        deadline_s = time.monotonic() + PAIRING_WINDOW_S
+        while time.monotonic() < deadline_s:
+            for peer in keys.load_peers(directory):
+                if peer.key not in before:
+                    _say(sys.stdout, f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+                    return 0
+            time.sleep(0.2)
+    finally:
+        state.ask_window(directory, "", None)
+    raise AgentError("nobody paired in time. Run it again for a new code.")
+
+
+def _token(directory: Path, _: Any) -> int:
+    token = new_token()
+    _open_window(directory, token, None)
+    _say(sys.stdout, token)
+    return 0
+
+
+def _open_window(directory: Path, secret: str, window_s: float | None) -> None:
+    """Ask, and see that it was heard."""
+    if state.running(directory) is None:
+        raise AgentError(f"no agent runs with {directory}. Start one: potluck agent.")
+    state.ask_window(directory, secret, window_s)
+    deadline_s = time.monotonic() + ANSWER_S
+    while (directory / state.WINDOW).exists():
+        if time.monotonic() > deadline_s:
+            (directory / state.WINDOW).unlink(missing_ok=True)
+            raise AgentError("the running agent does not answer. Is it stopped?")
+        time.sleep(0.02)
+
+
+def _peers(directory: Path, _: Any) -> int:
+    _say(sys.stdout, f"this device    {keys.fingerprint(keys.identity(directory).public)}")
+    for peer in keys.load_peers(directory):
+        _say(sys.stdout, f"{peer.name:14} {keys.fingerprint(peer.key)}  {peer.role}  {peer.date}")
+    return 0
+
+
+def _forget(directory: Path, given: Any) -> int:
+    keys.forget_peer(directory, given.who)
+    _say(sys.stdout, f"forgot {given.who}")
+    return 0
+
+
+_output = threading.Lock()
+
+
+def _say(stream: Any, text: str) -> None:
+    """One line, at once, from any thread; a reader that is gone is no reason to stop."""
+    with _output:
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except (OSError, ValueError):
+            pass
