@@ -7,6 +7,7 @@ make new keys: that would silently break every pairing.
 import hashlib
 import json
 import os
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
     taken = {other.name for other in others}
     names = (peer.name, *(f"{peer.name[:36]}-{number}" for number in range(2, MAX_PEERS + 2)))
     free = next(name for name in names if name not in taken)
-    return _write_peers(state, (*others, replace(peer, name=free)))
+    return _write_peers(state, (*others, replace(peer, name=free, date=time.strftime("%Y-%m-%d"))))
 
 
 def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:

@@ -220,7 +220,7 @@ class Net:
             self._poller.register(router, zmq.POLLIN)
 
     def _trust(self, paired: Paired) -> bool:
-        peer = Peer(name=paired.name, key=paired.key, date=time.strftime("%Y-%m-%d"))
+        peer = Peer(name=paired.name, key=paired.key)
         try:
             keys.add_peer(self._state_dir, peer)
             self._load_peers()

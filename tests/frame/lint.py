@@ -11,7 +11,6 @@ PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
 MAX_LINES = 400
 LONG = {
     "device_agent/potluck_wire/messages.py": "one table: every message beside its neighbours",
-    "device_agent/potluck_agent/net.py": "the one file of the agent with sockets",
     "sdk/potluck/records.py": "one vocabulary: the records that all six steps share",
     "sdk/potluck/run/controller.py": "one state machine: every event of a controller",
 }

@@ -260,6 +260,7 @@ class Link:
             socket.handshake_ivl = int(HANDSHAKE_S * 1000)
             socket.sndhwm = 0  # bounded by our own credit window, in bytes
             socket.rcvhwm = 1000
+            socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
             socket.ipv6 = ":" in host
             socket.curve_serverkey = action.key.encode()
             socket.curve_publickey = self._keys.public.encode()
