@@ -19,8 +19,8 @@ class TaskGraph:
     """Tasks 0, 1, 2 ... in parallel lists.
 
     A lane does one task at a time; of those ready the smallest `priority` goes first and then keeps the lane. `work` is
-    seconds, or bytes for a transfer: a flow over the media of its `route`, which keeps its lane until the last byte is
-    off and is done one latency later.
+    seconds, or bytes for a transfer: a flow over the media of its `route`, which is done one latency after its last
+    byte has left. A transfer gives way to a more urgent one of its lane, as between two chunks, and goes on later.
     """
 
     capacity: list[float] = field(default_factory=list)  # per medium, bytes per second
@@ -73,7 +73,8 @@ def run(graph: TaskGraph) -> Times:
     n_waits = graph.n_waits.copy()
     n_lanes = max(graph.lane, default=-1) + 1
     ready: list[list[tuple[int, int]]] = [[] for _ in range(n_lanes)]
-    busy = [False] * n_lanes
+    doing = [-1] * n_lanes  # the task that has the lane
+    left_bytes = graph.work.copy()  # of a transfer that has given way
     times = Times([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
     ends: list[tuple[float, int, int]] = []  # (time, task, 1 when its lane is already free)
     rest: dict[int, float] = {}  # flows under way -> bytes left at `flows_s`
@@ -88,11 +89,21 @@ def run(graph: TaskGraph) -> Times:
     while True:
         flows_changed = False
         for lane in sorted(touched):
-            if busy[lane] or not ready[lane]:
+            if not ready[lane]:
                 continue
+            current = doing[lane]
+            if current >= 0:
+                if current not in rest or ready[lane][0] > (priority[current], current):
+                    continue
+                _advance(rest, rates, now_s - flows_s)
+                flows_s = now_s
+                left_bytes[current] = rest.pop(current)
+                heappush(ready[lane], (priority[current], current))
+                flows_changed = True
             task = heappop(ready[lane])[1]
-            busy[lane] = True
-            times.start_s[task] = now_s
+            doing[lane] = task
+            if times.start_s[task] < 0:
+                times.start_s[task] = now_s
             if route[task] == COMPUTE:
                 heappush(ends, (now_s + work[task], task, 0))
             elif work[task] <= 0 or not graph.routes[route[task]]:
@@ -100,7 +111,7 @@ def run(graph: TaskGraph) -> Times:
             else:
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s
-                rest[task] = work[task]
+                rest[task] = left_bytes[task]
                 flows_changed = True
         touched.clear()
         if flows_changed:
@@ -121,7 +132,7 @@ def run(graph: TaskGraph) -> Times:
             _, task, freed = heappop(ends)
             if not freed:
                 times.free_s[task] = now_s
-                busy[lane_of[task]] = False
+                doing[lane_of[task]] = -1
                 touched.add(lane_of[task])
                 if route[task] != COMPUTE and graph.latency_s[route[task]] > 0:
                     heappush(ends, (now_s + graph.latency_s[route[task]], task, 1))

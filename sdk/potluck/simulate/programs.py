@@ -14,24 +14,28 @@ from potluck.simulate.engine import TaskGraph, Times, run
 from potluck.simulate.memory import Span, peak_bytes
 from potluck_wire.program import NETWORK, Instruction
 
-STEP_PRIORITY = 1 << 32  # an earlier step goes before a later one, whatever their instructions' priorities
+HOME_PRIORITY = 1 << 32  # home feeds an earlier step before a later one; devices go by priority, then by age
 
 
-def simulate(compiled: Compiled, problem: Problem, *, steps: int = 1, in_flight: int = 1) -> Trace:
+def simulate(
+    compiled: Compiled, problem: Problem, *, steps: int = 1, in_flight: int = 1, serial: bool = False
+) -> Trace:
     """What `steps` executions of the programs do, of which at most `in_flight` run at once (1: one after the other).
 
+    `serial`: a device begins a step only when it has ended the one before, as training must; others may be ahead.
     Events of all lanes, seconds per step, busy seconds, joules and peak bytes per device. Energy covers the devices
     that take part and whose power is known, from the start to the end of the last step.
     """
-    return Simulation(compiled, problem, steps, in_flight).trace()
+    return Simulation(compiled, problem, steps, in_flight, serial=serial).trace()
 
 
 class Simulation:
     """One simulation: the task graph of all steps, and the trace read off its times."""
 
     def __init__(
-        self, compiled: Compiled, problem: Problem, steps: int, in_flight: int, table: cost.CostTable | None = None
-    ) -> None:
+        self, compiled: Compiled, problem: Problem, steps: int, in_flight: int,
+        table: cost.CostTable | None = None, *, serial: bool = False,
+    ) -> None:  # fmt: skip
         self.compiled, self.problem, self.home = compiled, problem, compiled.home
         self.table = table or cost.CostTable(problem)
         self.devices = {name: problem.device(name) for name in compiled.programs}
@@ -46,13 +50,13 @@ class Simulation:
         self.tasks: list[dict[tuple[str, int], int]] = []
         self.marks: list[tuple[int, int]] = []  # per step: the tasks that stand for its start and its end
         for step in range(steps):
-            self._add_step(step, in_flight)
+            self._add_step(step, in_flight, serial)
         self.times = run(self.graph)
 
     # --- the task graph -----------------------------------------------------------------------------------------------
 
-    def _add_step(self, step: int, in_flight: int) -> None:
-        graph, first = self.graph, step * STEP_PRIORITY
+    def _add_step(self, step: int, in_flight: int, serial: bool) -> None:
+        graph, first = self.graph, step * HOME_PRIORITY
         idle = self.compute_lane[self.home]
         before = [self.marks[step - in_flight][1]] if step >= in_flight else []
         begin = graph.add(idle, 0.0, after=before, priority=first)
@@ -66,12 +70,13 @@ class Simulation:
         for device, program in self.compiled.programs.items():
             for item in program.instructions:
                 if item.op != "recv":
-                    task = self._add_task(device, item, first)
+                    task = self._add_task(device, item)
                     tasks[device, item.id] = task
                     if item.op == "send":
                         arrivals[device, item.attrs["peer"], item.attrs["name"]] = task
         for device, program in self.compiled.programs.items():
             makers: dict[str, int] = {}
+            ended = sorted(t for (name, _), t in self.tasks[-1].items() if name == device) if serial and step else []
             for item in program.instructions:
                 if item.op == "recv":
                     tasks[device, item.id] = arrivals[item.attrs["peer"], device, item.outputs[0]]
@@ -82,19 +87,21 @@ class Simulation:
                     continue
                 task = tasks[device, item.id]
                 waits = {makers[value] for value in item.inputs} | {tasks[device, i] for i in item.after} or {begin}
+                if not item.after and item.op != "send":
+                    waits.update(ended)
                 for other in sorted(waits):
                     graph.wait(task, other)
         end = graph.add(idle, 0.0, after=sorted({*tasks.values(), *arrivals.values(), begin}), priority=first)
         self.tasks.append(tasks)
         self.marks.append((begin, end))
 
-    def _add_task(self, device: str, item: Instruction, first: int) -> int:
+    def _add_task(self, device: str, item: Instruction) -> int:
         note = self.compiled.notes[device][item.id]
         if item.op == "send":
             route = self._route(device, item.attrs["peer"])
-            return self.graph.add(self.send_lane[device], note.nbytes, priority=first + item.priority, route=route)
+            return self.graph.add(self.send_lane[device], note.nbytes, priority=item.priority, route=route)
         seconds = instruction_s(self.table, self.devices[device], item, note)
-        return self.graph.add(self.compute_lane[device], seconds, priority=first + item.priority)
+        return self.graph.add(self.compute_lane[device], seconds, priority=item.priority)
 
     def _route(self, source: str, target: str) -> int:
         if (source, target) not in self.routes:

@@ -197,6 +197,7 @@ def test_programs_keep_the_rules_of_the_wire(name):
     compiled = compile_training(plan, segments, {"name": "adamw"})
     sent, received = Counter(), Counter()
     for device, program in compiled.programs.items():
+        assert loads(program.dumps()) == program
         known = set()
         for position, item in enumerate(program.instructions):
             assert item.id == position
@@ -254,6 +255,8 @@ def test_push_and_pull_move_every_state_once():
     assert {result.device for result in pull.results} == {"a", "c"}
     assert sorted(result.tensor for result in pull.results) == ["s0.0", "s0.1", "s1.0", "s1.1"]
     assert [i.op for i in push.programs["a"].instructions] == ["recv", "assign"] * 2
+    for program in (*push.programs.values(), *pull.programs.values()):
+        assert loads(program.dumps()) == program
 
 
 def test_move_takes_from_itself_first_and_spreads_what_must_travel():
@@ -271,6 +274,7 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
         "c": ["state", "send", "state", "assign", "state", "send", "state", "assign"],
         "d": ["recv", "assign", "recv", "assign"],
     }
+    assert all(loads(program.dumps()) == program for program in move.programs.values())
     assert move.programs["c"].instructions[0].attrs == {"segment": "3/s1", "names": ["w1"]}
     with pytest.raises(PlanError, match="No device of the old plan holds w9"):
         compile_move(old, old_segments, states, 3, new, new_segments, {"s0": [State(name="w9", nbytes=1)]})

@@ -2,11 +2,13 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from potluck.plan import judge, predict
 from potluck.plan.cost import CostTable, memory_bytes
+from potluck.plan.judge import compile_plan
 from potluck.records import (
     Device,
     Inference,
@@ -20,7 +22,7 @@ from potluck.records import (
     Stage,
     Training,
 )
-from potluck.simulate import steady_s
+from potluck.simulate import simulate, steady_s
 
 
 def home(names="ab", capacity=100.0, latency_s=0.0, with_home=False, **device):
@@ -110,6 +112,20 @@ def test_streaming_is_limited_by_the_slowest_step():
     trace = predict(asked, pipeline(1, training=False))
     assert steady_s(trace) == pytest.approx(2.0)  # 100 bytes over the cut at 50 bytes per second
     assert judge(asked, pipeline(1, training=False)).latency_s == pytest.approx(2.0)
+
+
+def test_training_steps_follow_each_other_on_every_device():
+    asked = problem(Training(batch=4))
+    trace = simulate(compile_plan(asked, pipeline(2)), asked, steps=3, in_flight=2, serial=True)
+    for device in "ab":
+        spans = [
+            (min(e.start_s for e in events), max(e.stop_s for e in events))
+            for step in range(3)
+            if (events := [e for e in trace.events if e.device == device and e.step == step and e.lane == "compute"])
+        ]
+        assert spans == sorted(spans)
+        assert all(later[0] >= earlier[1] for earlier, later in pairwise(spans))
+    assert trace.stop_s == pytest.approx(3 * 11.0)  # the first stage ends last, so nothing overlaps here
 
 
 def test_unknown_power_is_unknown_energy():
