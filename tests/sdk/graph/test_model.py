@@ -1,0 +1,284 @@
+"""Models from torch modules: layers, segments, state, and clear errors for what cannot be sent."""
+
+import copy
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.errors import ModelError
+from potluck.graph import Model
+from potluck_agent.worker.training import Segment
+from potluck_wire.segment import dumps, loads
+
+from .models import CASES, Decoder, cnn, token_loss
+
+
+@pytest.fixture(scope="module")
+def digits() -> Model:
+    torch.set_num_threads(1)
+    return Model.from_torch(
+        cnn(), torch.randn(4, 1, 8, 8), loss=nn.CrossEntropyLoss(), example_targets=torch.zeros(4).long()
+    )
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class OneBatch(nn.Module):
+    def forward(self, x):
+        return x.view(4, 3) * 2
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3), RandomSign())
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class RandomSign(nn.Module):
+    def forward(self, x):
+        return x * torch.randn_like(x).sign()
+
+
+class InPlaceOnInput(nn.Module):
+    def forward(self, x):
+        return x.mul_(2)
+
+
+class Alias(nn.Module):
+    def forward(self, x):
+        y = x + 1
+        flat = y.view(-1)
+        y.mul_(2)
+        return flat.view(-1, 3)
+
+
+class Items(nn.Module):
+    def forward(self, x):
+        return x * x.max().item()
+
+
+REFUSED = {
+    "control flow": (Branching(), "data"),
+    "one batch": (OneBatch(), "batch"),
+    "operator": (Drawing(), "aten.randn_like"),
+    "input changed": (InPlaceOnInput(), "in place"),
+    "alias changed": (Alias(), "in place"),
+    "number from data": (Items(), "aten.item|from the data"),
+}
+
+
+@pytest.mark.parametrize(("net", "text"), REFUSED.values(), ids=REFUSED)
+def test_says_why_a_module_cannot_be_sent(net, text):
+    with pytest.raises(ModelError, match=text):
+        Model.from_torch(net, torch.randn(4, 3))
+
+
+def test_names_operator_and_module():
+    with pytest.raises(ModelError, match=r"inner\.1") as caught:
+        Model.from_torch(Drawing(), torch.randn(4, 3))
+    assert caught.value.facts["operator"] == "aten.randn_like.default"
+
+
+EXAMPLES = {
+    "different batches": ((torch.zeros(2, 3), torch.zeros(3, 3)), "rows"),
+    "no rows": (torch.zeros(0, 3), "rows"),
+    "a number": (torch.tensor(3.0), "batch"),
+    "nothing": ((), "example"),
+}
+
+
+@pytest.mark.parametrize(("example", "text"), EXAMPLES.values(), ids=EXAMPLES)
+def test_refuses_examples_without_a_common_batch(example, text):
+    with pytest.raises(ModelError, match=text):
+        Model.from_torch(nn.Linear(3, 3), example)
+
+
+def test_a_loss_must_be_one_number():
+    with pytest.raises(ModelError, match="one number"):
+        Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3), loss=lambda y, t: y - t, example_targets=torch.zeros(2, 3))
+
+
+def test_training_needs_a_loss():
+    with pytest.raises(ModelError, match="loss"):
+        Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3)).layers(train=True)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ((torch.zeros(2, 1, 9, 8),), r"rows, 1, 8, 8"), ((torch.zeros(2, 1, 8, 8).double(),), "float64"),
+        ((torch.zeros(2, 8),), "expected"), ((), "0 tensors"),
+    ],
+)  # fmt: skip
+def test_wrong_inputs_are_told_at_once(digits, tensors, text):
+    with pytest.raises(ModelError, match=text):
+        digits.check_inputs(*tensors)
+
+
+def test_right_inputs_give_their_rows(digits):
+    assert digits.check_inputs(torch.zeros(7, 1, 8, 8)) == 7
+    assert digits.check_inputs(torch.zeros(7, 1, 8, 8), torch.zeros(7).long(), train=True) == 7
+    with pytest.raises(ModelError, match="target"):
+        digits.check_inputs(torch.zeros(7, 1, 8, 8), torch.zeros(6).long(), train=True)
+
+
+def test_layers_add_up_to_the_model(digits):
+    layers = digits.layers(True)
+    net = cnn()
+    assert sum(layer.parameter_bytes for layer in layers) == sum(p.numel() * 4 for p in net.parameters())
+    assert sum(layer.buffer_bytes for layer in layers) == sum(b.nbytes for b in net.buffers())
+    assert len({layer.name for layer in layers}) == len(layers) == 5
+    first_convolution = 2 * 8 * 8 * 8 * 9  # by hand: 8x8 pixels, 8 channels, 3x3 kernel
+    assert layers[0].forward_flop == first_convolution + 8 * 512 + 4 * 512  # and batch-norm and ReLU per element
+    assert layers[0].backward_flop < layers[0].forward_flop * 2  # no gradient of the images
+    assert layers[0].output_bytes == 8 * 8 * 8 * 4
+    assert layers[-1].output_bytes == 4
+
+
+def test_kept_activations_are_what_autograd_keeps(digits):
+    """The table against torch's own hooks, for the whole network; masks and small statistics aside."""
+    _, graph = digits.segment(0, 5, train=True)
+    segment = Segment(graph)
+    measured = segment.kept_bytes(segment.example(64)) / 64
+    told = sum(layer.activation_bytes for layer in digits.layers(True))
+    assert 0.6 < told / measured < 1.4
+
+
+def test_segments_fit_together(digits):
+    n = len(digits.layers(True))
+    for cut in range(1, n):
+        head, tail = digits.segment(0, cut, train=True)[0], digits.segment(cut, n, train=True)[0]
+        assert head.outputs == tail.inputs
+        assert [t.name for t in head.feeds] == ["input"]
+        assert [t.name for t in tail.feeds] == ["target"]
+        assert head.outputs[0].gradient
+        assert sum(t.row_bytes for t in head.outputs) == digits.layers(True)[cut - 1].output_bytes
+        assert head.parameter_count + tail.parameter_count == sum(p.numel() for p in cnn().parameters())
+    assert head.buffer_count == 2 * (8 + 8 + 16)
+    with pytest.raises(ModelError, match="layers"):
+        digits.segment(0, n + 1)
+
+
+def test_merging_obeys_its_limits():
+    example = torch.randn(4, 1, 8, 8)
+    assert len(Model.from_torch(cnn(), example, max_layers=3).layers()) == 3
+    assert len(Model.from_torch(cnn(), example, max_layers=1).layers()) == 1
+    coarse = Model.from_torch(cnn(), example, merge_below=0.25).layers()
+    assert 1 < len(coarse) < 5
+
+
+def test_transformer_blocks_are_cut_into_halves():
+    model = Model.from_torch(Decoder(), torch.zeros(2, 8).long())
+    names = [layer.name for layer in model.layers()]
+    assert names == ["tokens", "blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "head"]
+    assert all(len(model.segment(0, i)[0].outputs) == 1 for i in range(1, 6))
+
+
+def test_tied_weights_stay_together_in_training_and_are_copied_in_inference():
+    net = Decoder(tied=True)
+    example = torch.zeros(2, 8).long()
+    model = Model.from_torch(net, example, loss=token_loss, example_targets=example)
+    assert len(model.layers()) == 6
+    users = [n for n in range(6) if "head.weight" in model.state_names(n, n + 1)]
+    assert users == [0, 5]
+    assert len(model.layers(True)) == 1
+    assert "head.weight" in model.notes(True)[0]
+
+
+def test_the_sequence_may_change_its_length_where_asked():
+    net = Decoder().eval()
+    example = torch.randint(0, 30, (2, 8))
+    model = Model.from_torch(net, example, sequence_dims=(1,))
+    assert len(model.layers()) == 6
+    tokens = torch.randint(0, 30, (3, 13))
+    assert model.check_inputs(tokens) == 3
+    values = {"input": tokens}
+    for start, stop in pairwise(range(7)):
+        graph = model.segment(start, stop)[1]
+        part = Segment(loads(dumps(graph)))
+        for name in part.names():
+            part.write(name, model.state()[name])
+        outputs = part.forward([values[p.name] for p in graph.inputs])
+        values = {p.name: y for p, y in zip(graph.outputs, outputs, strict=True)}
+    assert torch.equal(values["output"], net(tokens))
+
+
+class SequenceFirst(nn.Module):
+    """Its middle counts rows in the second dimension, or mixes them into the first: no cut may be made there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x).transpose(0, 1).reshape(-1, 4)
+        y = self.second(y).view(5, -1, 4).transpose(0, 1)
+        return self.third(y)
+
+
+def test_no_cut_where_rows_are_not_in_the_first_dimension():
+    model = Model.from_torch(SequenceFirst(), torch.randn(2, 5, 4))
+    line = model._inference.line
+    operators = [line.traced.graph.nodes[line.bound[cut] - 1].op for cut in line.open_cuts()]
+    assert operators == ["aten.linear.default", "aten.transpose.int"]
+
+
+def test_an_example_of_one_row_is_enough():
+    model = Model.from_torch(nn.Linear(3, 3), torch.zeros(1, 3))
+    segment = Segment(model.segment(0, 1)[1])
+    assert segment.forward((torch.zeros(9, 3),))[0].shape == (9, 3)
+
+
+def test_state_goes_out_and_comes_back(digits):
+    net = cnn()
+    model = Model.from_torch(net, torch.randn(4, 1, 8, 8))
+    trained = {name: torch.randn_like(t) if t.is_floating_point() else t + 3 for name, t in model.state().items()}
+    model.load_state(trained)
+    assert torch.equal(net[0].weight, trained["0.weight"])
+    assert torch.equal(net.state_dict()["1.running_mean"], trained["1.running_mean"])
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ModelError, match="shape"):
+        model.load_state({"0.weight": torch.zeros(8, 1, 3, 3), "0.bias": torch.zeros(9)})
+    with pytest.raises(ModelError, match="no state"):
+        model.load_state({"9.weight": torch.zeros(1)})
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_the_module_keeps_its_modes():
+    net = cnn().train()
+    net[1].eval()
+    Model.from_torch(net, torch.randn(4, 1, 8, 8), loss=nn.CrossEntropyLoss(), example_targets=torch.zeros(4).long())
+    assert net.training
+    assert not net[1].training
+
+
+def test_the_signature_is_of_the_graph_not_of_weights_or_example():
+    first = Model.from_torch(cnn(), torch.randn(4, 1, 8, 8))
+    assert Model.from_torch(cnn(), torch.randn(6, 1, 8, 8)).signature == first.signature
+    assert Model.from_torch(cnn(), torch.randn(4, 1, 8, 8), max_layers=2).signature != first.signature
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_documents_hold_nothing_of_the_author(name):
+    case = CASES[name]
+    model = Model.from_torch(case.make(), case.inputs(2))
+    text = model.document(0, len(model.layers())).decode()
+    assert "/" not in text.replace('"//"', "")
+    assert ".py" not in text
+    assert json.loads(text)["version"] == 1
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import sys, potluck.graph; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'onnx')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
