@@ -5,8 +5,9 @@ totals, so that one file serves every batch size.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -121,13 +122,16 @@ class ModelGraph:
         """Floating-point operations of one row's forward pass."""
         return sum(node.forward_flop for node in self.nodes)
 
-    def alive_bytes(self) -> tuple[int, ...]:
+    def alive_bytes(self, *, inputs: bool = True) -> tuple[int, ...]:
         """For each node, the bytes per row of all tensors still needed behind it, skip connections and inputs too.
 
-        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the output alone.
+        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the output alone. Without `inputs`, the
+        model's own inputs are left out: no gradient flows back to them.
         """
         place = {node.name: index for index, node in enumerate(self.nodes)}
-        size = {item.name: item.row_bytes for item in self.inputs} | {n.name: n.output_bytes for n in self.nodes}
+        size = {item.name: item.row_bytes * inputs for item in self.inputs} | {
+            n.name: n.output_bytes for n in self.nodes
+        }
         last = {source: place[node.name] for node in self.nodes for source in node.inputs}
         last[self.output] = len(self.nodes)
         alive = [0] * len(self.nodes)
@@ -136,20 +140,23 @@ class ModelGraph:
                 alive[index] += size[name]
         return tuple(alive)
 
-    def layers(self) -> tuple[Layer, ...]:
-        """The nodes as a chain of layers, in order, each cut carrying every tensor that is alive there."""
+    def layers(self, bounds: Sequence[int] = ()) -> tuple[Layer, ...]:
+        """A chain of layers, each cut carrying every tensor that is alive there: layer i is the nodes
+        [bounds[i], bounds[i + 1]), every node by itself where no bounds are given."""
+        bounds = bounds or range(len(self.nodes) + 1)
+        alive, flowing = self.alive_bytes(), self.alive_bytes(inputs=False)
         return tuple(
             Layer(
-                name=node.name,
-                parameter_bytes=node.parameter_bytes,
-                buffer_bytes=node.buffer_bytes,
-                output_bytes=alive,
-                gradient_bytes=alive,
-                activation_bytes=node.activation_bytes,
-                forward_flop=float(node.forward_flop),
-                backward_flop=float(node.backward_flop),
+                name=self.nodes[start].name if stop - start == 1 else f"{self.nodes[start].name} ...",
+                parameter_bytes=sum(node.parameter_bytes for node in self.nodes[start:stop]),
+                buffer_bytes=sum(node.buffer_bytes for node in self.nodes[start:stop]),
+                output_bytes=alive[stop - 1],
+                gradient_bytes=flowing[stop - 1],
+                activation_bytes=sum(node.activation_bytes for node in self.nodes[start:stop]),
+                forward_flop=float(sum(node.forward_flop for node in self.nodes[start:stop])),
+                backward_flop=float(sum(node.backward_flop for node in self.nodes[start:stop])),
             )
-            for node, alive in zip(self.nodes, self.alive_bytes(), strict=True)
+            for start, stop in pairwise(bounds)
         )
 
     def to_text(self) -> str:

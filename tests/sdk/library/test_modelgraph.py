@@ -44,6 +44,14 @@ def test_layers_are_the_nodes_in_order():
     assert layers[0].parameter_bytes == 4
     assert (layers[0].forward_flop, layers[0].backward_flop, layers[0].activation_bytes) == (10.0, 20.0, 7)
     assert [layer.output_bytes for layer in layers] == list(DIAMOND.alive_bytes())
+    assert [layer.gradient_bytes for layer in layers] == [1, 11, 1010, 10000, 100000]  # none goes back to x
+
+
+def test_layers_between_bounds_add_up():
+    first, second = DIAMOND.layers((0, 3, 5))
+    assert (first.name, second.name) == ("a ...", "d ...")
+    assert (first.output_bytes, second.output_bytes) == (1110, 100000)
+    assert (first.forward_flop, first.activation_bytes, second.parameter_bytes) == (10.0, 7, 0)
 
 
 def test_text_form_goes_there_and_back():

@@ -1,0 +1,85 @@
+"""From a home and a model of the library to a Problem that any planner takes: what-if without a single device. Pure.
+
+Layer times are roofline estimates and say so.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from potluck.errors import UserError
+from potluck.graph.modelgraph import ModelGraph
+from potluck.profile.library import HomeSpec
+from potluck.profile.roofline import estimate
+from potluck.records import Inference, LayerCost, Problem, QoE, Training
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
+
+
+def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
+    """Bounds of at most `max_layers` layers: layer i is the nodes [bounds[i], bounds[i + 1]).
+
+    The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut, until few enough
+    are left: so cuts stay where few tensors are alive. At 4 nodes of equal weight and cuts of 9, 1, 9 bytes, two
+    layers are [0, 2) and [2, 4).
+    """
+    if max_layers < 1:
+        raise UserError(f"a model needs at least one layer; got max_layers={max_layers}.")
+    alive = graph.alive_bytes()
+    flop, weights = max(graph.forward_flop, 1), max(graph.parameter_bytes, 1)
+    share = [node.forward_flop / flop + node.parameter_bytes / weights for node in graph.nodes]
+    bounds = list(range(len(graph.nodes) + 1))
+    while len(bounds) - 1 > max_layers:
+        lightest = min(range(len(share)), key=share.__getitem__)
+        left = alive[bounds[lightest] - 1] if lightest > 0 else -1
+        right = alive[bounds[lightest + 1] - 1] if lightest < len(share) - 1 else -1
+        joint = lightest if left >= right else lightest + 1  # the bound that goes
+        share[joint - 1 : joint + 1] = [share[joint - 1] + share[joint]]
+        del bounds[joint]
+    return tuple(bounds)
+
+
+def problem(
+    home: HomeSpec,
+    graph: ModelGraph,
+    workload: Training | Inference,
+    qoe: QoE | None = None,
+    *,
+    max_layers: int = 32,
+    rows: Sequence[int] = ROWS,
+) -> Problem:
+    """What a planner is asked, at estimated layer times; at most `max_layers` layers.
+
+    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
+    Raises FileError where a device's rates are not known.
+    """
+    bounds = merged(graph, max_layers)
+    (output_bytes,) = (node.output_bytes for node in graph.nodes if node.name == graph.output)
+    speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
+    answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
+    training = isinstance(workload, Training)
+    costs = {
+        name: tuple(_sum(tables[start:stop]) for start, stop in pairwise(bounds))
+        for name, tables in ((name, estimate(spec, graph, rows)) for name, spec in home.specs.items())
+    }
+    return Problem(
+        model=graph.name,
+        devices=home.devices,
+        network=home.network,
+        layers=graph.layers(bounds),
+        costs=costs,
+        workload=workload,
+        qoe=qoe or QoE(),
+        input_bytes=sum(item.row_bytes for item in graph.inputs),
+        target_bytes=answer_bytes if training else 0,
+        result_bytes=0 if training else answer_bytes,
+    )
+
+
+def _sum(tables: Sequence[LayerCost]) -> LayerCost:
+    return LayerCost(
+        rows=tables[0].rows,
+        forward_s=tuple(map(sum, zip(*(table.forward_s for table in tables), strict=True))),
+        backward_s=tuple(map(sum, zip(*(table.backward_s for table in tables), strict=True))),
+        source=tables[0].source,
+    )
