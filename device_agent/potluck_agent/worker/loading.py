@@ -6,16 +6,15 @@ from typing import Any
 
 import torch
 
+from potluck_agent.worker import training
 from potluck_agent.worker.measure import Measurable
+from potluck_wire.operators import OPERATORS
+from potluck_wire.segment import loads
 from potluck_wire.tensors import DTYPES
 
 
 def capabilities() -> dict[str, Any]:
     """Backends with their versions, operators and element types."""
-    try:  # the list lands with the interpreter of segments
-        from potluck_wire.operators import OPERATORS
-    except ModuleNotFoundError:
-        OPERATORS = ()  # noqa: N806
     backends = {"torch": str(torch.__version__)}
     if find_spec("onnx") is not None and find_spec("onnxruntime") is not None:
         try:
@@ -28,8 +27,5 @@ def capabilities() -> dict[str, Any]:
 def load_segment(kind: str, document: bytes, *, seed: int) -> Measurable:
     """A segment from its document. `ValueError` where this worker has no such kind."""
     if kind == "aten":
-        from potluck_agent.worker import training
-        from potluck_wire import segment
-
-        return training.Segment(segment.loads(document), seed)
+        return training.Segment(loads(document), seed)
     raise ValueError(f"a worker loads no segments of kind {kind!r}")

@@ -1,0 +1,90 @@
+"""Power and energy of this device: the best meter there is, or a model that says that it is one.
+
+One file per family of meters; each finds its meter below an injectable root folder and explains why it is not there.
+Time is an argument everywhere. Keep reading about once a second while something is to be known: meters that tell power
+only are integrated from reading to reading, and counters overflow within minutes.
+"""
+
+import os
+from pathlib import Path
+
+from potluck_agent.meters import battery, ina, nvml, pi5, rapl
+from potluck_agent.meters.model import Model
+from potluck_agent.meters.records import Advance, Finding, Found, Gauge, Sample
+
+__all__ = ["Finding", "Gauge", "Meter", "Model", "Sample", "explain", "open_meter"]
+
+Power = tuple[float, float, float]  # (idle_w, max_w, radio_w)
+
+THREAD_W = 4.0  # of an unknown processor at full load, per hardware thread (codecarbon's last resort)
+IDLE_FRAC = 0.1  # of that at rest (codecarbon's load model)
+RADIO_W = 1.0  # a guess for WiFi while sending; give `power` to do better
+
+
+class Meter:
+    """Joules since it was made, from `gauges` where they answer and from `model` where they do not."""
+
+    def __init__(self, gauges: tuple[Gauge, ...], model: Model) -> None:
+        self._gauges, self._model = gauges, model
+        self._joules = 0.0
+        self._partly_modelled = False
+
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+        """Power since the last reading. `busy_s` and `radio_s` are the seconds of computing and of sending so far.
+
+        While a meter is silent (a charger is plugged in, a driver is gone) the model speaks for it. From then on every
+        sample says "estimated", for its joules hold an estimate; `meter` says who gave the watts.
+        """
+        modelled = self._model.advance(now_s, busy_s, radio_s)
+        watts, joules = self._measure(now_s)
+        name = "model" if watts is None else "+".join(gauge.name for gauge in self._gauges)
+        self._partly_modelled |= joules is None and modelled[1] > 0
+        self._joules += modelled[1] if joules is None else joules
+        measured = self._gauges and not self._partly_modelled
+        return Sample(
+            watts=modelled[0] if watts is None else watts,
+            joules=self._joules,
+            source="measured" if measured else self._model.source,
+            meter=name,
+            resolution_w=0.0 if watts is None else sum(gauge.resolution_w for gauge in self._gauges),
+        )
+
+    def _measure(self, now_s: float) -> Advance:
+        """The sum over all gauges of what is known."""
+        if not self._gauges:
+            return None, None
+        try:
+            readings = [gauge.advance(now_s) for gauge in self._gauges]
+        except OSError:
+            for gauge in self._gauges:
+                gauge.skip()
+            return None, None
+        return _sum([watts for watts, _ in readings]), _sum([joules for _, joules in readings])
+
+
+def _sum(figures: list[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if len(known) == len(figures) else None
+
+
+def open_meter(*, power: Power | None = None, emulated: bool = False, root: Path = Path("/")) -> Meter:
+    """The best meter here. An emulated device has none of its own: its power is simulated."""
+    threads = os.cpu_count() or 1
+    idle_w, max_w, radio_w = power or (IDLE_FRAC * THREAD_W * threads, THREAD_W * threads, RADIO_W)
+    model = Model(idle_w, max_w, radio_w, source="simulated" if emulated else "estimated")
+    return Meter(() if emulated else _best(_find(root)), model)
+
+
+def explain(root: Path = Path("/")) -> tuple[Finding, ...]:
+    """For every family of meters: is it here, why not, and what would help."""
+    return tuple(found.finding for found in _find(root))
+
+
+def _find(root: Path) -> tuple[Found, ...]:
+    return ina.find(root), pi5.find(root), battery.find(root), rapl.find(root), nvml.find()
+
+
+def _best(found: tuple[Found, ...]) -> tuple[Gauge, ...]:
+    """A meter of the whole device; else those of its parts (processor, graphics), added up."""
+    *whole, processor, graphics = (one.gauges for one in found)
+    return next((gauges for gauges in whole if gauges), processor + graphics)
