@@ -19,9 +19,10 @@ TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
 def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     """Bounds of at most `max_layers` layers: layer i is the nodes [bounds[i], bounds[i + 1]).
 
-    The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut, until few enough
-    are left: so cuts stay where few tensors are alive. At 4 nodes of equal weight and cuts of 9, 1, 9 bytes, two
-    layers are [0, 2) and [2, 4).
+    The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut, the lighter one if
+    they are alike, until few enough are left: so cuts stay where few tensors are alive. A neighbour that would grow
+    beyond twice an even share is taken last. At 4 nodes of equal weight and cuts of 9, 1, 9 bytes, two layers are
+    [0, 2) and [2, 4).
     """
     if max_layers < 1:
         raise UserError(f"a model needs at least one layer; got max_layers={max_layers}.")
@@ -29,11 +30,16 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     flop, weights = max(graph.forward_flop, 1), max(graph.parameter_bytes, 1)
     share = [node.forward_flop / flop + node.parameter_bytes / weights for node in graph.nodes]
     bounds = list(range(len(graph.nodes) + 1))
+    most = 2 * sum(share) / max_layers
     while len(bounds) - 1 > max_layers:
         lightest = min(range(len(share)), key=share.__getitem__)
-        left = alive[bounds[lightest] - 1] if lightest > 0 else -1
-        right = alive[bounds[lightest + 1] - 1] if lightest < len(share) - 1 else -1
-        joint = lightest if left >= right else lightest + 1  # the bound that goes
+        sides = [bound for bound in (lightest, lightest + 1) if 0 < bound < len(share)]
+
+        def preference(bound: int) -> tuple[bool, int, float]:
+            together = share[bound - 1] + share[bound]
+            return together > most, -alive[bounds[bound] - 1], together
+
+        joint = min(sides, key=preference)  # the bound that goes
         share[joint - 1 : joint + 1] = [share[joint - 1] + share[joint]]
         del bounds[joint]
     return tuple(bounds)

@@ -45,6 +45,8 @@ def test_merging_keeps_every_sum(name):
     graph = library.load_model(name)
     whole, few = graph.layers(), graph.layers(merged(graph, 20))
     assert len(few) == 20
+    biggest = max(layer.parameter_bytes for layer in few)
+    assert biggest <= max(graph.parameter_bytes / 4, max(layer.parameter_bytes for layer in whole))
     for field in ("parameter_bytes", "buffer_bytes", "activation_bytes", "forward_flop", "backward_flop"):
         assert sum(getattr(layer, field) for layer in few) == sum(getattr(layer, field) for layer in whole), field
 
