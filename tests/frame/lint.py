@@ -17,6 +17,7 @@ LONG = {
 PRINTS = {
     "sdk/potluck/cli.py": "the command line",
     "sdk/potluck/commands/": "commands print their results",
+    "sdk/potluck/profile/catalog.py": "a command for maintainers: says what it wrote",
     "sdk/potluck/bench/raw.py": "a process of its own, which reports over its standard output",
 }
 STARTS_AGENTS = {
