@@ -1,1 +1,62 @@
-"""potluck: everyone brings what they have. See ARCHITECTURE.md for the flow."""
+"""potluck: everyone brings what they have. See ARCHITECTURE.md for the flow.
+
+    home = potluck.Home.local()                  # or Home.lab(), Home.discover(), Home(peers=["192.168.1.7"])
+    model = potluck.Model.from_torch(net, example)
+    profile = home.profile(model)
+    plans = potluck.plan(profile, potluck.Training(batch=128), potluck.QoE(latency_s=0.5))
+    run = home.deploy(plans.best)
+    run.fit(loader, epochs=2)
+    run.trace
+
+Importing this loads neither torch, numpy nor zmq: each name is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from potluck import errors
+    from potluck.errors import PotluckError
+    from potluck.graph import Model
+    from potluck.handle import Handle
+    from potluck.home import Home
+    from potluck.lab.specs import Spec
+    from potluck.records import Device, Inference, Plan, QoE, Training
+    from potluck.run.optimizers import SGD, AdamW
+    from potluck.run.planning import load_plan, plan
+    from potluck_wire import __version__
+
+_WHERE = {
+    "Home": "potluck.home",
+    "Model": "potluck.graph",
+    "plan": "potluck.run.planning",
+    "load_plan": "potluck.run.planning",
+    "Training": "potluck.records",
+    "Inference": "potluck.records",
+    "QoE": "potluck.records",
+    "Plan": "potluck.records",
+    "Device": "potluck.records",
+    "Spec": "potluck.lab.specs",
+    "Handle": "potluck.handle",
+    "AdamW": "potluck.run.optimizers",
+    "SGD": "potluck.run.optimizers",
+    "PotluckError": "potluck.errors",
+    "__version__": "potluck_wire",
+}
+
+__all__ = [
+    "Home", "Model", "plan", "load_plan", "Training", "Inference", "QoE", "Plan", "Device", "Spec", "Handle", "AdamW",
+    "SGD", "PotluckError", "errors", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("potluck.errors")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'potluck' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -72,7 +72,7 @@ from potluck_wire.messages import (
 )
 from potluck_wire.version import VERSION
 
-JOIN_S = 5.0  # an agent on a weak phone answers its first handshake well within this
+JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
 PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
 
 _ANSWERS: dict[type[Message], type[Message]] = {
@@ -276,7 +276,6 @@ class Controller:
         version = (message.major, message.minor)
         peer.session = Session(device=device, name=message.name, version=version, capability=capability)
         self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
-        self._tick()  # the first ping at once: the clocks should be known before the first step
 
     def _answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> None:
         for ticket, asking in self._asking.items():
@@ -412,10 +411,10 @@ class Controller:
 
     def _tick(self) -> None:
         for device, peer in tuple(self._peers.items()):
-            ping = peer.pulse.tick(self._now_s) if peer.session else None
+            ping = peer.pulse.tick(self._now_s)
             if ping is not None:
                 self._send(device, ping)
-            if peer.session is None:
+            if not peer.pulse.answered:
                 if self._now_s > peer.deadline_s:
                     self._lose(device, failures.unreachable(device, str(peer.address)))
                 continue

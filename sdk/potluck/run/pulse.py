@@ -54,6 +54,11 @@ class Pulse:
         self._busy = pong.busy
 
     @property
+    def answered(self) -> bool:
+        """Whether there has been any pong yet."""
+        return bool(self._offsets)
+
+    @property
     def offset_s(self) -> float | None:
         """Our clock minus the device's, from the fastest round trip: off by at most half of it."""
         return min(self._offsets)[1] if self._offsets else None

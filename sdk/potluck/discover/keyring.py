@@ -1,0 +1,161 @@
+"""Who this notebook is and which devices it knows: its key pair and a list of devices, two small files.
+
+Written all or nothing, readable by the owner only. A file that does not hold is an error, never a reason to start
+afresh: that would silently break every pairing.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from potluck_wire.pairing import is_key
+
+from potluck.errors import FileError, UserError
+from potluck.run.events import Address
+from potluck_wire.limits import is_device_name
+from potluck_wire.messages import HOME
+
+IDENTITY, DEVICES = "notebook.json", "devices.json"
+MAX_DEVICES = 256
+KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A device that was paired: its name here, its CURVE key, and where it was seen, the latest first."""
+
+    name: str
+    key: str
+    addresses: tuple[Address, ...] = ()
+
+
+def state_dir() -> Path:
+    """$POTLUCK_HOME, or `potluck` in the platform's configuration directory."""
+    chosen = os.environ.get("POTLUCK_HOME")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("APPDATA") if os.name == "nt" else os.environ.get("XDG_CONFIG_HOME")
+    return Path(base or Path.home() / ".config") / "potluck"
+
+
+def controller_name() -> str:
+    """What devices call this notebook: its host name, as far as that is allowed."""
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname().lower())
+    name = kept.strip("-")[:40].strip("-")
+    return name if is_device_name(name) else "notebook"
+
+
+class Keyring:
+    """The two files in `directory`, made when they are first needed.
+
+    Raises
+    ------
+    FileError
+        From every method, where a file is corrupt or cannot be read or written.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory or state_dir()
+
+    def identity(self) -> tuple[str, str]:
+        """(public, secret) key of this notebook, Z85."""
+        path = self.directory / IDENTITY
+        if not path.exists():
+            import zmq
+
+            public, secret = (part.decode() for part in zmq.curve_keypair())
+            _write(path, {"public": public, "secret": secret})
+        document = _read(path)
+        keys = (document.get("public"), document.get("secret")) if isinstance(document, dict) else ()
+        if not keys or not all(is_key(key) for key in keys):
+            raise _corrupt(path, "it does not hold a key pair", "Restore it, or delete it and pair every device again.")
+        return str(keys[0]), str(keys[1])
+
+    def devices(self) -> tuple[Known, ...]:
+        """All known devices."""
+        path = self.directory / DEVICES
+        return _known(path, _read(path)) if path.exists() else ()
+
+    def get(self, name: str) -> Known | None:
+        """The device of that name."""
+        return next((known for known in self.devices() if known.name == name), None)
+
+    def remember(self, known: Known) -> Known:
+        """Add a device, or renew what is known of it. The same name with another key gets a number: `phone-2`."""
+        others = [other for other in self.devices() if other.key != known.key]
+        if len(others) >= MAX_DEVICES:
+            raise UserError(f"{MAX_DEVICES} devices are known already.", next_step="Forget one: `potluck forget NAME`.")
+        kept = replace(
+            known,
+            name=free_name(known.name, lambda name: any(other.name == name for other in others)),
+            addresses=tuple(dict.fromkeys(known.addresses))[:KEPT_ADDRESSES],
+        )
+        self._write_devices([*others, kept])
+        return kept
+
+    def forget(self, name: str) -> None:
+        """Trust that device no longer."""
+        devices = self.devices()
+        left = [known for known in devices if known.name != name]
+        if len(left) == len(devices):
+            names = ", ".join(known.name for known in devices) or "none"
+            raise UserError(f"no device is called {name!r}; known are {names}.")
+        self._write_devices(left)
+
+    def _write_devices(self, devices: list[Known]) -> None:
+        _write(self.directory / DEVICES, [asdict(known) for known in devices])
+
+
+def free_name(name: str, taken: Callable[[str], bool]) -> str:
+    """`name`, or with a number where it is taken; always a valid device name."""
+    base = name if is_device_name(name) else "device"
+    number, free = 1, base
+    while free == HOME or taken(free):
+        number += 1
+        ending = f"-{number}"
+        free = base[: 40 - len(ending)] + ending
+    return free
+
+
+def _known(path: Path, document: Any) -> tuple[Known, ...]:
+    try:
+        devices = tuple(
+            Known(name=row["name"], key=row["key"], addresses=tuple(Address(**place) for place in row["addresses"]))
+            for row in document
+        )
+    except (TypeError, KeyError) as error:
+        raise _corrupt(path, f"not a list of devices ({error})", "Restore it, or delete it and pair again.") from error
+    if not all(is_device_name(known.name) and is_key(known.key) for known in devices):
+        raise _corrupt(path, "a name or key in it cannot be", "Restore it, or delete it and pair again.")
+    return devices
+
+
+def _corrupt(path: Path, what: str, next_step: str) -> FileError:
+    return FileError(f"{path} cannot be used: {what}.", next_step=next_step, path=str(path))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, str(error), "Restore it from a backup, or delete it and pair again.") from error
+
+
+def _write(path: Path, document: Any) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(document, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error

@@ -1,0 +1,84 @@
+"""Who announces itself on this network: a hint of names and addresses, never an identity.
+
+Everything in a multicast packet is hostile input: callbacks never raise (one exception ends zeroconf's thread), names
+are checked, the list is capped, TXT records are not read. Whether a device is the one that was paired is decided by the
+CURVE handshake alone.
+"""
+
+import ipaddress
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from potluck.run.events import Address
+from potluck_wire.limits import MAX_SHOWN_DEVICES, SERVICE_TYPE, is_device_name
+
+RESOLVE_MS = 800  # an address record that is not there within this is asked for again by the next announcement
+
+
+class Sightings:
+    """What has been seen so far: name -> addresses. Safe from several threads; grows to a cap."""
+
+    def __init__(self, limit: int = MAX_SHOWN_DEVICES) -> None:
+        self._limit, self._lock = limit, threading.Lock()
+        self._found: dict[str, tuple[Address, ...]] = {}
+        self.n_refused = 0
+
+    def saw(self, instance: str, port: int | None, hosts: list[str]) -> str | None:
+        """Note an announcement; returns the device's name, or None where it does not hold."""
+        name = instance.removesuffix("." + SERVICE_TYPE)
+        sound = [host for host in hosts if _is_address(host)]
+        if not is_device_name(name) or not sound or not isinstance(port, int) or not 1 <= port <= 65532:
+            self.n_refused += 1
+            return None
+        with self._lock:
+            if name not in self._found and len(self._found) >= self._limit:
+                self.n_refused += 1
+                return None
+            places = tuple(Address(host=host, port=port) for host in sound)
+            self._found[name] = tuple(dict.fromkeys((*places, *self._found.get(name, ()))))[:8]
+        return name
+
+    def all(self) -> dict[str, tuple[Address, ...]]:
+        """Everybody seen, by name."""
+        with self._lock:
+            return dict(self._found)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return False
+    return not (address.is_multicast or address.is_unspecified)
+
+
+def browse(
+    timeout_s: float, *, enough: Callable[[dict[str, tuple[Address, ...]]], bool] | None = None
+) -> dict[str, tuple[Address, ...]]:
+    """Listen for `timeout_s` seconds, or until `enough(found)`; returns {name: addresses}."""
+    from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf  # 70 ms, and only discovery needs it
+
+    sightings, news = Sightings(), threading.Event()
+
+    def changed(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
+        with suppress(Exception):  # a malformed name raises deep inside, and would end the browser's thread
+            if state_change is ServiceStateChange.Removed:  # anybody can send a goodbye for somebody else
+                return
+            info = zeroconf.get_service_info(service_type, name, RESOLVE_MS)
+            if info is not None and sightings.saw(name, info.port, info.parsed_scoped_addresses()):
+                news.set()
+
+    zeroconf = Zeroconf()
+    try:
+        browser = ServiceBrowser(zeroconf, SERVICE_TYPE, handlers=[changed])
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0 and not (enough and enough(sightings.all())):
+            news.wait(min(left_s, 0.2))
+            news.clear()
+        browser.cancel()
+    finally:
+        zeroconf.close()
+    return sightings.all()

@@ -1,0 +1,100 @@
+"""Pair with a device over TCP: type the code that it shows, and each side learns the other's key."""
+
+import socket
+
+from potluck_wire.pairing import (
+    BUSY,
+    CLOSED,
+    EXPIRED,
+    WRONG_CODE,
+    WRONG_VERSION,
+    ControllerSide,
+    Paired,
+    PairingFailed,
+    read_secret,
+)
+
+from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
+from potluck.run.events import Address
+from potluck.run.failures import clean
+from potluck_wire.errors import WireError
+from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
+from potluck_wire.messages import Channel
+from potluck_wire.stream import Reader, pack
+
+CONNECT_S = 5.0
+_NEXT_STEP = {
+    CLOSED: "Run `potluck agent pair` on it and type the code that it shows.",
+    EXPIRED: "Run `potluck agent pair` on it again: a code lives for three minutes.",
+    BUSY: "Another notebook is pairing with it right now; try again in a moment.",
+    WRONG_CODE: "Look at the code again.",
+}
+
+
+def pair(address: Address, code: str, *, name: str, key: str, device: str = "") -> Paired:
+    """Prove to the agent at `address` that we know its code, and learn its name and key.
+
+    Parameters
+    ----------
+    name, key
+        What this notebook will be known by.
+    device
+        What the device is called here, for errors.
+
+    Raises
+    ------
+    UserError
+        The text cannot be a code.
+    PairingError
+        Wrong code, closed or expired window. Facts: `code`, `tries_left`.
+    DeviceGone
+        Nobody answers there.
+    """
+    label = device or str(address)
+    try:
+        side = ControllerSide(secret=read_secret(code), name=name, key=key)
+    except ValueError as error:
+        raise UserError(f"{error}.", device=label) from error
+    try:
+        with socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S) as connection:
+            connection.settimeout(PAIRING_STEP_S)
+            return _converse(connection, side, label)
+    except OSError as error:
+        raise DeviceGone(
+            f"nobody pairs at {address} ({error.strerror or error}).",
+            device=label,
+            next_step="Is its agent running? `potluck doctor` looks closer.",
+        ) from error
+    except WireError as error:
+        raise ProtocolError(f"what answers at {address} is not a potluck agent ({error}).", device=label) from error
+    except PairingFailed as failure:
+        raise _failure(failure, label) from failure
+
+
+def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Paired:
+    reader = Reader(Channel.PAIRING)
+    connection.sendall(pack(side.first()))
+    while side.paired is None:
+        data = connection.recv(4096)
+        if not data:
+            raise PairingError("it hung up during pairing.", device=label, next_step=_NEXT_STEP[CLOSED])
+        for message, _ in reader.feed(data):
+            answer = side.receive(message)
+            if answer is not None:
+                connection.sendall(pack(answer))
+    return side.paired
+
+
+def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError:
+    if failure.code == WRONG_VERSION:
+        return ProtocolError(clean(failure.text) + ".", device=label)
+    tries = f" {failure.tries_left} tries are left." if failure.tries_left > 0 else ""
+    if failure.tries_left == 0 and failure.code == WRONG_CODE:
+        tries = " The window is closed now."
+    return PairingError(
+        f"not paired ({failure.code}): {clean(failure.text)}.{tries}",
+        device=label,
+        next_step=_NEXT_STEP.get(failure.code, ""),
+        code=failure.code,
+        tries_left=failure.tries_left,
+    )

@@ -1,0 +1,322 @@
+"""Home: the user's handle on all devices; one short method per step of the flow."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import EmptyHome, HomeError, UserError
+from potluck.handle import Handle
+from potluck.run.events import Address
+from potluck.run.link import Keys, Link
+from potluck.run.members import Member, Members
+from potluck_wire.limits import PORT
+
+if TYPE_CHECKING:
+    from potluck.discover.keyring import Keyring
+    from potluck.lab.local import LocalAgents
+    from potluck.lab.specs import Spec
+    from potluck.profile.profiles import Profile
+    from potluck.records import Network, Plan
+    from potluck.run.run import Run
+
+DISCOVER_S = 3.0  # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
+ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
+
+
+class Home:
+    """The devices of one home, and this notebook's connection to each. Close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    peers
+        Where agents listen: "192.168.1.7", "jetson.local:47600". Those not paired yet wait for `pair`.
+    state
+        Directory of this notebook's keys and known devices; default $POTLUCK_HOME or the configuration directory.
+
+    Examples
+    --------
+    >>> with Home.local(2) as home:  # doctest: +SKIP
+    ...     home.devices
+    """
+
+    def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
+        from potluck.discover.keyring import Keyring, controller_name
+
+        ring = Keyring(Path(state) if state is not None else None)
+        public, secret = ring.identity()
+        self._open(Keys(public=public, secret=secret), controller_name(), ring)
+        for peer in peers:
+            self._add_peer(parse_address(peer))
+        self._members.join()
+
+    def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
+        self._keys, self._name, self._ring = keys, name, ring
+        self._agents: LocalAgents | None = None
+        self._models: dict[str, Any] = {}
+        self._runs: list[Run] = []
+        self._closed = False
+        self._link = Link(keys, name=name, heard=lambda device, news: self._members.heard(device, news))
+        self._members = Members(self._link)
+
+    # --- making one ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def local(cls, n: int = 2, *, extra: Sequence[str] = ()) -> "Home":
+        """A home of `n` agents on this machine, each as fast as it is, paired silently with keys made for it."""
+        from potluck.lab.specs import local_specs
+
+        return cls._of_local(local_specs(n), extra)
+
+    @classmethod
+    def lab(cls, devices: "str | Iterable[Spec]" = "demo", *, extra: Sequence[str] = ()) -> "Home":
+        """A home of emulated devices on this machine: real agents and sockets, stretched times, paced links."""
+        from potluck.lab.specs import specs_of
+
+        return cls._of_local(specs_of(devices), extra)
+
+    @classmethod
+    def _of_local(cls, specs: "Sequence[Spec]", extra: Sequence[str]) -> "Home":
+        import zmq
+
+        from potluck.lab.local import LocalAgents
+
+        public, secret = (part.decode() for part in zmq.curve_keypair())
+        home = cls.__new__(cls)
+        agents = LocalAgents(specs, ("notebook", public), extra=extra)
+        try:
+            home._open(Keys(public=public, secret=secret), "notebook", None)
+            home._agents = agents
+            for agent in agents.agents:
+                home._members.add(Member(name=agent.name, key=agent.key, addresses=(agent.address,)))
+            home._members.join()
+            home._members.need(home._members)
+        except BaseException:
+            if hasattr(home, "_closed"):
+                home.close()
+            agents.close()
+            raise
+        return home
+
+    @classmethod
+    def discover(cls, timeout_s: float = DISCOVER_S, *, state: str | Path | None = None) -> "Home":
+        """Everybody who announces itself on this network, and every device paired before at its last addresses.
+
+        Raises
+        ------
+        EmptyHome
+            Nobody was found, and nobody is known.
+        """
+        from potluck.discover.mdns import browse
+
+        home = cls(state=state)
+        try:
+            assert home._ring is not None
+            found = browse(timeout_s)
+            for known in home._ring.devices():
+                seen = found.pop(known.name, ())
+                home._members.add(Member(name=known.name, key=known.key, addresses=(*seen, *known.addresses)))
+            for name, addresses in found.items():
+                home._members.add(Member(name=name, addresses=addresses))
+            if not home._members:
+                raise EmptyHome(
+                    f"nobody was found within {timeout_s:g} s.",
+                    next_step="Is `potluck agent run` on? Multicast may be blocked: try Home(peers=[ADDRESS]); "
+                    "`potluck doctor` looks closer.",
+                )
+            home._members.join()
+        except BaseException:
+            home.close()
+            raise
+        return home
+
+    def _add_peer(self, address: Address) -> None:
+        assert self._ring is not None
+        for known in self._ring.devices():
+            if address in known.addresses:
+                self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
+                return
+        self._members.add(Member(name=str(address), addresses=(address,)))
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> Members:
+        """All devices by name, with their status."""
+        return self._members
+
+    def pair(self, device: str, code: str) -> Member:
+        """Pair with a device: `code` is what `potluck agent pair` shows on it (or its token).
+
+        Parameters
+        ----------
+        device
+            A name in `home.devices`, or an address such as "192.168.1.7".
+
+        Raises
+        ------
+        PairingError
+            Wrong code, closed or expired window.
+        """
+        from potluck.discover.keyring import Known
+        from potluck.discover.pairing import pair
+
+        ring = self._need_ring()
+        member = self._members.get(device)
+        addresses = member.addresses if member else (parse_address(device),)
+        paired = pair(addresses[0], code, name=self._name, key=self._keys.public, device=device)
+        known = ring.remember(Known(name=paired.name, key=paired.key, addresses=addresses))
+        if member is not None:
+            self._members.remove(device)
+        return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
+
+    def trust(self, device: str, key: str, name: str = "") -> Member:
+        """Trust a device whose key you copied yourself (from `potluck agent key`), at this name or address.
+
+        The device must trust this notebook too: give `home.key` to its `--trust`.
+        """
+        from potluck_wire.pairing import is_key
+
+        from potluck.discover.keyring import Known
+
+        if not is_key(key):
+            raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
+        member = self._members.get(device)
+        addresses = member.addresses if member else (parse_address(device),)
+        known = self._need_ring().remember(Known(name=name or _as_name(device), key=key, addresses=addresses))
+        if member is not None:
+            self._members.remove(device)
+        return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
+
+    def forget(self, device: str) -> None:
+        """Trust that device no longer."""
+        self._need_ring().forget(device)
+        self._members.remove(device)
+
+    @property
+    def key(self) -> str:
+        """The public key that this notebook is known by."""
+        return self._keys.public
+
+    def _welcome(self, member: Member) -> Member:
+        self._members.add(member)
+        self._members.join([member.name])
+        return self._members[member.name]
+
+    def _need_ring(self) -> "Keyring":
+        if self._ring is None:
+            raise HomeError("the agents of a local home are paired already.", next_step="Use Home.discover().")
+        return self._ring
+
+    # --- the flow -----------------------------------------------------------------------------------------------------
+
+    def profile(
+        self, model: Any, *, train: bool = True, rows: Sequence[int] = ROWS, repeats: int = 3, fresh: bool = False
+    ) -> "Handle[Profile]":
+        """Measure how fast each device runs each layer of `model`, and how the devices are connected.
+
+        Parameters
+        ----------
+        model
+            A `potluck.Model`.
+        rows
+            Batch sizes to measure.
+        fresh
+            Measure again what the cache already holds.
+        """
+        from potluck.profile.measure import profile
+        from potluck.profile.store import Store
+
+        self._models[model.name] = model
+        store = Store() if self._ring is not None else None
+        return Handle(
+            lambda task: profile(
+                self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
+                store=None if fresh else store, save=store,
+            ),
+            f"profiling {model.name}",
+        )  # fmt: skip
+
+    @property
+    def network(self) -> "Network":
+        """How the devices are connected, as far as they say so or it was measured."""
+        from potluck.profile.network import network_of
+
+        return network_of({name: self._members[name].capability for name in self._members.ready}, {})
+
+    def deploy(
+        self, plan: "Plan", model: Any = None, *, optimizer: Any = None, seed: int = 0, resume: str | Path | None = None
+    ) -> "Handle[Run]":
+        """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
+
+        Parameters
+        ----------
+        model
+            Default: the one of that name that was profiled here.
+        optimizer
+            `potluck.AdamW(lr)` (the default) or `potluck.SGD(lr, momentum)`.
+        resume
+            A file from `run.save`: goes on where that run was.
+        """
+        from potluck.run.run import deploy
+
+        chosen = model if model is not None else self._models.get(plan.model)
+        if chosen is None:
+            raise UserError(
+                f"the plan is for the model {plan.model!r}, which this home has not seen.",
+                next_step="Pass it: home.deploy(plan, model).",
+            )
+        self._models[chosen.name] = chosen
+
+        def work(task: Any) -> "Run":
+            run = deploy(self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume)
+            self._runs.append(run)
+            return run
+
+        return Handle(work, f"deploying {plan.model}")
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say goodbye to every device and end local agents; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.close()
+        if self._agents is not None:
+            self._agents.close()
+
+    def __enter__(self) -> "Home":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return "<Home, closed>" if self._closed else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
+
+
+def parse_address(text: str) -> Address:
+    """An address from "host", "host:port", "[v6]:port" or "v6".
+
+    Raises
+    ------
+    UserError
+        Where the port is none, or there is no host.
+    """
+    host, port = text.strip(), str(PORT)
+    if host.startswith("["):
+        host, _, rest = host[1:].partition("]")
+        port = rest.removeprefix(":") or port
+    elif host.count(":") == 1:
+        host, port = host.split(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65532:
+        raise UserError(f"{text!r} is not an address.", next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.")
+    return Address(host=host, port=int(port))
+
+
+def _as_name(device: str) -> str:
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in device.lower())
+    return kept.strip("-")[:40] or "device"

@@ -1,0 +1,1 @@
+"""A home on one machine: emulated devices, real agents and sockets."""

@@ -1,0 +1,139 @@
+"""Start real agents on this machine and make sure that none outlives us; the one file that knows how an agent starts.
+
+Each agent is a process of its own with its own sockets, state directory and key. It dies with us, even if we are
+killed: it holds the read end of a pipe that only we can write to.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+
+import potluck_agent
+from potluck.errors import DeviceError
+from potluck.lab.specs import Spec
+from potluck.run.events import Address
+
+READY_S = 30.0  # under 1 s alone; ten at once on two busy cores took 6 s
+STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An agent that is up: where it listens and its key."""
+
+    name: str
+    address: Address
+    key: str
+    pid: int
+
+
+class LocalAgents:
+    """Agents of this process, one per spec; `close` ends them and removes what they wrote.
+
+    Parameters
+    ----------
+    trust
+        (name, key) of the notebook that they are paired with from the start.
+    announce
+        Whether they announce themselves by mDNS.
+    """
+
+    def __init__(
+        self, specs: Iterable[Spec], trust: tuple[str, str] | None, *, announce: bool = False, extra: Sequence[str] = ()
+    ) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="potluck-"))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._pid = os.getpid()
+        _open.add(self)
+        try:
+            for spec in specs:
+                self._processes[spec.name] = self._start(spec, trust, announce, extra)
+            self.agents = tuple(_await_ready(name, process) for name, process in self._processes.items())
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self, spec: Spec, trust: tuple[str, str] | None, announce: bool, extra: Sequence[str]
+    ) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "potluck_agent", "run", *spec.arguments(), *extra]
+        command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self._directory / spec.name)]
+        command += ["--ready", "--die-with-parent"]
+        command += ["--trust", f"{trust[0]}={trust[1]}"] if trust else []
+        command += [] if announce else ["--no-announce"]
+        package = Path(potluck_agent.__file__ or "").parent.parent
+        path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path}
+        with (self._directory / f"{spec.name}.log").open("wb") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
+                start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
+            )  # fmt: skip
+
+    def log(self, name: str) -> str:
+        """What an agent has written to its log."""
+        return (self._directory / f"{name}.log").read_text(errors="replace")
+
+    def process(self, name: str) -> "subprocess.Popen[bytes]":
+        """The process of an agent."""
+        return self._processes[name]
+
+    def close(self) -> None:
+        """End all agents and remove their files; safe to call twice, and in a forked child (where it does nothing)."""
+        if self._pid != os.getpid():
+            return
+        _open.discard(self)
+        for process in self._processes.values():
+            with suppress(OSError):
+                if process.stdin:
+                    process.stdin.close()
+            with suppress(OSError):
+                process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+        self._processes.clear()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _await_ready(name: str, process: "subprocess.Popen[bytes]") -> Started:
+    lines: Queue[bytes] = Queue()
+    stdout = process.stdout
+    assert stdout is not None
+    threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
+    try:
+        line = lines.get(timeout=READY_S)
+        ready = json.loads(line)
+        host = ready.get("host") or "127.0.0.1"
+        return Started(
+            name=name, address=Address(host=host, port=int(ready["port"])), key=str(ready["key"]), pid=process.pid
+        )
+    except (Empty, ValueError, KeyError, TypeError) as error:
+        raise DeviceError(
+            "its agent did not start.", device=name, next_step="Run `python -m potluck_agent run`."
+        ) from error
+
+
+_open: "weakref.WeakSet[LocalAgents]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for agents in tuple(_open):
+        agents.close()

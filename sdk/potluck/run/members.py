@@ -1,0 +1,175 @@
+"""The devices of a home as the notebook knows them: name, key, where they may be, and the session, if one is open."""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, replace
+from typing import Any
+
+from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
+from potluck.run import failures
+from potluck.run.events import Address, Gather, Join, Leave, Session
+from potluck.run.link import Link
+from potluck_wire.messages import Reading, Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One device. `key` is empty before it is paired; `error` says why there is no session."""
+
+    name: str
+    key: str = ""
+    addresses: tuple[Address, ...] = ()
+    session: Session | None = None
+    reading: Reading | None = None
+    error: PotluckError | None = None
+
+    @property
+    def capability(self) -> Mapping[str, Any]:
+        """What the device says of itself; empty while there is no session."""
+        return self.session.capability if self.session else {}
+
+    @property
+    def status(self) -> str:
+        """One word or two for people: ready, not paired, gone."""
+        if self.session is not None:
+            return "ready"
+        if isinstance(self.error, IdentityChanged):
+            return "identity changed"
+        return "not paired" if not self.key or isinstance(self.error, NotPaired) else "gone"
+
+    def __repr__(self) -> str:
+        where = f" at {self.addresses[0]}" if self.addresses else ""
+        return f"<{self.name}: {self.status}{where}>"
+
+
+class Members(Mapping[str, Member]):
+    """All devices by name. Sessions are opened with `join`; the roster is theirs to know one another."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._lock = link, threading.RLock()
+        self._members: dict[str, Member] = {}
+
+    # --- a mapping ----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._members))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} devices: {', '.join(f'{m.name} ({m.status})' for m in self.values())}>"
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member) -> None:
+        """Add a device, or replace what is known of it."""
+        with self._lock:
+            self._members[member.name] = member
+
+    def remove(self, name: str) -> None:
+        """Forget a device; its session is closed."""
+        with self._lock:
+            member = self._members.pop(name, None)
+        if member is not None and member.session is not None:
+            self._link.tell(Leave(device=name))
+
+    def heard(self, device: str, news: Any) -> None:
+        """A power reading, or the end of a session; called by the link."""
+        with self._lock:
+            member = self._members.get(device)
+            if member is None:
+                return
+            if isinstance(news, PotluckError):
+                self._members[device] = replace(member, session=None, error=news)
+            elif isinstance(news, Reading):
+                self._members[device] = replace(member, reading=news)
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """Names of the devices with an open session."""
+        return tuple(name for name, member in self.items() if member.session is not None)
+
+    def join(self, names: Iterable[str] | None = None) -> None:
+        """Open sessions with these devices (all paired ones by default) and tell everybody who belongs to the home.
+
+        Every address of a device is tried; what went wrong stands in `Member.error`.
+        """
+        wanted = [name for name in (names or self) if name in self and self[name].key and self[name].session is None]
+        attempts = {name: list(self[name].addresses) for name in wanted}
+        while attempts:
+            futures = {}
+            for name, addresses in tuple(attempts.items()):
+                if not addresses:
+                    del attempts[name]
+                    continue
+                event = Join(device=name, address=addresses.pop(0), key=self[name].key)
+                futures[name] = self._link.ask(event), event.address
+            wait_for([future for future, _ in futures.values()])
+            for name, (future, address) in futures.items():
+                error = future.exception()
+                if error is None:
+                    self._joined(name, future.result(), address)
+                    attempts.pop(name, None)
+                elif isinstance(error, PotluckError):
+                    self.add(replace(self[name], session=None, error=error))
+        if wanted:
+            self.share_roster()
+
+    def _joined(self, name: str, session: Session, address: Address) -> None:
+        member = self[name]
+        others = tuple(other for other in member.addresses if other != address)
+        self.add(replace(member, session=session, addresses=(address, *others), error=None))
+
+    def share_roster(self) -> None:
+        """Tell every connected device the names, keys and addresses of all."""
+        rows = [{"name": name, "key": self[name].key, "address": str(self[name].addresses[0])} for name in self.ready]
+        document = json.dumps(rows, separators=(",", ":")).encode()
+        requests = {name: (Roster(home="home"), (document,)) for name in self.ready}
+        if requests:
+            self._link.ask(Gather(requests=requests)).result()
+
+    def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
+        """These devices (default: all that are ready) with an open session each, joined anew where it was lost.
+
+        Raises
+        ------
+        EmptyHome
+            Nobody is there at all.
+        NotPaired, IdentityChanged, DeviceGone
+            One of those asked for by name is not there, and why.
+        """
+        if names is None:
+            if not self.ready:
+                self.join()
+            return self._some_ready()
+        wanted = tuple(names)
+        self.join(name for name in wanted if name in self and self[name].session is None)
+        for name in wanted:
+            member = self._members.get(name)
+            if member is None:
+                known = ", ".join(self) or "nobody"
+                raise DeviceGone(f"it is not in this home; here are {known}.", device=name)
+            if member.session is None:
+                raise member.error or (failures.not_paired(name) if not member.key else failures.gone(name))
+        return wanted
+
+    def _some_ready(self) -> tuple[str, ...]:
+        if self.ready:
+            return self.ready
+        if not self:
+            raise EmptyHome(
+                "nobody is in this home.",
+                next_step="Start `potluck agent run` on a device, or try Home.local(); see `potluck doctor`.",
+            )
+        for member in self.values():
+            if member.error is not None:
+                raise member.error
+        raise failures.not_paired(next(iter(self)))
