@@ -1,0 +1,34 @@
+"""How a home is connected: what the devices say of their links, or what was measured between them. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from potluck.profile.links import Line
+from potluck.records import HOME, Medium, Network, Path
+
+FAST_BYTES_PER_S = 1e9  # inside one machine, where nothing was measured: loopback with encryption moves about as much
+
+
+def network_of(
+    capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tuple[str, str], Line]
+) -> Network:
+    """The network of these devices and home.
+
+    A device that paces its link says its rate: that uplink is a medium of its own, which everything that it sends
+    shares. Between all others each ordered pair is a medium, with what was measured on it.
+    """
+    media: dict[str, Medium] = {}
+    paths: dict[tuple[str, str], Path] = {}
+    names = (*capabilities, HOME)
+    for source in names:
+        rate = capabilities.get(source, {}).get("link_bytes_per_s")
+        for target in names:
+            if source == target:
+                continue
+            line = lines.get((source, target))
+            latency_s = line.latency_s if line else 0.0
+            name = f"{source} up" if rate else f"{source} to {target}"
+            capacity = float(rate) if rate else line.bytes_per_s if line else FAST_BYTES_PER_S
+            media.setdefault(name, Medium(name=name, capacity_bytes_per_s=capacity))
+            paths[source, target] = Path(media=((name, 1),), latency_s=latency_s)
+    return Network(media=tuple(media.values()), paths=paths)

@@ -1,0 +1,256 @@
+"""One edition of a run: a plan with its pieces of the model and the programs for every batch size that is needed. Pure.
+
+A run begins with one; another plan, optimizer or batch size makes the next one, under the next epoch.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from potluck.errors import ModelError, PlanError
+from potluck.records import Plan, Segment, Stage
+from potluck.run.optimizers import Optimizer
+from potluck.schedule import Compiled, State, compile_inference, compile_pull, compile_push, compile_training
+from potluck_wire.limits import MAX_BUFFER_BYTES
+from potluck_wire.messages import Prepare
+
+TRAIN, INFER, PUSH, PULL = "train", "infer", "push", "pull"
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One stage's piece of the model: the segment, its document, and the state that it holds (`weights` by name)."""
+
+    segment: Segment
+    kind: str
+    document: bytes
+    weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
+    trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
+    buffers: tuple[str, ...] = ()
+
+
+def cut(model: Any, plan: Plan) -> tuple[Piece, ...]:
+    """The pieces of `model` for the stages of `plan`.
+
+    Raises
+    ------
+    PlanError
+        Where the plan has another number of layers than the model.
+    """
+    n_layers = len(model.layers(plan.training))
+    if plan.stages[-1].stop != n_layers:
+        raise PlanError(
+            f"the plan has {plan.stages[-1].stop} layers, the model {n_layers}.",
+            next_step="Profile this model and plan again.",
+        )
+    return tuple(_piece(model, stage, plan.training) for stage in plan.stages)
+
+
+def _piece(model: Any, stage: Stage, training: bool) -> Piece:
+    segment, graph = model.segment(stage.start, stage.stop, train=training)
+    document = model.document(stage.start, stage.stop, train=training)
+    if len(document) > MAX_BUFFER_BYTES:
+        raise ModelError(
+            f"layers [{stage.start}, {stage.stop}) make a document of {len(document)} bytes; "
+            f"at most {MAX_BUFFER_BYTES} can be sent.",
+            next_step="Cut the model into more stages.",
+        )
+    if model.kind != "aten":  # ONNX: the weights are part of the document
+        return Piece(segment=segment, kind=model.kind, document=document)
+    sizes = {item.name: _nbytes(item) for item in (*graph.parameters, *graph.buffers)}
+    return Piece(
+        segment=segment,
+        kind=model.kind,
+        document=document,
+        weights=sizes,
+        trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
+        buffers=tuple(item.name for item in graph.buffers if item.updated),
+    )
+
+
+def _nbytes(item: Any) -> int:
+    n = _ITEM_BYTES.get(item.dtype, 1)
+    for size in item.shape:
+        n *= size
+    return n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edition:
+    """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave."""
+
+    run: str
+    epoch: int
+    plan: Plan
+    pieces: tuple[Piece, ...]
+    optimizer: Optimizer | None
+    compiled: Mapping[str, Compiled]
+    seed: int = 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, in the order of the stages."""
+        return tuple(piece.segment for piece in self.pieces)
+
+    def states(self, *, optimizer: bool, weights: bool = True) -> dict[str, list[State]]:
+        """The named state of every segment: weights, and the optimizer's if it is there yet."""
+        found: dict[str, list[State]] = {}
+        for piece in self.pieces:
+            rows = [State(name=name, nbytes=nbytes) for name, nbytes in piece.weights.items()] if weights else []
+            if optimizer and self.optimizer is not None:
+                for parameter, nbytes in piece.trained.items():
+                    for name in self.optimizer.state_names(parameter):
+                        rows.append(State(name=name, nbytes=4 if name.startswith("step:") else nbytes))
+            found[piece.segment.name] = rows
+        return found
+
+    def memory_bytes(self, device: str) -> int:
+        """What the plan says that the device needs; where it says nothing, at least weights, gradients and moments."""
+        if device in self.plan.peak_bytes:
+            return self.plan.peak_bytes[device]
+        total = 0
+        for stage, piece in zip(self.plan.stages, self.pieces, strict=True):
+            if device in stage.devices:
+                copies = len(self.optimizer.state_names("")) if self.optimizer and self.plan.training else 0
+                trained = sum(piece.trained.values()) * (1 + copies) if self.plan.training else 0
+                total += sum(piece.weights.values()) + trained
+        return total
+
+    def requests(
+        self, extra: Compiled | None = None, others: Iterable[str] = ()
+    ) -> dict[str, tuple[Prepare, tuple[bytes, ...]]]:
+        """What each device is asked to prepare; `extra` is one more program, which may involve `others` too."""
+        requests = {}
+        for device in dict.fromkeys((*self.plan.devices, *others)):
+            pieces = [p for s, p in zip(self.plan.stages, self.pieces, strict=True) if device in s.devices]
+            every = [*self.compiled.values(), *([extra] if extra else [])]
+            programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
+            document = {
+                "segments": [{"name": piece.segment.name, "kind": piece.kind} for piece in pieces],
+                "programs": [program.to_json() for program in programs],
+            }
+            order = Prepare(
+                run=self.run, epoch=self.epoch, memory_bytes=self.memory_bytes(device), seed=self.seed
+            )
+            header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+            requests[device] = (order, (header, *(piece.document for piece in pieces)))
+        return requests
+
+
+def train_name(rows: int, plan: Plan) -> str:
+    """The name of the program that trains on a batch of so many rows."""
+    return TRAIN if rows == plan.batch else f"{TRAIN}-{rows}"
+
+
+def make_edition(
+    model: Any, plan: Plan, *, run: str, epoch: int, optimizer: Optimizer | None, sizes: Sequence[int] = (), seed: int = 0
+) -> Edition:
+    """Cut the model and compile every program: one step for each batch size, and the moving of weights.
+
+    Raises
+    ------
+    PlanError, ModelError
+        Where plan and model do not fit each other.
+    """
+    pieces = cut(model, plan)
+    segments = tuple(piece.segment for piece in pieces)
+    compiled: dict[str, Compiled] = {}
+    if plan.training:
+        if optimizer is None:
+            raise PlanError("a plan for training needs an optimizer.")
+        for rows in dict.fromkeys((plan.batch, *sizes)):
+            name = train_name(rows, plan)
+            fitted = plan if rows == plan.batch else resized(plan, rows)
+            compiled[name] = renamed(compile_training(fitted, segments, optimizer.to_json()), name)
+    else:
+        compiled[INFER] = compile_inference(plan, segments)
+    bare = Edition(
+        run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed
+    )
+    everything = bare.states(optimizer=False)
+    compiled[PUSH] = compile_push(plan, segments, everything)
+    if plan.training:
+        compiled[PULL] = compile_pull(plan, segments, everything)
+        moments = bare.states(optimizer=True, weights=False)
+        compiled[f"{PUSH}-optimizer"] = renamed(compile_push(plan, segments, moments), f"{PUSH}-optimizer")
+        compiled[f"{PULL}-optimizer"] = renamed(compile_pull(plan, segments, moments), f"{PULL}-optimizer")
+    return replace(bare, compiled={name: item for name, item in compiled.items() if any_work(item)})
+
+
+def any_work(compiled: Compiled) -> bool:
+    """Whether any device has anything to do."""
+    return any(program.instructions for program in compiled.programs.values())
+
+
+def renamed(compiled: Compiled, name: str) -> Compiled:
+    """The same under another program name."""
+    programs = {device: replace(program, name=name) for device, program in compiled.programs.items()}
+    return replace(compiled, programs=programs)
+
+
+def resized(plan: Plan, rows: int) -> Plan:
+    """`plan` for a batch of `rows`: equal micro-batches no larger than the plan's, shares in proportion.
+
+    Raises
+    ------
+    PlanError
+        Where no such micro-batch gives every replica a row; `usable_rows` tells how many rows are possible.
+    """
+    replicas = max(len(stage.devices) for stage in plan.stages)
+    sizes = [m for m in range(min(plan.micro_batch, rows), replicas - 1, -1) if rows % m == 0]
+    if not sizes:
+        raise PlanError(f"{rows} rows cannot be shared by {replicas} devices in equal micro-batches.")
+    micro_batch = sizes[0]
+    stages = tuple(replace(stage, shares=_proportion(stage.shares, micro_batch)) for stage in plan.stages)
+    return replace(plan, stages=stages, micro_batch=micro_batch, n_micro_batches=rows // micro_batch, peak_bytes={})
+
+
+def usable_rows(plan: Plan, rows: int) -> int:
+    """The most rows, at most `rows`, for which `resized` finds a plan; 0 where there are none."""
+    for fewer in range(rows, 0, -1):
+        try:
+            resized(plan, fewer)
+        except PlanError:
+            continue
+        return fewer
+    return 0
+
+
+def _proportion(shares: Sequence[int], rows: int) -> tuple[int, ...]:
+    """`rows` split like `shares`, at least one each: largest remainders first."""
+    total, spare = sum(shares), rows - len(shares)
+    exact = [share / total * spare for share in shares]
+    given = [1 + int(part) for part in exact]
+    order = sorted(range(len(shares)), key=lambda i: (-(exact[i] % 1), i))
+    for i in order[: rows - sum(given)]:
+        given[i] += 1
+    return tuple(given)
+
+
+def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
+    """A plan for inference that keeps the weights of a training plan about where they are.
+
+    The layers of the two graphs may differ in number: each layer for inference goes where its first weight is, never
+    back to an earlier stage.
+    """
+    stage_of = {
+        name: index
+        for index, stage in enumerate(plan.stages)
+        for name in model.state_names(stage.start, stage.stop, train=True)
+    }
+    layers: list[int] = []
+    for layer in range(len(model.layers(False))):
+        names = model.state_names(layer, layer + 1, train=False)
+        here = next((stage_of[name] for name in names if name in stage_of), 0)
+        layers.append(max(here, layers[-1] if layers else 0))
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        if index in layers:
+            start, stop = layers.index(index), len(layers) - layers[::-1].index(index)
+            stages.append(Stage(start=start, stop=stop, devices=stage.devices[:1], shares=(rows,)))
+    return Plan(
+        planner="evaluation", model=plan.model, stages=tuple(stages), micro_batch=rows, n_micro_batches=1,
+        training=False,
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""What training has shown: the loss of every step. And what was measured, as the same Trace that the simulator makes.
+Pure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.records import Device, Event, Trace
+from potluck.run.events import Execution
+from potluck.schedule import Compiled
+from potluck_wire.program import NETWORK
+
+_LANES = {"send": "send", "recv": "receive"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes` for people."""
+
+    losses: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
+    step_s: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        if not self.losses:
+            return "<History: no steps>"
+        return f"<History: {len(self.losses)} steps, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Predicted against measured: seconds of a step, busy seconds and joules per device."""
+
+    predicted_step_s: float
+    measured_step_s: float
+    busy_s: Mapping[str, tuple[float, float]]
+    energy_j: Mapping[str, tuple[float, float]]
+
+    @property
+    def error_frac(self) -> float:
+        """|predicted - measured| / measured, of the step's time."""
+        return abs(self.predicted_step_s - self.measured_step_s) / self.measured_step_s
+
+
+def measured_trace(
+    steps: Sequence[tuple[Execution, Compiled]],
+    devices: Mapping[str, Device],
+    energy_j: Callable[[Device, float, float, float], float | None],
+) -> Trace:
+    """The trace of these executions, oldest first; time 0 is the start of the first.
+
+    Energy is modelled (source "estimated") from busy and radio time, where the powers are known.
+    """
+    if not steps:
+        return Trace(source="measured")
+    zero_s = steps[0][0].start_s
+    events = tuple(
+        event for number, (execution, compiled) in enumerate(steps) for event in _events(execution, compiled, number, zero_s)
+    )
+    names = dict.fromkeys(name for execution, _ in steps for name in execution.timelines)
+    busy = {n: sum(e.timelines[n].busy_s for e, _ in steps if n in e.timelines) for n in names}
+    peak = {n: max(e.timelines[n].peak_bytes for e, _ in steps if n in e.timelines) for n in names}
+    elapsed_s = steps[-1][0].stop_s - zero_s
+    energy: dict[str, float] = {}
+    for name in names:
+        radio_s = _union_s([(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"])
+        joules = energy_j(devices[name], elapsed_s, busy[name], radio_s) if name in devices else None
+        if joules is not None:
+            energy[name] = joules
+    return Trace(
+        source="measured",
+        events=events,
+        step_s=_step_s([execution for execution, _ in steps]),
+        busy_s=busy,
+        energy_j=energy,
+        energy_source=dict.fromkeys(energy, "estimated"),
+        peak_bytes=peak,
+    )
+
+
+def _step_s(executions: Sequence[Execution]) -> tuple[float, ...]:
+    """Seconds of each step: from its start, or from the end of the step before if that was later, to its end."""
+    seconds, before_s = [], float("-inf")
+    for execution in executions:
+        seconds.append(execution.stop_s - max(execution.start_s, before_s))
+        before_s = execution.stop_s
+    return tuple(seconds)
+
+
+def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) -> list[Event]:
+    events = []
+    for device, timeline in execution.timelines.items():
+        instructions, notes = compiled.programs[device].instructions, compiled.notes.get(device, ())
+        for index, start_s, stop_s in timeline.rows:
+            if not 0 <= index < len(instructions):
+                continue
+            item = instructions[index]
+            note = notes[index] if index < len(notes) else None
+            moves = item.op in NETWORK
+            events.append(
+                Event(
+                    device=device,
+                    lane=_LANES.get(item.op, "compute"),
+                    start_s=start_s - zero_s,
+                    stop_s=stop_s - zero_s,
+                    label=note.label if note else item.op,
+                    op=item.op,
+                    step=step,
+                    instruction=index,
+                    peer=str(item.attrs["peer"]) if moves else "",
+                    nbytes=note.nbytes if note and moves else 0,
+                )
+            )
+    return events
+
+
+def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+    covered, reached = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        covered += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return covered

@@ -1,0 +1,72 @@
+"""Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's defaults."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _above_zero("lr", self.lr)
+
+    def to_json(self) -> dict[str, Any]:
+        """As programs carry it."""
+        return {
+            "name": "adamw", "lr": self.lr, "betas": list(self.betas), "eps": self.eps,
+            "weight_decay": self.weight_decay,
+        }  # fmt: skip
+
+    def state_names(self, parameter: str) -> tuple[str, ...]:
+        """Names of its state for one parameter."""
+        return (f"exp_avg:{parameter}", f"exp_avg_sq:{parameter}", f"step:{parameter}")
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """Stochastic gradient descent, with momentum if above zero, as `torch.optim.SGD`."""
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _above_zero("lr", self.lr)
+
+    def to_json(self) -> dict[str, Any]:
+        """As programs carry it."""
+        settings = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if not self.momentum:
+            return {"name": "sgd"} | settings
+        return {"name": "momentum", "momentum": self.momentum, "nesterov": self.nesterov} | settings
+
+    def state_names(self, parameter: str) -> tuple[str, ...]:
+        """Names of its state for one parameter."""
+        return (f"momentum_buffer:{parameter}",) if self.momentum else ()
+
+
+Optimizer = AdamW | SGD
+
+
+def read_optimizer(settings: dict[str, Any]) -> Optimizer:
+    """The optimizer of a checkpoint: the inverse of `to_json`."""
+    fields = {key: value for key, value in settings.items() if key != "name"}
+    if settings.get("name") == "adamw":
+        return AdamW(**(fields | {"betas": tuple(fields.get("betas", (0.9, 0.999)))}))
+    if settings.get("name") in ("sgd", "momentum"):
+        return SGD(**fields)
+    raise UserError(f"no optimizer is called {settings.get('name')!r}.")
+
+
+def _above_zero(what: str, value: float) -> None:
+    if not value > 0:
+        raise UserError(f"{what} must be above zero, got {value}.")
