@@ -175,9 +175,8 @@ class Home:
 
         The device must trust this notebook too: give `home.key` to its `--trust`.
         """
-        from potluck_wire.pairing import is_key
-
         from potluck.discover.keyring import Known
+        from potluck_wire.pairing import is_key
 
         if not is_key(key):
             raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from potluck_wire.pairing import is_key
-
 from potluck.errors import FileError, UserError
 from potluck.run.events import Address
 from potluck_wire.limits import is_device_name
 from potluck_wire.messages import HOME
+from potluck_wire.pairing import is_key
 
 IDENTITY, DEVICES = "notebook.json", "devices.json"
 MAX_DEVICES = 256

@@ -2,6 +2,12 @@
 
 import socket
 
+from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
+from potluck.run.events import Address
+from potluck.run.failures import clean
+from potluck_wire.errors import WireError
+from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
+from potluck_wire.messages import Channel
 from potluck_wire.pairing import (
     BUSY,
     CLOSED,
@@ -13,13 +19,6 @@ from potluck_wire.pairing import (
     PairingFailed,
     read_secret,
 )
-
-from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
-from potluck.run.events import Address
-from potluck.run.failures import clean
-from potluck_wire.errors import WireError
-from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
-from potluck_wire.messages import Channel
 from potluck_wire.stream import Reader, pack
 
 CONNECT_S = 5.0

@@ -9,9 +9,7 @@ from potluck.records import HOME, Medium, Network, Path
 FAST_BYTES_PER_S = 1e9  # inside one machine, where nothing was measured: loopback with encryption moves about as much
 
 
-def network_of(
-    capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tuple[str, str], Line]
-) -> Network:
+def network_of(capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tuple[str, str], Line]) -> Network:
     """The network of these devices and home.
 
     A device that paces its link says its rate: that uplink is a medium of its own, which everything that it sends

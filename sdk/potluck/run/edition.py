@@ -131,9 +131,7 @@ class Edition:
                 "segments": [{"name": piece.segment.name, "kind": piece.kind} for piece in pieces],
                 "programs": [program.to_json() for program in programs],
             }
-            order = Prepare(
-                run=self.run, epoch=self.epoch, memory_bytes=self.memory_bytes(device), seed=self.seed
-            )
+            order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=self.memory_bytes(device), seed=self.seed)
             header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
             requests[device] = (order, (header, *(piece.document for piece in pieces)))
         return requests
@@ -145,7 +143,14 @@ def train_name(rows: int, plan: Plan) -> str:
 
 
 def make_edition(
-    model: Any, plan: Plan, *, run: str, epoch: int, optimizer: Optimizer | None, sizes: Sequence[int] = (), seed: int = 0
+    model: Any,
+    plan: Plan,
+    *,
+    run: str,
+    epoch: int,
+    optimizer: Optimizer | None,
+    sizes: Sequence[int] = (),
+    seed: int = 0,
 ) -> Edition:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
 
@@ -166,9 +171,7 @@ def make_edition(
             compiled[name] = renamed(compile_training(fitted, segments, optimizer.to_json()), name)
     else:
         compiled[INFER] = compile_inference(plan, segments)
-    bare = Edition(
-        run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed
-    )
+    bare = Edition(run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed)
     everything = bare.states(optimizer=False)
     compiled[PUSH] = compile_push(plan, segments, everything)
     if plan.training:

@@ -56,7 +56,9 @@ def measured_trace(
         return Trace(source="measured")
     zero_s = steps[0][0].start_s
     events = tuple(
-        event for number, (execution, compiled) in enumerate(steps) for event in _events(execution, compiled, number, zero_s)
+        event
+        for number, (execution, compiled) in enumerate(steps)
+        for event in _events(execution, compiled, number, zero_s)
     )
     names = dict.fromkeys(name for execution, _ in steps for name in execution.timelines)
     busy = {n: sum(e.timelines[n].busy_s for e, _ in steps if n in e.timelines) for n in names}

@@ -1,0 +1,96 @@
+"""A run in one file: weights, optimizer state, step, seed and plan as safetensors, written all or nothing."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.errors import FileError, PotluckError
+from potluck.plan.text import dumps, loads
+from potluck.records import Plan
+from potluck.run.optimizers import Optimizer, read_optimizer
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = "potluck-run-1"
+_WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Everything that a run needs to go on as if nothing had happened."""
+
+    signature: str
+    plan: Plan
+    optimizer: Optimizer
+    step: int
+    seed: int
+    weights: "dict[str, torch.Tensor]"
+    moments: "dict[str, torch.Tensor]"
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write the file; an older one of that name stays whole until the new one is.
+
+    Raises
+    ------
+    FileError
+        Where it cannot be written; nothing is left behind.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {_WEIGHT + name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
+    tensors |= {_OPTIMIZER + name: tensor.contiguous() for name, tensor in checkpoint.moments.items()}
+    metadata = {
+        "format": FORMAT,
+        "signature": checkpoint.signature,
+        "plan": dumps(checkpoint.plan),
+        "optimizer": json.dumps(checkpoint.optimizer.to_json()),
+        "step": str(checkpoint.step),
+        "seed": str(checkpoint.seed),
+    }
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, part, metadata=metadata)
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error}.", path=str(path)) from error
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a file that `save` wrote.
+
+    Raises
+    ------
+    FileError
+        Where it is missing, cut short, or of another kind.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"cannot read {path}: {error}.", path=str(path)) from error
+    if metadata.get("format") != FORMAT:
+        raise FileError(
+            f"{path} is not a saved run of this version (its format is {metadata.get('format')!r}).", path=str(path)
+        )
+    try:
+        return Checkpoint(
+            signature=metadata["signature"],
+            plan=loads(metadata["plan"]),
+            optimizer=read_optimizer(json.loads(metadata["optimizer"])),
+            step=int(metadata["step"]),
+            seed=int(metadata["seed"]),
+            weights={name.removeprefix(_WEIGHT): t for name, t in tensors.items() if name.startswith(_WEIGHT)},
+            moments={name.removeprefix(_OPTIMIZER): t for name, t in tensors.items() if name.startswith(_OPTIMIZER)},
+        )
+    except (KeyError, ValueError, TypeError, PotluckError) as error:
+        raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
