@@ -1,7 +1,7 @@
 """Start real agents on this machine and make sure that none outlives us; the one file that knows how an agent starts.
 
 Each agent is a process of its own with its own sockets, state directory and key. It dies with us, even if we are
-killed: it holds the read end of a pipe that only we can write to.
+killed: it watches our process id.
 """
 
 import atexit
@@ -67,17 +67,17 @@ class LocalAgents:
     def _start(
         self, spec: Spec, trust: tuple[str, str] | None, announce: bool, extra: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "potluck_agent", "run", *spec.arguments(), *extra]
-        command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self._directory / spec.name)]
-        command += ["--ready", "--die-with-parent"]
-        command += ["--trust", f"{trust[0]}={trust[1]}"] if trust else []
-        command += [] if announce else ["--no-announce"]
+        command = [sys.executable, "-m", "potluck_agent", "start", *spec.arguments(), *extra]
+        command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self._directory / spec.name), "--json"]
+        command += ["--parent-pid", str(os.getpid())]
+        command += ["--trust", f"{trust[1]}:{trust[0]}"] if trust else []
+        command += [] if announce else ["--no-mdns"]
         package = Path(potluck_agent.__file__ or "").parent.parent
         path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path}
         with (self._directory / f"{spec.name}.log").open("wb") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment,
                 start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
             )  # fmt: skip
 
@@ -95,9 +95,6 @@ class LocalAgents:
             return
         _open.discard(self)
         for process in self._processes.values():
-            with suppress(OSError):
-                if process.stdin:
-                    process.stdin.close()
             with suppress(OSError):
                 process.terminate()
         for process in self._processes.values():

@@ -19,7 +19,7 @@ def network_of(capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tup
     paths: dict[tuple[str, str], Path] = {}
     names = (*capabilities, HOME)
     for source in names:
-        rate = capabilities.get(source, {}).get("link_bytes_per_s")
+        rate = (capabilities.get(source, {}).get("emulated") or {}).get("link_bytes_per_s")
         for target in names:
             if source == target:
                 continue

@@ -32,9 +32,10 @@ from potluck.run.events import (
     Send,
     Session,
     Timeline,
-)
+)  # fmt: skip
 from potluck.run.pulse import Pulse
 from potluck.run.traffic import Letter, Place, Raw, Traffic, place_of
+from potluck_wire import statement
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
     MESSAGES,
@@ -69,7 +70,7 @@ from potluck_wire.messages import (
     RosterSet,
     Value,
     Welcome,
-)
+)  # fmt: skip
 from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
@@ -269,9 +270,9 @@ class Controller:
 
     def _welcome(self, device: str, peer: _Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         try:
-            capability = json.loads(bytes(buffers[0]))
-        except ValueError:
-            self._lose(device, ProtocolError("its capability statement is not JSON.", device=device))
+            capability = statement.read(buffers[0])
+        except WireError as error:
+            self._lose(device, ProtocolError(f"its capability statement does not hold ({error}).", device=device))
             return
         version = (message.major, message.minor)
         peer.session = Session(device=device, name=message.name, version=version, capability=capability)

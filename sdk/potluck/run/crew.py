@@ -1,4 +1,4 @@
-"""The devices of one run: prepare, commit and drop editions on all of them, execute programs, move tensors in and out."""
+"""The devices of one run: prepare, commit and drop editions on all, execute programs, move tensors in and out."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it; `trace` says what happened."""
+"""Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it, look at its `trace`."""
 
 import threading
 import uuid

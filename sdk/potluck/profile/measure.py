@@ -1,0 +1,203 @@
+"""Measure a model on a home: layers on every device, links between all, memory and power as the devices state them.
+
+Devices of one machine share its processor, so they are measured one after another; different machines in parallel.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from potluck.errors import FileError
+from potluck.handle import Task
+from potluck.profile.links import Line, fit_line
+from potluck.profile.network import network_of
+from potluck.profile.profiles import Measurements, Profile
+from potluck.profile.store import Store
+from potluck.records import HOME, Device, LayerCost
+from potluck.run.events import Gather
+from potluck.run.link import Link
+from potluck.run.members import Members
+from potluck_wire.messages import Measure, Probe
+
+PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
+PROBE_REPEATS = 3
+
+
+class Bench:
+    """Asks the devices; counts what is done for the progress display."""
+
+    def __init__(self, link: Link, members: Members, task: Task, n_tasks: int) -> None:
+        self._link, self._members, self._task = link, members, task
+        self._n_tasks, self._n_done = max(n_tasks, 1), 0
+
+    def done(self, text: str) -> None:
+        """One more thing is measured."""
+        self._n_done += 1
+        self._task.update(self._n_done / self._n_tasks, text)
+
+    def layer(
+        self, device: str, name: str, document: bytes, kind: str, train: bool, rows: Sequence[int], n: int
+    ) -> LayerCost:
+        """The times of one layer on one device."""
+        order = Measure(task=name, kind=kind, train=train, rows=tuple(rows), repeats=n)
+        self._task.check()
+        answers = self._link.ask(Gather(requests={device: (order, (document,))})).result()
+        answer, _ = answers[device]
+        self.done(f"{device}: {name}")
+        return LayerCost(
+            rows=tuple(answer.rows), forward_s=tuple(answer.forward_s), backward_s=tuple(answer.backward_s)
+        )
+
+    def line(self, source: str, target: str) -> Line:
+        """Latency and rate from one device to another."""
+        sizes: list[int] = []
+        seconds: list[float] = []
+        for nbytes in PROBE_BYTES:
+            self._task.check()
+            order = Probe(task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=PROBE_REPEATS)
+            answers = self._link.ask(Gather(requests={source: (order, ())})).result()
+            times = sorted(answers[source][0].seconds)
+            sizes.append(nbytes)
+            seconds.append(times[len(times) // 2])
+        self.done(f"{source} to {target}")
+        return fit_line(sizes, seconds)
+
+
+def profile(
+    link: Link, members: Members, model: Any, task: Task, *, train: bool, rows: Sequence[int], repeats: int,
+    store: Store | None, save: Store | None,
+) -> Profile:  # fmt: skip
+    """The profile of `model` on every ready device; times that `store` holds are not measured again."""
+    names = members.need()
+    modes = [True, False] if train and model.trains else [False]
+    n_layers = sum(len(model.layers(mode)) for mode in modes)
+    pairs = _pairs_to_probe(names, members)
+    bench = Bench(link, members, task, n_layers * len(names) + len(pairs))
+    notes: list[str] = []
+
+    def measure(device: str) -> dict[bool, tuple[LayerCost, ...]]:
+        return {mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in modes}
+
+    found = by_host(names, lambda name: _host(members, name), measure)
+    lines = {pair: bench.line(*pair) for pair in pairs}
+    capabilities = {name: members[name].capability for name in names}
+    measured = {
+        mode: _measurements(model, mode, {name: costs[mode] for name, costs in found.items()}) for mode in modes
+    }
+    return Profile(
+        model=name_of(model),
+        signature=model.signature,
+        devices=tuple(device_of(name, capability) for name, capability in capabilities.items()),
+        network=network_of(capabilities, with_home(lines, {name: link.round_trip_s(name) for name in names})),
+        training=measured.get(True),
+        inference=measured.get(False),
+        notes=tuple(notes),
+    )
+
+
+def _costs(
+    bench: Bench, model: Any, device: str, members: Members, train: bool, rows: Sequence[int], repeats: int,
+    store: Store | None, save: Store | None, notes: list[str],
+) -> tuple[LayerCost, ...]:  # fmt: skip
+    n_layers = len(model.layers(train))
+    about = about_of(members[device].key, members[device].capability)
+    if store is not None:
+        try:
+            kept = store.load(model.signature, about, train=train, rows=rows, n_layers=n_layers)
+        except FileError as error:
+            warnings.warn(str(error), stacklevel=2)
+            notes.append(str(error))
+        else:
+            if kept is not None:
+                for index in range(n_layers):
+                    bench.done(f"{device}: layer {index} known")
+                return kept
+    mode = "train" if train else "infer"
+    costs = tuple(
+        bench.layer(
+            device, f"{mode}-{index}", model.document(index, index + 1, train=train), model.kind, train, rows, repeats
+        )
+        for index in range(n_layers)
+    )
+    if save is not None:
+        save.save(model.signature, about, costs, train=train)
+    return costs
+
+
+def by_host(names: Iterable[str], host: Callable[[str], str], work: Callable[[str], Any]) -> dict[str, Any]:
+    """{name: work(name)}: one host's devices one after another, hosts in parallel. The first error is raised."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(host(name), []).append(name)
+    with ThreadPoolExecutor(max(len(groups), 1), "potluck profile") as pool:
+        parts = pool.map(lambda group: {name: work(name) for name in group}, groups.values())
+        found = {name: item for part in parts for name, item in part.items()}
+    return {name: found[name] for group in groups.values() for name in group}
+
+
+def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
+    """What the times of a device depend on. An emulated device makes a new key each time: its host stands for it."""
+    emulated = capability.get("emulated")
+    who = f"emulated on {capability.get('host')}" if emulated else key
+    return {
+        "who": who, "slowdown": (emulated or {}).get("slowdown"), "threads": capability.get("threads"),
+        "backends": capability.get("backends"),
+    }  # fmt: skip
+
+
+def device_of(name: str, capability: Mapping[str, Any]) -> Device:
+    """The device as planners see it, from its capability statement."""
+    power = capability.get("power") or {}
+    return Device(
+        name=name,
+        memory_bytes=int(capability["memory_bytes"]),
+        idle_w=power.get("idle_w"),
+        busy_w=power.get("busy_w"),
+        radio_w=power.get("radio_w"),
+        overhead_s=float(capability.get("overhead_s") or 0.0),
+        copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
+        host=str(capability.get("host") or ""),
+        kind=str(capability.get("platform") or ""),
+        backends=tuple(capability.get("backends") or ()),
+    )
+
+
+def with_home(
+    lines: Mapping[tuple[str, str], Line], round_trips_s: Mapping[str, float | None]
+) -> dict[tuple[str, str], Line]:
+    """The lines, and those from home: as fast as the way back, with half a round trip of latency."""
+    whole = dict(lines)
+    for (source, target), line in lines.items():
+        if target == HOME:
+            latency_s = (round_trips_s.get(source) or 2 * line.latency_s) / 2
+            whole[HOME, source] = Line(latency_s=latency_s, bytes_per_s=line.bytes_per_s)
+    return whole
+
+
+def name_of(model: Any) -> str:
+    """What plans call the model."""
+    return str(getattr(model, "name", "") or f"model-{model.signature[:8]}")
+
+
+def _measurements(model: Any, train: bool, costs: Mapping[str, tuple[LayerCost, ...]]) -> Measurements:
+    ports, inputs = model.inputs(train), model.inputs(False)
+    n_layers = len(model.layers(train))
+    segment, _ = model.segment(n_layers - 1, n_layers, train=train)
+    return Measurements(
+        layers=tuple(model.layers(train)),
+        costs=dict(costs),
+        input_bytes=sum(port.row_bytes for port in inputs),
+        target_bytes=sum(port.row_bytes for port in ports[len(inputs) :]),
+        result_bytes=0 if train else sum(tensor.row_bytes for tensor in segment.outputs),
+    )
+
+
+def _host(members: Members, name: str) -> str:
+    capability = members[name].capability
+    return str(capability.get("host") or name)
+
+
+def _pairs_to_probe(names: Sequence[str], members: Members) -> list[tuple[str, str]]:
+    """Ordered pairs whose rate nobody states: everything that a device sends, to each other and home."""
+    return [(source, target) for source in names for target in (*names, HOME) if source != target]

@@ -1,0 +1,106 @@
+"""Measured layer times on disk, so that a second profile takes no time: one JSON file per model and device.
+
+A file that is corrupt or of another version is left alone and measured anew, with a warning that names it; no other
+file is touched.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import FileError, UserError
+from potluck.records import LayerCost
+
+SCHEMA = 1  # a newer one measures anew
+
+
+def cache_dir() -> Path:
+    """$POTLUCK_HOME/profiles, or `potluck/profiles` in the platform's cache directory."""
+    chosen = os.environ.get("POTLUCK_HOME")
+    if chosen:
+        return Path(chosen) / "profiles"
+    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "potluck" / "profiles"
+
+
+class Store:
+    """The cache. What a device's times depend on goes into `about`: key, backends, slowdown, threads."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory or cache_dir()
+
+    def path(self, signature: str, about: Mapping[str, Any]) -> Path:
+        """Where the times of a model on a device are kept."""
+        text = json.dumps([signature, dict(about)], sort_keys=True, default=str)
+        return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+    def load(
+        self, signature: str, about: Mapping[str, Any], *, train: bool, rows: Sequence[int], n_layers: int
+    ) -> tuple[LayerCost, ...] | None:
+        """The times, if they were measured for at least these batch sizes; else None.
+
+        Raises
+        ------
+        FileError
+            Where the file is there but cannot be used; says which and why.
+        """
+        path = self.path(signature, about)
+        try:
+            document = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise _unusable(path, str(error)) from error
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            found = document.get("schema") if isinstance(document, dict) else None
+            raise _unusable(path, f"it is of schema {found!r}, this version writes {SCHEMA}")
+        try:
+            entry = document["modes"].get("training" if train else "inference")
+            costs = tuple(_cost(row) for row in entry) if entry is not None else None
+        except (KeyError, TypeError, AttributeError, UserError) as error:
+            raise _unusable(path, str(error)) from error
+        enough = costs is not None and len(costs) == n_layers and all(set(rows) <= set(cost.rows) for cost in costs)
+        return costs if enough else None
+
+    def save(self, signature: str, about: Mapping[str, Any], costs: Sequence[LayerCost], *, train: bool) -> None:
+        """Keep the times; what the file held for the other mode stays.
+
+        Raises
+        ------
+        FileError
+            Where it cannot be written.
+        """
+        path = self.path(signature, about)
+        modes: dict[str, Any] = {}
+        with suppress(OSError, ValueError, AttributeError):  # a corrupt file has been reported by `load`
+            document = json.loads(path.read_bytes())
+            modes = dict(document["modes"]) if document.get("schema") == SCHEMA else {}
+        modes["training" if train else "inference"] = [asdict(cost) for cost in costs]
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"schema": SCHEMA, "signature": signature, "modes": modes}, indent=1))
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+
+
+def _cost(row: Mapping[str, Any]) -> LayerCost:
+    return LayerCost(
+        rows=tuple(row["rows"]),
+        forward_s=tuple(row["forward_s"]),
+        backward_s=tuple(row["backward_s"]),
+        source=str(row["source"]),
+    )
+
+
+def _unusable(path: Path, why: str) -> FileError:
+    return FileError(
+        f"the cached profile {path} cannot be used: {why}.", next_step="It is measured anew.", path=str(path)
+    )
