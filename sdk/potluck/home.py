@@ -223,17 +223,17 @@ class Home:
         fresh
             Measure again what the cache already holds.
         """
-        from potluck.profile.measure import profile
+        from potluck.profile.measure import name_of, profile
         from potluck.profile.store import Store
 
-        self._models[model.name] = model
+        self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
         return Handle(
             lambda task: profile(
                 self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
                 store=None if fresh else store, save=store,
             ),
-            f"profiling {model.name}",
+            f"profiling {name_of(model)}",
         )  # fmt: skip
 
     @property
@@ -257,6 +257,7 @@ class Home:
         resume
             A file from `run.save`: goes on where that run was.
         """
+        from potluck.profile.measure import name_of
         from potluck.run.run import deploy
 
         chosen = model if model is not None else self._models.get(plan.model)
@@ -265,7 +266,7 @@ class Home:
                 f"the plan is for the model {plan.model!r}, which this home has not seen.",
                 next_step="Pass it: home.deploy(plan, model).",
             )
-        self._models[chosen.name] = chosen
+        self._models[name_of(chosen)] = chosen
 
         def work(task: Any) -> "Run":
             run = deploy(self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume)

@@ -59,7 +59,7 @@ class LocalAgents:
         try:
             for spec in specs:
                 self._processes[spec.name] = self._start(spec, trust, announce, extra)
-            self.agents = tuple(_await_ready(name, process) for name, process in self._processes.items())
+            self.agents = tuple(self._await_ready(name, process) for name, process in self._processes.items())
         except BaseException:
             self.close()
             raise
@@ -80,6 +80,19 @@ class LocalAgents:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment,
                 start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
             )  # fmt: skip
+
+    def _await_ready(self, name: str, process: "subprocess.Popen[bytes]") -> Started:
+        lines: Queue[bytes] = Queue()
+        stdout = process.stdout
+        assert stdout is not None
+        threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
+        try:
+            ready = json.loads(lines.get(timeout=READY_S))
+            address = Address(host="127.0.0.1", port=int(ready["port"]))
+            return Started(name=name, address=address, key=str(ready["key"]), pid=process.pid)
+        except (Empty, ValueError, KeyError, TypeError) as error:
+            said = self.log(name).strip().splitlines()[-1:] or ["it said nothing"]
+            raise DeviceError(f"its agent did not start: {said[0]}", device=name) from error
 
     def log(self, name: str) -> str:
         """What an agent has written to its log."""
@@ -107,24 +120,6 @@ class LocalAgents:
                 process.stdout.close()
         self._processes.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _await_ready(name: str, process: "subprocess.Popen[bytes]") -> Started:
-    lines: Queue[bytes] = Queue()
-    stdout = process.stdout
-    assert stdout is not None
-    threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
-    try:
-        line = lines.get(timeout=READY_S)
-        ready = json.loads(line)
-        host = ready.get("host") or "127.0.0.1"
-        return Started(
-            name=name, address=Address(host=host, port=int(ready["port"])), key=str(ready["key"]), pid=process.pid
-        )
-    except (Empty, ValueError, KeyError, TypeError) as error:
-        raise DeviceError(
-            "its agent did not start.", device=name, next_step="Run `python -m potluck_agent run`."
-        ) from error
 
 
 _open: "weakref.WeakSet[LocalAgents]" = weakref.WeakSet()

@@ -148,8 +148,13 @@ class Run:
         return Handle(lambda task: self._fit(task, data, epochs, optimizer, on_step), f"training {self.plan.model}")
 
     def _fit(
-        self, task: Task, data: Any, epochs: int, optimizer: Optimizer | None, on_step: Callable[[int, float], None] | None
-    ) -> History:  # fmt: skip
+        self,
+        task: Task,
+        data: Any,
+        epochs: int,
+        optimizer: Optimizer | None,
+        on_step: Callable[[int, float], None] | None,
+    ) -> History:
         first = self._step + len(self._in_flight)
         n_batches = tensors.count(data, self.plan.batch)
         total = epochs * n_batches if n_batches else None
