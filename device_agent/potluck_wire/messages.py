@@ -418,7 +418,7 @@ class Compute(Message):
     object).
 
     `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees` are dropped
-    afterwards.
+    afterwards. `scope` begins every key of the execution that it belongs to.
     """
 
     tag: int = 0
@@ -429,6 +429,7 @@ class Compute(Message):
     outputs: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

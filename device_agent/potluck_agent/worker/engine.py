@@ -99,7 +99,7 @@ class Engine:
         if message.slot and message.slot not in self._segments:
             raise ValueError(f"segment {message.slot} is not loaded")
         inputs = tuple(self._values[key] for key in message.inputs)
-        scope = scope_of((*message.outputs, *message.inputs))
+        scope = message.scope or scope_of((*message.outputs, *message.inputs))  # `backward` may have no values at all
         segment = self._segments.get(message.slot)
         task = Task(inputs=inputs, attrs=attrs, segment=segment, step=message.step, scope=scope)
         outputs = tuple(perform(message.op, task))

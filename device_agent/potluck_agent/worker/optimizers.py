@@ -107,6 +107,9 @@ def check(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str) or name not in DEFAULTS:
         raise SegmentError("bad-input", f"there is no optimizer {name!r}; there are {sorted(DEFAULTS)}"[:200])
     given = {key: value for key, value in options.items() if key != "name"}
+    if name == "adamw" and not {"beta1", "beta2"}.isdisjoint(given):  # a program's attributes are flat
+        betas = DEFAULTS["adamw"]["betas"]
+        given["betas"] = [given.pop("beta1", betas[0]), given.pop("beta2", betas[1])]
     unknown = sorted(set(given) - set(DEFAULTS[name]))
     if unknown:
         raise SegmentError("bad-input", f"{name} has no setting {unknown[0]!r}"[:200])

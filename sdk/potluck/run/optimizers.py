@@ -21,7 +21,7 @@ class AdamW:
     def to_json(self) -> dict[str, Any]:
         """As programs carry it."""
         return {
-            "name": "adamw", "lr": self.lr, "betas": list(self.betas), "eps": self.eps,
+            "name": "adamw", "lr": self.lr, "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps,
             "weight_decay": self.weight_decay,
         }  # fmt: skip
 
@@ -61,7 +61,7 @@ def read_optimizer(settings: dict[str, Any]) -> Optimizer:
     """The optimizer of a checkpoint: the inverse of `to_json`."""
     fields = {key: value for key, value in settings.items() if key != "name"}
     if settings.get("name") == "adamw":
-        return AdamW(**(fields | {"betas": tuple(fields.get("betas", (0.9, 0.999)))}))
+        return AdamW(betas=(fields.pop("beta1"), fields.pop("beta2")), **fields)
     if settings.get("name") in ("sgd", "momentum"):
         return SGD(**fields)
     raise UserError(f"no optimizer is called {settings.get('name')!r}.")
