@@ -151,6 +151,11 @@ class Core:
         """Notebooks that have a session."""
         return len(self._sessions)
 
+    @property
+    def n_old_messages(self) -> int:
+        """Messages that were refused because their epoch is over."""
+        return self._work.plans.n_old
+
     def _pass_time(self, now_s: float) -> None:
         """Count for how long values have been on a link."""
         if self._last_s is not None and (self._outgoing.busy or self._incoming.busy):

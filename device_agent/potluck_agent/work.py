@@ -270,13 +270,13 @@ class Work:
         self._laborer.tell(Forget(prefix=execution.name.prefix), (), now_s)
 
     def _end_epoch(self, run: Run, number: int, now_s: float) -> None:
-        """Nothing of an epoch goes on: executions, values that came early, values that are coming."""
+        """Nothing of an epoch goes on: values that are coming (first: they take any room), executions, early values."""
+        self.apply(self._incoming.cancel((run.name, number)), now_s)
         for execution in [e for name, e in self._executions.items() if name[:2] == (run.name, number)]:
             self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
         for name in [name for name in self._early if name[:2] == (run.name, number)]:
             for early in self._early.pop(name).values():
                 self._waste(early, now_s)
-        self.apply(self._incoming.cancel((run.name, number)), now_s)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,9 @@ class Work:
         if epoch is None and value.epoch <= run.committed:
             self.plans.n_old += 1
             raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
-        layout = epoch.layouts.get(value.program) if epoch else None
+        if epoch is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, f"epoch {value.epoch} is not prepared here")
+        layout = epoch.layouts.get(value.program)
         receive = layout.receives.get(value.name) if layout else None
         if receive is None:
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")

@@ -1,0 +1,99 @@
+"""A core to talk to in tests: an owner, a worker that does what it is told, and whole lists of actions."""
+
+import json
+from typing import Any
+
+from potluck_agent.core import Core
+from potluck_agent.events import MEMBER, OWNER, Action, FromPeer, FromWorker, Sender, Tick
+from potluck_agent.outbox import Settings
+from potluck_wire.messages import (
+    Commit,
+    Hello,
+    Message,
+    Prepare,
+    Roster,
+    SegmentLoaded,
+    WorkerReady,
+)
+
+OWNER_KEY, OTHER_KEY, MEMBER_KEY, OWN_KEY, STRANGER_KEY = ("A" * 40, "B" * 40, "C" * 40, "D" * 40, "E" * 40)
+OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
+OTHER_SENDER = Sender(OTHER_KEY, OWNER, "tablet")
+MEMBER_SENDER = Sender(MEMBER_KEY, MEMBER, "phone")
+CAN = {"backends": {"torch": "2"}, "dtypes": ["float32"], "operators": ["aten.add"]}
+
+
+def settings(**changes: Any) -> Settings:
+    known = {"name": "jetson", "key": OWN_KEY, "memory_bytes": 1000, "inbound_bytes": 4096, "outbound_bytes": 4096}
+    return Settings(**(known | changes))
+
+
+class Talk:
+    """A core and its clock, which stands still unless it is moved."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.core = Core(settings(**changes))
+        self.now_s = 10.0
+
+    def hear(self, message: Message, *buffers: Any, sender: Sender = OWNER_SENDER) -> list[Action]:
+        """What the core does about a message of a peer."""
+        return self.core.handle(FromPeer(sender, message, buffers), self.now_s)
+
+    def work(self, message: Message, *buffers: Any) -> list[Action]:
+        """What it does about a message of its worker."""
+        return self.core.handle(FromWorker(message, buffers), self.now_s)
+
+    def tick(self, after_s: float = 0.0) -> list[Action]:
+        """What it does when time has passed."""
+        self.now_s += after_s
+        return self.core.handle(Tick(), self.now_s)
+
+    def begin(self, sender: Sender = OWNER_SENDER) -> "Talk":
+        """A session, with a worker that is ready."""
+        self.hear(Hello(major=1, name="notebook"), sender=sender)
+        self.work(WorkerReady(), json.dumps(CAN).encode())
+        return self
+
+    def roster(self) -> "Talk":
+        """A home with one other member, `phone`."""
+        rows = [
+            {"name": "phone", "key": MEMBER_KEY, "address": "127.0.0.1:47600"},
+            {"name": "jetson", "key": OWN_KEY, "address": "127.0.0.1:47604"},
+        ]
+        self.hear(Roster(home="h"), json.dumps(rows).encode())
+        return self
+
+    def load(self, *rows: list[Any], epoch: int = 1, run: str = "r", segments: tuple[str, ...] = ()) -> "Talk":
+        """An epoch with one program `p` of these rows, in force."""
+        self.hear(Prepare(run=run, epoch=epoch), *plan(*rows, segments=segments))
+        for name in segments:
+            self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"))
+        self.hear(Commit(run=run, epoch=epoch))
+        return self
+
+
+def plan(*rows: list[Any], segments: tuple[str, ...] = (), name: str = "p") -> list[bytes]:
+    """The buffers of a `Prepare`."""
+    document = {
+        "segments": [{"name": segment, "kind": "aten"} for segment in segments],
+        "programs": [{"name": name, "instructions": list(rows)}],
+    }
+    return [json.dumps(document).encode(), *(b"{}" for _ in segments)]
+
+
+def recv(value: str, peer: str = "home") -> list[Any]:
+    return ["recv", [], [value], [], 0, {"peer": peer}]
+
+
+def send(
+    value: str, peer: str = "home", *, name: str = "", priority: int = 0, after: tuple[int, ...] = ()
+) -> list[Any]:
+    return ["send", [value], [], list(after), priority, {"peer": peer, "name": name or value}]
+
+
+def add(first: str, second: str, total: str) -> list[Any]:
+    return ["add", [first, second], [total], [], 0, {}]
+
+
+def cut(value: str, part: str, start: int = 0, stop: int = 1, *, priority: int = 0) -> list[Any]:
+    return ["slice", [value], [part], [], priority, {"dim": 0, "start": start, "stop": stop}]
