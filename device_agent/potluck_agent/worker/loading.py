@@ -28,4 +28,8 @@ def load_segment(kind: str, document: bytes, *, seed: int) -> Measurable:
     """A segment from its document. `ValueError` where this worker has no such kind."""
     if kind == "aten":
         return training.Segment(loads(document), seed)
+    if kind == "onnx":
+        from potluck_agent.worker import onnx_backend
+
+        return onnx_backend.OnnxSegment(document)
     raise ValueError(f"a worker loads no segments of kind {kind!r}")

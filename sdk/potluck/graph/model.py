@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from potluck import records
@@ -18,6 +19,8 @@ from .traced import Traced
 
 if TYPE_CHECKING:
     import torch
+
+    from .onnx_model import OnnxModel
 
 MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
 
@@ -75,11 +78,20 @@ class Model:
         return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net)
 
     @staticmethod
-    def from_onnx(path: str | Path, *, max_layers: int = MAX_LAYERS) -> Any:
-        """A model for inference from an ONNX file. Raises ModelError."""
+    def from_onnx(
+        path: str | Path,
+        *,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        max_layers: int = MAX_LAYERS,
+        merge_below: float = 0.0,
+    ) -> "OnnxModel":
+        """A model for inference from an ONNX file whose inputs have a free first dimension, the batch.
+
+        `sizes` fixes the other free dimensions by name. Raises FileError or ModelError.
+        """
         from .onnx_model import OnnxModel
 
-        return OnnxModel.read(Path(path), max_layers=max_layers)
+        return OnnxModel.read(Path(path), sizes=sizes, max_layers=max_layers, merge_below=merge_below)
 
     # --- layers and segments ---
 

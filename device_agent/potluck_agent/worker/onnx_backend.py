@@ -1,0 +1,211 @@
+"""A loaded ONNX segment: the same `forward`, `read` and `write` as an ATen segment; it does not train.
+
+An initialiser with a shape but no data is state that will be written; until then its values are made up. The session is
+built at the first forward after a write. A size is fixed, or `batch`, or `batch*K`.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+
+from potluck_wire.graph import BATCH, FLOATS, Expression, Graph, Input, Output, Parameter, Ref, SegmentError
+
+from .onnx_validator import validate
+from .operators import DTYPE_NAMES, DTYPES
+
+_ONNX = onnx.TensorProto
+ELEMENTS: dict[int, str] = {
+    _ONNX.FLOAT: "float32", _ONNX.DOUBLE: "float64", _ONNX.FLOAT16: "float16", _ONNX.INT64: "int64",
+    _ONNX.INT32: "int32", _ONNX.INT16: "int16", _ONNX.INT8: "int8", _ONNX.UINT8: "uint8", _ONNX.BOOL: "bool",
+}  # fmt: skip
+_BATCH = re.compile(r"batch(?:\*([1-9][0-9]{0,8}))?")
+
+
+class OnnxSegment:
+    """A piece of an ONNX model. Raises SegmentError as `training.Segment` does."""
+
+    def __init__(self, document: bytes, threads: int = 1) -> None:
+        self._model = validate(document)
+        self._threads = threads
+        self._session: onnxruntime.InferenceSession | None = None
+        graph = self._model.graph
+        self._missing = {t.name: t for t in graph.initializer if _is_missing(t)}
+        self._state = {name: _made_up(tensor) for name, tensor in self._missing.items()}
+        own = {tensor.name for tensor in graph.initializer}
+        self.graph = Graph(
+            inputs=tuple(
+                Input(name=v.name, dtype=_dtype(v), shape=_shape(v)) for v in graph.input if v.name not in own
+            ),
+            parameters=tuple(
+                Parameter(name=n, dtype=ELEMENTS[t.data_type], shape=tuple(t.dims), trainable=False)
+                for n, t in self._missing.items()
+            ),
+            outputs=tuple(Output(name=v.name, ref=Ref(0), dtype=_dtype(v), shape=_shape(v)) for v in graph.output),
+        )
+        if not self._missing:
+            self._open()  # a model that onnxruntime cannot read is refused at loading
+
+    def forward(self, inputs: Sequence[torch.Tensor], *, train: bool = False, **_: Any) -> tuple[torch.Tensor, ...]:
+        """The outputs."""
+        if train:
+            raise SegmentError("bad-input", "an ONNX segment does not train")
+        self._check(inputs)
+        session = self._session or self._open()
+        feeds = {port.name: x.detach().numpy() for x, port in zip(inputs, self.graph.inputs, strict=True)}
+        try:
+            results = session.run([port.name for port in self.graph.outputs], feeds)
+        except Exception as error:  # onnxruntime's classes share no other base
+            raise SegmentError(*_cause(error)) from error
+        return tuple(torch.from_numpy(result) for result in results)
+
+    def _check(self, inputs: Sequence[torch.Tensor]) -> None:
+        if len(inputs) != len(self.graph.inputs):
+            raise SegmentError("bad-input", f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came")
+        for x, port in zip(inputs, self.graph.inputs, strict=True):
+            fits = x.dim() == len(port.shape) and all(
+                size == expected
+                for size, expected in zip(x.shape, port.shape, strict=True)
+                if isinstance(expected, int)
+            )
+            if not fits or DTYPE_NAMES.get(x.dtype) != port.dtype:
+                raise SegmentError(
+                    "bad-input", f"input {port.name} is {x.dtype} {list(x.shape)}; expected {port.dtype} {port.shape}"
+                )
+
+    def _open(self) -> onnxruntime.InferenceSession:
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        for tensor in model.graph.initializer:
+            if tensor.name in self._state:
+                tensor.raw_data = self._state[tensor.name].contiguous().numpy().tobytes()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            data = model.SerializeToString()
+            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise SegmentError("document", f"onnxruntime cannot run it: {_first_line(error)}") from error
+        return self._session
+
+    # --- state ---
+
+    def names(self) -> tuple[str, ...]:
+        """Everything that `read` knows."""
+        return tuple(self._state)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A named state."""
+        if name not in self._state:
+            raise SegmentError("bad-input", f"there is no state {name!r} in this segment"[:200])
+        return self._state[name]
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Overwrite a named state; the shape and type must be its own."""
+        state = self.read(name)
+        if state.shape != tensor.shape or state.dtype is not tensor.dtype:
+            raise SegmentError("bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(tensor.shape)}")
+        state.copy_(tensor)
+        self._session = None
+
+    def forget(self, prefix: str = "") -> None:
+        """Nothing is kept for backward."""
+
+    def backward(
+        self, key: str, gradients: Sequence[torch.Tensor] = (), scale: float = 1.0
+    ) -> tuple[torch.Tensor, ...]:
+        """Raises SegmentError: there is no backward."""
+        raise SegmentError("bad-input", "an ONNX segment does not train")
+
+    def gradients(self, share_frac: float = 1.0) -> torch.Tensor:
+        """Raises SegmentError: there are none."""
+        raise SegmentError("bad-input", "an ONNX segment does not train")
+
+    def step(self, vector: torch.Tensor | None, optimizer: Mapping[str, Any]) -> None:
+        """Raises SegmentError: nothing can be learned."""
+        raise SegmentError("bad-input", "an ONNX segment does not train")
+
+    # --- measuring ---
+
+    def example(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Made-up inputs of that many rows."""
+        generator = torch.Generator().manual_seed(0)
+        made = []
+        for port in self.graph.inputs:
+            shape = [_size(size, rows) for size in port.shape]
+            floating = port.dtype in FLOATS
+            values = torch.randn(shape, generator=generator) if floating else torch.zeros(shape)
+            made.append(values.to(DTYPES[port.dtype]))
+        return tuple(made)
+
+    def kept_bytes(self, inputs: Sequence[torch.Tensor]) -> int:
+        """None: nothing is kept for backward."""
+        return 0
+
+
+def _is_missing(tensor: onnx.TensorProto) -> bool:
+    """Whether an initialiser has a shape but no data."""
+    return math.prod(tensor.dims) > 0 and not any(
+        (
+            tensor.raw_data,
+            tensor.float_data,
+            tensor.int32_data,
+            tensor.int64_data,
+            tensor.double_data,
+            tensor.uint64_data,
+        )
+    )
+
+
+def _made_up(tensor: onnx.TensorProto) -> torch.Tensor:
+    if tensor.data_type not in ELEMENTS:
+        raise SegmentError("document", f"the tensor {tensor.name!r} is of an unknown type"[:200])
+    dtype = ELEMENTS[tensor.data_type]
+    try:
+        made = torch.zeros(tuple(tensor.dims), dtype=DTYPES[dtype])
+    except (RuntimeError, MemoryError) as error:
+        raise SegmentError("out-of-memory", f"{tensor.name}: {error}"[:300]) from error
+    return made.uniform_(0.01, 0.02) if dtype in FLOATS else made
+
+
+def _dtype(value: onnx.ValueInfoProto) -> str:
+    kind = value.type.tensor_type.elem_type
+    if not value.type.HasField("tensor_type") or kind not in ELEMENTS:
+        raise SegmentError("document", f"{value.name!r} is not a tensor of a known type"[:200])
+    return ELEMENTS[kind]
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[Expression, ...]:
+    sizes: list[Expression] = []
+    for dim in value.type.tensor_type.shape.dim:
+        found = _BATCH.fullmatch(dim.dim_param)
+        if found and found[1]:
+            sizes.append(("*", BATCH, int(found[1])))
+        elif found or not dim.HasField("dim_value"):
+            sizes.append(BATCH)
+        else:
+            sizes.append(dim.dim_value)
+    return tuple(sizes)
+
+
+def _size(size: Expression, rows: int) -> int:
+    if isinstance(size, tuple):
+        return rows * int(size[2])
+    return rows if isinstance(size, str) else size
+
+
+def _cause(error: Exception) -> tuple[str, str]:
+    text = _first_line(error)
+    if "allocate" in text or "bad_alloc" in text or isinstance(error, MemoryError):
+        return "out-of-memory", text
+    return ("bad-input" if "INVALID_ARGUMENT" in text else "arithmetic"), text
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

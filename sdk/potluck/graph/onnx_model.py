@@ -1,0 +1,98 @@
+"""Model from an ONNX file: for inference; its pieces are ONNX again, with the weights sent apart."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from potluck import records
+from potluck.errors import FileError, ModelError
+from potluck_wire.graph import BATCH, Expression, Graph
+
+from .cuts import cut_out, line
+from .layers import layers
+from .model import MAX_LAYERS, Model
+from .onnx_trace import OnnxTrace, trace
+
+if TYPE_CHECKING:
+    import torch
+
+KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
+
+
+class OnnxModel(Model):
+    """A network from an ONNX file. It answers like any `Model`; `kind` tells devices what its documents are."""
+
+    kind = "onnx"
+
+    def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float) -> None:
+        laid_out = layers(line(traced.traced), max_layers=max_layers, merge_below=merge_below)
+        super().__init__(inference=laid_out, training=None, net=None)
+        self._trace = traced
+        self._weights = {t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES}
+
+    @classmethod
+    def read(
+        cls, path: Path, *, sizes: Mapping[str, int], max_layers: int = MAX_LAYERS, merge_below: float = 0.0
+    ) -> "OnnxModel":
+        """The model in a file. `sizes` fixes every free dimension but the batch. Raises FileError, ModelError."""
+        try:
+            model = onnx.ModelProto.FromString(path.read_bytes())
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}.") from error
+        except DecodeError as error:
+            raise FileError(f"{path} is not an ONNX file.") from error
+        if not model.graph.output:
+            raise FileError(f"{path} holds no graph with outputs.")
+        return cls(trace(model, sizes), max_layers=max_layers, merge_below=merge_below)
+
+    def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
+        """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`."""
+        record, graph = super().segment(start, stop, train=train)
+        kept = tuple(p for p in graph.parameters if p.name in self._weights)
+        return record, Graph(inputs=graph.inputs, parameters=kept, outputs=graph.outputs, symbols=graph.symbols)
+
+    def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
+        """Layers [start, stop) as an ONNX model, its weights left out."""
+        chosen, whole = self._laid_out(train), self._trace.model
+        graph = cut_out(chosen.line, chosen.bounds[start], chosen.bounds[stop])
+        model = onnx.ModelProto(ir_version=whole.ir_version)
+        model.opset_import.extend(whole.opset_import)
+        model.graph.name = "segment"
+        model.graph.input.extend(_port(p.name, p.dtype, p.shape) for p in graph.inputs)
+        model.graph.output.extend(_port(p.name, p.dtype, p.shape) for p in graph.outputs)
+        model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
+        wanted = {p.name for p in graph.parameters}
+        model.graph.initializer.extend(self._stripped(t) for t in whole.graph.initializer if t.name in wanted)
+        return bytes(model.SerializeToString())
+
+    def _stripped(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        if tensor.name not in self._weights:
+            return tensor
+        return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+    def state(self) -> "dict[str, torch.Tensor]":
+        """All weights that are sent apart, by name."""
+        import torch
+
+        tensors = self._trace.traced.tensors
+        return {name: torch.from_numpy(np.array(tensors[name])) for name in self._weights}
+
+    def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
+        """Raises ModelError: an ONNX model is not trained."""
+        raise ModelError("an ONNX model is not trained, so it has no weights to load.")
+
+
+def _port(name: str, dtype: str, shape: tuple[Expression, ...]) -> onnx.ValueInfoProto:
+    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return onnx.helper.make_tensor_value_info(name, element, [_dim(size) for size in shape])
+
+
+def _dim(size: Expression) -> int | str:
+    """A fixed size, `batch`, or `batch*K`."""
+    if isinstance(size, int):
+        return size
+    return BATCH if size == BATCH else f"{BATCH}*{size[2]}"

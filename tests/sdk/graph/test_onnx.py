@@ -1,0 +1,331 @@
+"""ONNX models: cut everywhere with the same outputs, weights sent apart, clear errors; and the validator's refusals."""
+
+import copy
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from potluck.errors import FileError, ModelError
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from potluck.graph import Model  # noqa: E402
+from potluck_agent.worker.onnx_backend import OnnxSegment  # noqa: E402
+from potluck_agent.worker.onnx_validator import validate  # noqa: E402
+from potluck_wire.graph import SegmentError  # noqa: E402
+
+from .models import CASES  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=CASES)
+def made(request, tmp_path_factory):
+    """A torch module, its ONNX file, and example inputs."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    case = CASES[request.param]
+    net, path = case.make().eval(), tmp_path_factory.mktemp("onnx") / f"{request.param}.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+        torch.onnx.export(
+            net, (case.inputs(2),), path, dynamo=False, input_names=["x"], output_names=["y"], dynamic_axes=axes
+        )
+    return case, path
+
+
+def session(path: Path) -> "onnxruntime.InferenceSession":
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def loaded(model: Model, start: int, stop: int) -> OnnxSegment:
+    segment = OnnxSegment(model.document(start, stop))
+    state = model.state()
+    assert segment.names() == model.state_names(start, stop)
+    for name in segment.names():
+        segment.write(name, state[name])
+    return segment
+
+
+def chained(model: Model, bounds: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
+    values, outputs = {"input": x}, ()
+    for start, stop in pairwise(bounds):
+        segment = loaded(model, start, stop)
+        outputs = segment.forward([values[p.name] for p in segment.graph.inputs])
+        values |= {p.name: y for p, y in zip(segment.graph.outputs, outputs, strict=True)}
+    return outputs[0]
+
+
+def chained_all(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """Through one segment for each layer, passing on every value that is alive."""
+    return chained(model, tuple(range(len(model.layers()) + 1)), x)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_any_batch_through_all_layers_equals_the_whole_file(made, rows):
+    case, path = made
+    model = Model.from_onnx(path)
+    n, x = len(model.layers()), case.inputs(rows)
+    assert model.check_inputs(x) == rows
+    (expected,) = session(path).run(None, {"x": x.numpy()})
+    assert np.allclose(chained(model, (0, n), x), expected, rtol=1e-4, atol=1e-5)
+    assert np.allclose(chained(model, tuple(range(n + 1)), x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_every_cut_between_layers(made):
+    case, path = made
+    model = Model.from_onnx(path)
+    n, x = len(model.layers()), case.inputs(3)
+    assert n >= 3
+    (expected,) = session(path).run(None, {"x": x.numpy()})
+    for cut in range(1, n):
+        head, tail = model.segment(0, cut)[0], model.segment(cut, n)[0]
+        assert head.outputs == tail.inputs
+        assert np.allclose(chained(model, (0, cut, n), x), expected, rtol=1e-4, atol=1e-5), cut
+
+
+def test_documents_hold_neither_weights_nor_names(made):
+    _, path = made
+    model = Model.from_onnx(path)
+    document = model.document(0, len(model.layers()))
+    assert len(document) < 200_000
+    assert b"torch" not in document
+    assert b"onnx::" not in document
+    parts = onnx.ModelProto.FromString(document)
+    assert not any(node.name or node.doc_string for node in parts.graph.node)
+    assert all(len(t.raw_data) <= 1024 for t in parts.graph.initializer)
+
+
+def test_a_segment_has_made_up_weights_until_they_are_written(made):
+    _, path = made
+    model = Model.from_onnx(path)
+    segment = OnnxSegment(model.document(0, 1))
+    outputs = segment.forward(segment.example(5))
+    assert outputs[0].shape[0] % 5 == 0
+    assert torch.isfinite(outputs[0]).all()
+
+
+def test_it_does_not_train(made):
+    _, path = made
+    model = Model.from_onnx(path)
+    assert not model.trains
+    with pytest.raises(ModelError):
+        model.layers(train=True)
+    segment = OnnxSegment(model.document(0, 1))
+    with pytest.raises(SegmentError):
+        segment.forward(segment.example(2), train=True)
+
+
+# --- files that cannot be used ----------------------------------------------------------------------------------------
+
+
+def small(node: "onnx.NodeProto | None" = None, **tensor: object) -> "onnx.ModelProto":
+    """y = relu(x) + w, or another node in the place of the first."""
+    nodes = [node or helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Add", ["h", "w"], ["y"])]
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def external(name: str, location: str) -> "onnx.TensorProto":
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def with_initializer(tensor: "onnx.TensorProto") -> "onnx.ModelProto":
+    model = small()
+    del model.graph.initializer[:]
+    model.graph.initializer.append(tensor)
+    return model
+
+
+def loop() -> "onnx.NodeProto":
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Relu", ["v"], ["u"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("u", TensorProto.FLOAT, None),
+        ],
+    )
+    return helper.make_node("Loop", ["", "", "x"], ["h"], body=body)
+
+
+def inside_subgraph(tensor: "onnx.TensorProto") -> "onnx.ModelProto":
+    node = copy.deepcopy(loop())
+    node.attribute[0].g.initializer.append(tensor)
+    return small(node)
+
+
+def attribute(tensor: "onnx.TensorProto") -> "onnx.ModelProto":
+    return small(helper.make_node("Constant", [], ["h"], value=tensor))
+
+
+def sparse(tensor: "onnx.TensorProto", *, initializer: bool) -> "onnx.ModelProto":
+    indices = numpy_helper.from_array(np.arange(4), "i")
+    made = onnx.SparseTensorProto(values=tensor, indices=indices, dims=[4])
+    if not initializer:
+        return small(helper.make_node("Constant", [], ["h"], sparse_value=made))
+    model = small()
+    model.graph.sparse_initializer.append(made)
+    return model
+
+
+def with_function() -> "onnx.ModelProto":
+    model = small()
+    body = [helper.make_node("Constant", [], ["b"], value=external("t", "etc/passwd"))]
+    model.functions.append(helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
+    return model
+
+
+def with_opset(domain: str, version: int) -> "onnx.ModelProto":
+    model = small()
+    model.opset_import.append(helper.make_opsetid(domain, version))
+    return model
+
+
+def negative_shape() -> "onnx.ModelProto":
+    return with_initializer(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[-4]))
+
+
+def many_nodes() -> "onnx.ModelProto":
+    model = small()
+    model.graph.node.extend([model.graph.node[0]] * 20_001)
+    return model
+
+
+ANOTHER = "another file"
+ATTACKS = {
+    "external, beside": (lambda: with_initializer(external("w", "weights.bin")), ANOTHER),
+    "external, above": (lambda: with_initializer(external("w", "../../etc/passwd")), ANOTHER),
+    "external, absolute": (lambda: with_initializer(external("w", "/etc/passwd")), ANOTHER),
+    "external in a subgraph": (lambda: inside_subgraph(external("t", "etc/passwd")), ANOTHER),
+    "external in an attribute": (lambda: attribute(external("t", "etc/passwd")), ANOTHER),
+    "external in a sparse attribute": (lambda: sparse(external("t", "etc/passwd"), initializer=False), ANOTHER),
+    "external in a sparse initialiser": (lambda: sparse(external("t", "etc/passwd"), initializer=True), ANOTHER),
+    "external in a function": (with_function, ANOTHER),
+    "location without the mark": (
+        lambda: with_initializer(TensorProto(name="w", data_type=1, dims=[4], external_data=[{"key": "location"}])),
+        ANOTHER,
+    ),
+    "loop": (lambda: small(loop()), "Loop"),
+    "custom domain": (lambda: small(helper.make_node("Gelu", ["x"], ["h"], domain="com.microsoft")), "Gelu"),
+    "engine file": (lambda: small(helper.make_node("EPContext", ["x"], ["h"], domain="com.microsoft")), "EPContext"),
+    "random": (lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])), "RandomNormalLike"),
+    "custom opset": (lambda: with_opset("evil", 1), "evil"),
+    "future opset": (lambda: with_opset("", 99), "99"),
+    "negative shape": (negative_shape, "shape"),
+    "too many nodes": (many_nodes, "nodes"),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), ATTACKS.values(), ids=ATTACKS)
+def test_the_device_refuses(make, text):
+    with pytest.raises(SegmentError, match=text) as caught:
+        OnnxSegment(make().SerializeToString())
+    assert caught.value.cause in ("document", "operator")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 40, b"{}", b" " * ((8 << 20) + 1)], ids=["nothing", "zeros", "json", "long"]
+)
+def test_the_device_refuses_what_is_no_model(data):
+    with pytest.raises(SegmentError) as caught:
+        validate(data)
+    assert caught.value.cause == "document"
+
+
+def test_a_broken_model_is_refused_at_loading():
+    with pytest.raises(SegmentError, match="onnxruntime"):
+        OnnxSegment(small(helper.make_node("Relu", ["nobody"], ["h"])).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(), (torch.zeros(2, 5),), (torch.zeros(2, 4).double(),), (torch.zeros(4),)],
+    ids=["none", "shape", "type", "dimensions"],
+)
+def test_wrong_inputs_are_named(inputs):
+    with pytest.raises(SegmentError) as caught:
+        OnnxSegment(small().SerializeToString()).forward(inputs)
+    assert caught.value.cause == "bad-input"
+
+
+def saved(tmp_path: Path, model: "onnx.ModelProto") -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: with_initializer(external("w", "weights.bin")), "another file"),
+        (lambda: small(loop()), "Loop"),
+        (lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])), "RandomNormalLike"),
+    ],
+)
+def test_says_why_a_file_cannot_be_used(tmp_path, make, text):
+    with pytest.raises(ModelError, match=text):
+        Model.from_onnx(saved(tmp_path, make()))
+
+
+def test_a_fixed_batch_or_an_unknown_size_is_told(tmp_path):
+    model = small()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    with pytest.raises(ModelError, match="batch"):
+        Model.from_onnx(saved(tmp_path, model))
+    model = small()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
+    with pytest.raises(ModelError, match="width"):
+        Model.from_onnx(saved(tmp_path, model))
+    assert Model.from_onnx(saved(tmp_path, model), sizes={"width": 4}).check_inputs(torch.zeros(5, 4)) == 5
+
+
+def test_a_file_that_is_none(tmp_path):
+    with pytest.raises(FileError, match="cannot be read"):
+        Model.from_onnx(tmp_path / "nobody.onnx")
+    path = tmp_path / "text.onnx"
+    path.write_text("hello, this is text")
+    with pytest.raises(FileError, match="not an ONNX"):
+        Model.from_onnx(path)
+
+
+def test_a_value_that_passes_through_a_segment(tmp_path):
+    """A skip over a whole segment leaves it as it came."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Exp", ["b"], ["c"]), helper.make_node("Add", ["a", "c"], ["y"]),
+    ]  # fmt: skip
+    model = small()
+    del model.graph.node[:]
+    del model.graph.initializer[:]
+    model.graph.node.extend(nodes)
+    read = Model.from_onnx(saved(tmp_path, model))
+    whole = read._inference
+    read._inference = replace(whole, bounds=(0, 2, 3, 4), records=whole.records * 3)
+    assert [t.name for t in read.segment(1, 2)[0].inputs] == ["v1", "v2"]
+    assert [t.name for t in read.segment(1, 2)[0].outputs] == ["v1", "v3"]
+    x = torch.randn(3, 4)
+    assert torch.allclose(chained_all(read, x), x.relu() + (-x.relu()).exp())
