@@ -37,7 +37,8 @@ def running(state: Path) -> dict[str, Any] | None:
     document = _read(state / RUNNING)
     if not isinstance(document, dict) or type(document.get("pid")) is not int:
         return None
-    return document if _born_s(document["pid"]) == document.get("born_s") else None
+    born_s = _born_s(document["pid"])
+    return document if born_s is not None and born_s == document.get("born_s") else None
 
 
 def _born_s(pid: int) -> float | None:

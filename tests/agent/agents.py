@@ -1,0 +1,136 @@
+"""Real agents on loopback for tests, and raw peers that talk to them; whatever is started is ended."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq
+
+from potluck_wire.frames import decode, encode
+from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PAIRING_OFFSET, PULSE_OFFSET
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
+from potluck_wire.pairing import ControllerSide
+from potluck_wire.stream import Reader, pack
+
+PATIENCE_S = 30.0  # longer than anything should take; only a failing test waits for it
+SILENCE_MS = 300  # how long to listen for what must not come
+OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
+
+
+class Keys:
+    """A CURVE key pair."""
+
+    def __init__(self) -> None:
+        self.public, self.secret = (part.decode() for part in zmq.curve_keypair())
+
+
+class RunningAgent:
+    """An agent's process."""
+
+    def __init__(self, process: subprocess.Popen[str], facts: dict[str, Any], directory: Path) -> None:
+        self.process, self.directory = process, directory
+        self.port, self.key, self.code = int(facts["port"]), str(facts["key"]), str(facts["code"])
+
+    def command(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """`potluck agent ...` beside it, with its state directory."""
+        return command(*arguments, "--state", str(self.directory))
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "potluck_agent", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@contextmanager
+def agent(directory: Path, *arguments: str, name: str = "jetson", port: int = 0) -> Iterator[RunningAgent]:
+    """An agent that is ready; afterwards it is stopped, and nothing of it may be left."""
+    fixed = ["--name", name, "--port", str(port), "--bind", "127.0.0.1", "--state", str(directory), "--json"]
+    mdns = [] if "--mdns" in arguments else ["--no-mdns"]
+    line = [sys.executable, "-m", "potluck_agent", *fixed, *mdns, *(a for a in arguments if a != "--mdns")]
+    process = subprocess.Popen([*line, "--die-with-parent"], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    try:
+        ready = process.stdout.readline()
+        assert ready, "the agent did not start"
+        yield RunningAgent(process, json.loads(ready), directory)
+    finally:
+        children = []
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children(recursive=True)
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+            process.stdout.close()
+        _, left = psutil.wait_procs(children, PATIENCE_S)
+        assert not left
+
+
+class RawPeer:
+    """A peer with three DEALERs, that can also say what it must not. `keys` None: without encryption."""
+
+    def __init__(self, port: int, server_key: str, keys: Keys | None) -> None:
+        self.context: Any = zmq.Context()
+        self.sockets: dict[Channel, Any] = {}
+        for channel, offset in OFFSETS.items():
+            dealer = self.context.socket(zmq.DEALER)
+            dealer.linger = 0
+            if keys is not None:
+                dealer.curve_serverkey = server_key.encode()
+                dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+            dealer.probe_router = channel is Channel.DATA
+            dealer.connect(f"tcp://127.0.0.1:{port + offset}")
+            self.sockets[channel] = dealer
+
+    def __enter__(self) -> "RawPeer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(0)
+
+    def say(self, message: Message, *buffers: bytes) -> None:
+        channel = MESSAGES[NUMBER_OF[type(message)]].channel
+        self.sockets[channel].send_multipart(encode(message, buffers), zmq.DONTWAIT)
+
+    def hear(self, channel: Channel = Channel.CONTROL) -> tuple[Message, tuple[Any, ...]]:
+        assert self.sockets[channel].poll(PATIENCE_S * 1000), f"nothing came on {channel.value}"
+        return decode(self.sockets[channel].recv_multipart(), channel)
+
+    def ask(self, message: Message, *buffers: bytes) -> Message:
+        self.say(message, *buffers)
+        return self.hear(MESSAGES[NUMBER_OF[type(message)]].channel)[0]
+
+    def hears_nothing(self) -> bool:
+        poller = zmq.Poller()
+        for dealer in self.sockets.values():
+            poller.register(dealer, zmq.POLLIN)
+        return not poller.poll(SILENCE_MS)
+
+
+def pair(port: int, code: str, keys: Keys, name: str = "ada") -> ControllerSide:
+    """Pair over the real port; raises PairingFailed as the notebook would."""
+    side = ControllerSide(secret=code, name=name, key=keys.public)
+    with socket.create_connection(("127.0.0.1", port + PAIRING_OFFSET), PATIENCE_S) as connection:
+        connection.sendall(pack(side.first()))
+        reader = Reader(Channel.PAIRING)
+        while side.paired is None:
+            data = connection.recv(4096)
+            assert data, "the agent hung up"
+            for message, _ in reader.feed(data):
+                answer = side.receive(message)
+                if answer is not None:
+                    connection.sendall(pack(answer))
+    return side

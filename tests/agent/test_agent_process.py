@@ -1,0 +1,425 @@
+"""A real agent over real sockets: what strangers get (nothing), what bad input does (nothing), how it ends."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+
+import msgpack
+import psutil
+import pytest
+import zmq
+from tests.agent.agents import PATIENCE_S, Keys, RawPeer, agent, command, pair
+from tests.agent.core_talk import add, cut, plan, recv, send
+
+from potluck_wire import limits, statement
+from potluck_wire.frames import encode
+from potluck_wire.messages import (
+    MESSAGES,
+    Channel,
+    Chunk,
+    Commit,
+    Committed,
+    Credit,
+    Done,
+    Execute,
+    Failed,
+    FailureCause,
+    Goodbye,
+    Hello,
+    Meter,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Probe,
+    Probed,
+    Reading,
+    RefusalCode,
+    Refused,
+    Roster,
+    RosterSet,
+    Value,
+    Welcome,
+)
+from potluck_wire.pairing import PairingFailed
+
+ADA, STRANGER = Keys(), Keys()
+TRUST = ("--trust", f"{ADA.public}:ada")
+
+
+@pytest.fixture(scope="module")
+def jetson(tmp_path_factory):
+    """One agent for all tests that leave it as it was."""
+    with agent(tmp_path_factory.mktemp("jetson"), *TRUST, "--memory", "64Mi") as running:
+        yield running
+
+
+@pytest.fixture
+def ada(jetson):
+    with RawPeer(jetson.port, jetson.key, ADA) as peer:
+        yield peer
+        peer.say(Goodbye())
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+OUTSIDERS = {"unknown key": STRANGER, "no encryption": None}
+NETWORK = [e for e in MESSAGES.values() if e.channel in (Channel.CONTROL, Channel.DATA, Channel.PULSE)]
+
+
+@pytest.mark.parametrize("who", OUTSIDERS)
+def test_a_stranger_gets_nothing_whatever_it_says(jetson, who):
+    with RawPeer(jetson.port, jetson.key, OUTSIDERS[who]) as outsider:
+        for entry in NETWORK:
+            outsider.say(entry.type(), *[b"{}"] * entry.buffers[0])
+        assert outsider.hears_nothing()
+    assert jetson.alive
+
+
+def test_a_client_that_expects_another_device_gets_nothing(jetson):
+    with RawPeer(jetson.port, Keys().public, ADA) as misled:
+        misled.say(Ping(seq=1))
+        assert misled.hears_nothing()
+
+
+def test_a_pickle_on_any_socket_is_no_message(jetson, ada):
+    bomb = b"cos\nsystem\n(S'touch /tmp/potluck-was-here'\ntR."
+    for dealer in ada.sockets.values():
+        dealer.send_multipart([bomb, bomb])
+    assert isinstance(ada.hear()[0], Refused)
+    assert isinstance(ada.ask(Ping(seq=3)), Pong)
+    assert not os.path.exists("/tmp/potluck-was-here")
+
+
+# --- what a paired peer may get wrong ---------------------------------------------------------------------------------
+
+PING = encode(Ping(seq=1))[0]
+BROKEN = [
+    [b""],
+    [b"\x00"],
+    [b"\xff" * 50],
+    [PING[:-1]],
+    [PING + b"\x00"],
+    [PING, b"more"],
+    [msgpack.packb([9999, {}])],
+    [msgpack.packb([1, {"nonsense": 1}])],
+    [msgpack.packb([1, {"major": -1}])],
+    [msgpack.packb([1, {"major": 2**60}])],
+    [msgpack.packb([1, {"major": "1"}])],
+    [msgpack.packb([24, {"period_s": float("nan")}])],
+    [msgpack.packb([1, {"name": "x" * 20_000}])],
+    [b"\x92\x01" + b"\x81" * 10_000],
+    [msgpack.packb([4, {}])],
+    [msgpack.packb([10, {}]), *[b"{}"] * 300],
+    encode(Value(transfer=1, nbytes=4, chunk_bytes=4), [b"1234"]),
+]
+
+
+@pytest.mark.parametrize("frames", BROKEN, ids=range(len(BROKEN)))
+def test_broken_frames_of_a_paired_peer_are_answered_or_dropped(jetson, ada, frames):
+    for dealer in ada.sockets.values():
+        dealer.send_multipart(frames)
+    assert ada.ask(Ping(seq=77)).seq == 77 or ada.hear(Channel.PULSE)[0].seq == 77
+    if frames != [b""]:
+        assert isinstance(ada.hear()[0], Refused)
+
+
+def test_an_oversize_frame_cuts_its_connection_and_nothing_else(jetson, ada):
+    with RawPeer(jetson.port, jetson.key, ADA) as heavy:
+        heavy.sockets[Channel.DATA].send_multipart([PING, bytes(limits.MAX_FRAME_BYTES + 1)])
+        assert isinstance(ada.ask(Ping(seq=1)), Pong)
+    assert psutil.Process(jetson.process.pid).memory_info().rss < 100 * 2**20
+
+
+def test_a_huge_frame_before_the_handshake_takes_no_memory(jetson, ada):
+    before = psutil.Process(jetson.process.pid).memory_info().rss
+    with socket.create_connection(("127.0.0.1", jetson.port)) as raw:
+        raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47) + b"\x06" + struct.pack(">Q", 2**62))
+        raw.settimeout(PATIENCE_S)
+        wait_until_hung_up(raw)
+    assert isinstance(ada.ask(Ping(seq=1)), Pong)
+    assert psutil.Process(jetson.process.pid).memory_info().rss < before + 32 * 2**20
+
+
+def wait_until_hung_up(raw):
+    with suppress(ConnectionError):
+        while raw.recv(4096):
+            pass
+
+
+def test_another_major_version_is_refused(ada):
+    answer = ada.ask(Hello(major=2, name="ada"))
+    assert (answer.code, answer.about) == (RefusalCode.VERSION, 1)
+
+
+# --- real work --------------------------------------------------------------------------------------------------------
+
+
+def floats(*numbers):
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def value(name, data, *, transfer=1, step=0, chunk_bytes=limits.CHUNK_BYTES):
+    return Value(
+        transfer=transfer,
+        run="r",
+        epoch=1,
+        program="p",
+        step=step,
+        name=name,
+        shape=(len(data) // 4,),
+        nbytes=len(data),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def take(peer):
+    """The next whole value that comes home, acknowledged."""
+    head, buffers = peer.hear(Channel.DATA)
+    while not isinstance(head, Value):  # credit for what we sent
+        head, buffers = peer.hear(Channel.DATA)
+    data = bytes(buffers[0])
+    while len(data) < head.nbytes:
+        message, buffers = peer.hear(Channel.DATA)
+        if isinstance(message, Chunk):
+            data += buffers[0]
+    peer.say(Credit(transfer=head.transfer, received_bytes=len(data), done=True))
+    return head.name, data
+
+
+@pytest.mark.slow
+def test_a_program_runs_on_a_real_worker_and_its_values_come_home(ada):
+    ada.say(Hello(major=1, name="ada"))
+    welcome, (document,) = ada.hear()
+    assert isinstance(welcome, Welcome)
+    said = statement.read(document)
+    assert (said["name"], said["memory_bytes"]) == ("jetson", 64 * 2**20)
+    assert "torch" in said["backends"]
+    rows = [recv("x"), cut("x", "a", 0, 2), cut("x", "b", 2, 4), add("a", "b", "c"), send("c"), send("x", name="echo")]
+    assert ada.ask(Prepare(run="r", epoch=1), *plan(*rows)) == Prepared(run="r", epoch=1)
+    assert ada.ask(Commit(run="r", epoch=1)) == Committed(run="r", epoch=1)
+    data = floats(1, 2, 3, 4)
+    for step in range(3):
+        ada.say(value("x", data, transfer=step + 1, step=step), data)
+        ada.say(Execute(run="r", epoch=1, program="p", step=step))
+        message, _ = ada.hear(Channel.DATA)
+        assert message == Credit(transfer=step + 1, received_bytes=16, done=True)
+        assert dict(take(ada) for _ in range(2)) == {"echo": data, "c": floats(4, 6)}
+        done, (events,) = ada.hear()
+        assert (type(done), done.step, done.busy_s > 0) == (Done, step, True)
+        times = {index: (start_s, stop_s) for index, start_s, stop_s in json.loads(bytes(events))}
+        assert sorted(times) == list(range(6))
+        assert times[3][0] >= times[2][1] >= times[2][0] >= times[1][1]
+
+
+@pytest.mark.slow
+def test_failures_in_the_worker_are_named_and_the_agent_lives(jetson, ada):
+    assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
+    rows = [recv("x"), cut("x", "a", 0, 9), send("a")]
+    assert isinstance(ada.ask(Prepare(run="f", epoch=1), *plan(*rows)), Prepared)
+    ada.say(Execute(run="f", epoch=1, program="p"))
+    data = floats(1, 2)
+    ada.say(Value(transfer=1, run="f", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64), data)
+    failed, _ = ada.hear()
+    assert (type(failed), failed.instruction, failed.cause) == (Failed, 1, FailureCause.INPUT)
+    (worker,) = psutil.Process(jetson.process.pid).children()
+    ada.say(Execute(run="f", epoch=1, program="p", step=1))
+    assert isinstance(ada.ask(Prepare(run="f", epoch=1), *plan(*rows)), Prepared)  # so the execution has begun
+    worker.kill()
+    failed, _ = ada.hear()
+    assert (type(failed), failed.step, failed.cause) == (Failed, 1, FailureCause.CRASHED)
+    assert isinstance(ada.ask(Prepare(run="g", epoch=1), *plan(recv("x"))), Prepared)  # and there is a new one
+
+
+@pytest.mark.slow
+def test_large_values_go_out_and_come_back_in_chunks_under_credit(ada):
+    assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
+    assert isinstance(ada.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x"))), Prepared)
+    data = os.urandom(3 * 2**20 + 4)
+    ada.say(Execute(run="r", epoch=1, program="p"))
+    ada.say(value("x", data, chunk_bytes=2**20), data[: 2**20])
+    for index in (1, 2, 3):
+        ada.say(Chunk(transfer=1, index=index), data[index * 2**20 : (index + 1) * 2**20])
+    assert take(ada) == ("x", data)
+
+
+@pytest.mark.slow
+def test_readings_stream_until_they_are_stopped(ada):
+    assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
+    first, second = ada.ask(Meter(period_s=0.05)), ada.hear()[0]
+    assert (type(first), type(second)) == (Reading, Reading)
+    assert second.at_s > first.at_s
+    assert second.joules >= first.joules
+
+
+@pytest.mark.slow
+def test_two_devices_stream_to_each_other(tmp_path):
+    with (
+        agent(tmp_path / "a", *TRUST, name="left") as left,
+        agent(tmp_path / "b", *TRUST, name="right") as right,
+        RawPeer(left.port, left.key, ADA) as to_left,
+        RawPeer(right.port, right.key, ADA) as to_right,
+    ):
+        members = [
+            {"name": name, "key": one.key, "address": f"127.0.0.1:{one.port}"}
+            for name, one in (("left", left), ("right", right))
+        ]
+        for peer in (to_left, to_right):
+            peer.say(Hello(major=1, name="ada"))
+        for peer in (to_left, to_right):
+            assert isinstance(peer.hear()[0], Welcome)
+            assert peer.ask(Roster(home="h"), json.dumps(members).encode()) == RosterSet(home="h")
+        assert isinstance(to_left.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "right"))), Prepared)
+        rows = [recv("x", "left"), add("x", "x", "y"), send("y")]
+        assert isinstance(to_right.ask(Prepare(run="r", epoch=1), *plan(*rows)), Prepared)
+        for peer in (to_left, to_right):
+            peer.say(Execute(run="r", epoch=1, program="p"))
+        data = floats(*range(100_000))
+        to_left.say(value("x", data, chunk_bytes=2**20), data)
+        assert take(to_right) == ("y", floats(*range(0, 200_000, 2)))
+        assert isinstance(to_left.hear()[0], Done)
+        assert isinstance(to_right.hear()[0], Done)
+        probed = to_left.ask(Probe(task="t", peer="right", nbytes=2**20, repeats=3))
+        assert (type(probed), len(probed.seconds)) == (Probed, 3)
+        to_right.say(Goodbye())  # right knows left no more: what comes from there is not even heard
+        assert to_left.ask(Ping(seq=1)).seq == 1
+
+
+# --- pairing ----------------------------------------------------------------------------------------------------------
+
+
+def test_pairing_over_the_wire_lets_exactly_that_key_in(tmp_path):
+    bob = Keys()
+    with agent(tmp_path, "--pair") as running:
+        with pytest.raises(PairingFailed) as failure:
+            pair(running.port, "00000000" if running.code != "00000000" else "11111111", bob)
+        assert (failure.value.code, failure.value.tries_left) == ("wrong-code", 2)
+        with RawPeer(running.port, running.key, bob) as early:
+            early.say(Ping(seq=1))
+            assert early.hears_nothing()
+        assert pair(running.port, running.code, bob, "bob").paired.key == running.key
+        with RawPeer(running.port, running.key, bob) as peer:
+            assert isinstance(peer.ask(Ping(seq=1)), Pong)
+        with pytest.raises(PairingFailed) as failure:
+            pair(running.port, running.code, STRANGER)
+        assert failure.value.code == "closed"
+        assert "bob" in running.command("peers").stdout
+
+
+def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
+    bob = Keys()
+    with agent(tmp_path, "--pair", *TRUST) as running:
+        pair(running.port, running.code, bob, "bob")
+        with RawPeer(running.port, running.key, bob) as peer, RawPeer(running.port, running.key, ADA) as other:
+            assert isinstance(peer.ask(Ping(seq=1)), Pong)
+            assert isinstance(other.ask(Ping(seq=1)), Pong)
+            monitor = peer.sockets[Channel.PULSE].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            assert running.command("forget", "bob").returncode == 0
+            assert monitor.poll(PATIENCE_S * 1000)  # the connection itself is cut
+            peer.say(Ping(seq=2))
+            assert peer.hears_nothing()
+            other.say(Ping(seq=3))  # it comes back by itself
+            assert other.hear(Channel.PULSE)[0].seq == 3
+        assert running.command("forget", "bob").returncode == 1
+
+
+def test_a_token_works_once(tmp_path):
+    with agent(tmp_path) as running:
+        token = running.command("token").stdout.strip()
+        assert pair(running.port, token, ADA).paired.key == running.key
+        with pytest.raises(PairingFailed) as failure:
+            pair(running.port, token, STRANGER)
+        assert failure.value.code == "closed"
+
+
+def test_commands_to_an_agent_that_does_not_run_say_so(tmp_path):
+    answer = command("token", "--state", str(tmp_path))
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "no agent runs" in answer.stderr
+
+
+def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
+    with agent(tmp_path / "a", *TRUST) as first:
+        port, key = first.port, first.key
+    with agent(tmp_path / "b", *TRUST, port=port), RawPeer(port, key, ADA) as peer:
+        peer.say(Ping(seq=1))
+        assert peer.hears_nothing()
+
+
+# --- starting and ending ----------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_named(tmp_path, jetson):
+    answer = command("--port", str(jetson.port), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
+    assert answer.returncode == 1
+    assert f"port {jetson.port}" in answer.stderr
+    assert "--port" in answer.stderr
+
+
+@pytest.mark.parametrize("offset", [limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET])
+def test_each_of_the_four_ports_is_needed(tmp_path, offset):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = command("--port", str(port - offset), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
+    assert answer.returncode == 1
+    assert f"port {port}" in answer.stderr
+
+
+def test_two_agents_cannot_share_a_state_directory(tmp_path):
+    with agent(tmp_path):
+        answer = command("--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
+    assert answer.returncode == 1
+    assert "--state" in answer.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_good_order(tmp_path, number):
+    with agent(tmp_path) as running:
+        running.process.send_signal(number)
+        assert running.process.wait(PATIENCE_S) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["identity.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
+    line = ["--name", "x", "--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns", "--json"]
+    script = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'potluck_agent', *{line!r}, '--die-with-parent'])\n"
+        "print(p.pid, flush=True)\ntime.sleep(1000)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        pid = int(starter.stdout.readline())
+        assert json.loads(starter.stdout.readline())["name"] == "x"
+        orphan = psutil.Process(pid)
+    finally:
+        starter.kill()
+        starter.wait()
+        starter.stdout.close()
+    gone, _ = psutil.wait_procs([orphan], PATIENCE_S)
+    assert gone == [orphan]
+
+
+def test_the_key_stays_the_same_over_a_restart(tmp_path):
+    with agent(tmp_path) as first:
+        key = first.key
+    with agent(tmp_path) as second:
+        assert second.key == key
+
+
+def test_importing_the_agent_loads_nothing_heavy():
+    script = (
+        "import sys, potluck_agent.main, potluck_agent.net, potluck_agent.core\n"
+        "heavy = ('torch', 'numpy', 'scipy', 'onnx', 'onnxruntime', 'zeroconf', 'spake2')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,166 @@
+"""Keys and peers on disk: private, whole or not at all, and never silently replaced."""
+
+import json
+import os
+import stat
+
+import pytest
+import zmq
+
+from potluck_agent import keys, options, state
+from potluck_agent.errors import AgentError
+from potluck_agent.keys import Peer
+
+KEYS = [zmq.curve_keypair()[0].decode() for _ in range(3)]
+
+
+def test_the_key_pair_is_made_once_and_is_private(tmp_path):
+    directory = keys.open_state_dir(tmp_path / "a" / "b")
+    first = keys.identity(directory)
+    assert keys.identity(directory) == first
+    assert zmq.curve_public(first.secret.encode()).decode() == first.public
+    assert first.secret not in repr(first)
+    if os.name != "nt":
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE((directory / keys.IDENTITY).stat().st_mode) == 0o600
+    assert [path.name for path in directory.iterdir()] == [keys.IDENTITY]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"public": 1, "secret": 2}',
+        json.dumps({"public": KEYS[0], "secret": KEYS[1]}).encode(),
+        b"[" * 100_000,
+    ],
+)
+def test_a_corrupt_key_file_is_an_error_and_stays_as_it_is(tmp_path, content):
+    path = tmp_path / keys.IDENTITY
+    path.write_bytes(content)
+    with pytest.raises(AgentError, match=keys.IDENTITY):
+        keys.identity(tmp_path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"{", b"5", b'[{"name": "a"}]', b'[{"name": "a", "key": "b", "role": "owner"}]'])
+def test_a_corrupt_peers_file_is_an_error_and_stays_as_it_is(tmp_path, content):
+    path = tmp_path / keys.PEERS
+    path.write_bytes(content)
+    for act in (
+        lambda: keys.load_peers(tmp_path),
+        lambda: keys.add_peer(tmp_path, Peer(name="ada", key=KEYS[0])),
+        lambda: keys.forget_peer(tmp_path, "ada"),
+    ):
+        with pytest.raises(AgentError, match=keys.PEERS):
+            act()
+    assert path.read_bytes() == content
+
+
+def test_peers_are_added_and_forgotten(tmp_path):
+    keys.add_peer(tmp_path, Peer(name="ada", key=KEYS[0]))
+    keys.add_peer(tmp_path, Peer(name="bob", key=KEYS[1]))
+    assert [(peer.name, peer.key, peer.role) for peer in keys.load_peers(tmp_path)] == [
+        ("ada", KEYS[0], "owner"),
+        ("bob", KEYS[1], "owner"),
+    ]
+    keys.forget_peer(tmp_path, "ada")
+    assert [peer.name for peer in keys.load_peers(tmp_path)] == ["bob"]
+    with pytest.raises(AgentError, match="no peer is called ada; this device trusts bob"):
+        keys.forget_peer(tmp_path, "ada")
+
+
+def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
+    for key in (KEYS[0], KEYS[1], KEYS[0]):
+        keys.add_peer(tmp_path, Peer(name="laptop", key=key))
+    assert {peer.key: peer.name for peer in keys.load_peers(tmp_path)} == {KEYS[0]: "laptop", KEYS[1]: "laptop-2"}
+
+
+def test_fingerprints_are_25_characters_and_differ():
+    first, second = (keys.fingerprint(key) for key in KEYS[:2])
+    assert first != second
+    assert [len(part) for part in first.split("-")] == [5] * 5
+
+
+def test_a_state_directory_that_cannot_be_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AgentError, match="--state"):
+        keys.open_state_dir(tmp_path / "file" / "below")
+
+
+# --- how commands reach a running agent -------------------------------------------------------------------------------
+
+
+def test_one_agent_per_state_directory(tmp_path):
+    assert state.running(tmp_path) is None
+    state.claim(tmp_path, {"port": 5})
+    assert state.running(tmp_path)["port"] == 5
+    state.release(tmp_path)
+    assert state.running(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "born_s": 1.0}', b'{"pid": -5}'])
+def test_what_a_killed_agent_left_behind_does_not_count(tmp_path, content):
+    (tmp_path / state.RUNNING).write_bytes(content)
+    assert state.running(tmp_path) is None
+
+
+def test_a_window_is_asked_for_once(tmp_path):
+    state.ask_window(tmp_path, "12345678", 180.0)
+    assert state.asked_window(tmp_path) == ("12345678", 180.0)
+    assert state.asked_window(tmp_path) is None
+    (tmp_path / state.WINDOW).write_text("junk")
+    assert state.asked_window(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def start(*arguments):
+    return options.start_options(options.read(arguments), 1)
+
+
+def test_start_is_understood_without_saying_so():
+    assert start("--port", "0", "--name", "jetson") == start("start", "--port", "0", "--name", "jetson")
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("2Gi", 2 * 2**30), ("500M", 500_000_000), ("1.5g", 1_500_000_000)])
+def test_reads_amounts_of_memory(text, nbytes):
+    assert start("--memory", text).memory_bytes == nbytes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--memory", "lots"),
+        ("--memory", "12"),
+        ("--slowdown", "0.5"),
+        ("--slowdown", "nan"),
+        ("--power", "1,2"),
+        ("--power", "5,2,1"),
+        ("--trust", "short:name"),
+        ("--trust", f"{KEYS[0]}:Bad Name"),
+        ("--link-rate", "-1"),
+        ("--port", "x"),
+        ("--threads", "0"),
+    ],
+)
+def test_refuses_options_that_make_no_sense(arguments, capsys):
+    with pytest.raises(SystemExit):
+        start(*arguments)
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["home", "Big", "", "a b", "x" * 41, "é"])
+def test_refuses_names_that_cannot_be(name):
+    with pytest.raises(AgentError, match="device's name"):
+        start("--name", name)
+
+
+def test_a_key_may_hold_a_colon():
+    key = next(k for k in (zmq.curve_keypair()[0].decode() for _ in range(10_000)) if ":" in k)
+    assert start("--trust", f"{key}:ada").trusted == (Peer(name="ada", key=key),)
