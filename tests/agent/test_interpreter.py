@@ -234,8 +234,8 @@ def test_refuses_to_write_what_does_not_fit(name, value):
         {"name": "sgd", "lr": float("nan")},
         {"name": "sgd", "lr": -1.0},
         {"name": "sgd", "foreach": True},
-        {"name": "adamw", "betas": [0.9]},
-        {"name": "adamw", "betas": [0.9, 1.5]},
+        {"name": "adamw", "betas": [0.9, 0.999]},
+        {"name": "adamw", "beta2": 1.5},
     ],
 )
 def test_refuses_unknown_optimizers_and_settings(options):
@@ -246,7 +246,10 @@ def test_refuses_unknown_optimizers_and_settings(options):
 OPTIMIZERS = {
     "sgd": ({"name": "sgd", "lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
     "momentum": ({"name": "momentum", "lr": 0.1, "momentum": 0.8}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8)),
-    "adamw": ({"name": "adamw", "lr": 0.1}, lambda p: torch.optim.AdamW(p, lr=0.1)),
+    "adamw": (
+        {"name": "adamw", "lr": 0.1, "beta1": 0.8, "beta2": 0.99},
+        lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.8, 0.99)),
+    ),
 }
 
 

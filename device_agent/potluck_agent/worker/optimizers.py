@@ -12,7 +12,7 @@ from potluck_wire.graph import SegmentError
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1e-3, "weight_decay": 0.0},
     "momentum": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
-    "adamw": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
+    "adamw": {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
 }
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -107,20 +107,15 @@ def check(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str) or name not in DEFAULTS:
         raise SegmentError("bad-input", f"there is no optimizer {name!r}; there are {sorted(DEFAULTS)}"[:200])
     given = {key: value for key, value in options.items() if key != "name"}
-    if name == "adamw" and not {"beta1", "beta2"}.isdisjoint(given):  # a program's attributes are flat
-        betas = DEFAULTS["adamw"]["betas"]
-        given["betas"] = [given.pop("beta1", betas[0]), given.pop("beta2", betas[1])]
     unknown = sorted(set(given) - set(DEFAULTS[name]))
     if unknown:
         raise SegmentError("bad-input", f"{name} has no setting {unknown[0]!r}"[:200])
     for key, value in given.items():
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
-                raise SegmentError("bad-input", f"{name}: {key} must be a number that is not negative: {value!r}"[:200])
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise SegmentError("bad-input", f"{name}: {key} must be a number that is not negative: {value!r}"[:200])
     settings = {**DEFAULTS[name], **given}
     if name == "adamw":
-        betas = settings["betas"]
-        if not isinstance(betas, list | tuple) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise SegmentError("bad-input", f"adamw: betas must be two numbers in [0, 1): {betas!r}"[:200])
-        settings["betas"] = tuple(betas)
+        settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
+        if max(settings["betas"]) >= 1:
+            raise SegmentError("bad-input", f"adamw: beta1 and beta2 must be below 1: {settings['betas']}")
     return name, settings

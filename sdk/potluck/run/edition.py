@@ -57,8 +57,6 @@ def _piece(model: Any, stage: Stage, training: bool) -> Piece:
             f"at most {MAX_BUFFER_BYTES} can be sent.",
             next_step="Cut the model into more stages.",
         )
-    if model.kind != "aten":  # ONNX: the weights are part of the document
-        return Piece(segment=segment, kind=model.kind, document=document)
     sizes = {item.name: _nbytes(item) for item in (*graph.parameters, *graph.buffers)}
     return Piece(
         segment=segment,
