@@ -79,37 +79,50 @@ class Engine:
             self._fail(error)
 
     def _compute(self, message: Compute, buffers: Buffers) -> None:
-        start_s, start_cpu_s = time.monotonic(), time.thread_time()
-        before_bytes = self._held_bytes()
+        start_s, before_bytes = time.monotonic(), self._held_bytes()
         try:
-            attrs = json.loads(bytes(buffers[0]))
-            rows, kind = self._perform(message, attrs)
+            task = self._task(message, json.loads(bytes(buffers[0])))
+            work_s, work_cpu_s = time.monotonic(), time.thread_time()
+            rows = self._perform(message, task)
+            took_cpu_s = time.thread_time() - work_cpu_s
         except Exception as error:  # whatever it is, it is the task's failure
             self._values.drop(message.frees)
             self._fail(error, tag=message.tag, slot=message.slot)
             return
         held_bytes = max(before_bytes, self._held_bytes())
         self._values.drop(message.frees)
-        wait_until(start_s + self._stretch.target_s(kind, time.thread_time() - start_cpu_s))
+        wait_until(work_s + self._stretch.target_s(_kind(message, task), took_cpu_s))
         answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
         self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
 
-    def _perform(self, message: Compute, attrs: dict[str, Any]) -> tuple[list[list[Any]], Kind]:
-        """The task itself and its exports: the rows of `Computed`, and what kind of task it was (for its time)."""
+    def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
         if message.slot and message.slot not in self._segments:
             raise ValueError(f"segment {message.slot} is not loaded")
-        inputs = tuple(self._values[key] for key in message.inputs)
-        scope = message.scope or scope_of((*message.outputs, *message.inputs))  # `backward` may have no values at all
-        segment = self._segments.get(message.slot)
-        task = Task(inputs=inputs, attrs=attrs, segment=segment, step=message.step, scope=scope)
+        return Task(
+            inputs=tuple(self._values[key] for key in message.inputs),
+            attrs=attrs,
+            segment=self._segments.get(message.slot),
+            step=message.step,
+            scope=message.scope
+            or scope_of((*message.outputs, *message.inputs)),  # `backward` may have no values at all
+        )
+
+    def _perform(self, message: Compute, task: Task) -> list[list[Any]]:
+        """The task and its exports: the rows of `Computed`."""
         outputs = tuple(perform(message.op, task))
         if len(outputs) != len(message.outputs):
             raise ValueError(f"{message.op} gave {len(outputs)} values, {len(message.outputs)} are named")
         for key, tensor in zip(message.outputs, outputs, strict=True):
             self._values[key] = tensor
-        rows = [self._exports.copy(key, self._values[key]) for key in message.exports]
-        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
-        return rows, (message.slot, (message.op, bool(attrs.get("train")), shapes, len(rows)))
+        rows: list[list[Any]] = []
+        try:
+            for key in message.exports:
+                rows.append(self._exports.copy(key, self._values[key]))
+        except Exception:
+            for _, offset, *_ in rows:  # nobody will hear of these places
+                self._exports.release(offset)
+            raise
+        return rows
 
     def _load(self, message: LoadSegment, buffers: Buffers) -> None:
         try:
@@ -172,6 +185,12 @@ class Engine:
     def _fail(self, error: Exception, tag: int = -1, slot: str = "") -> None:
         cause, text = cause_of(error)
         self._pipe.send(ComputeFailed(tag=tag, slot=slot, cause=cause, text=text))
+
+
+def _kind(message: Compute, task: Task) -> Kind:
+    """Which tasks take the same time as this one."""
+    shapes = tuple(tuple(tensor.shape) for tensor in task.inputs)
+    return message.slot, (message.op, bool(task.attrs.get("train")), shapes, len(message.exports))
 
 
 def scope_of(keys: Sequence[str]) -> str:

@@ -18,6 +18,9 @@ from potluck_wire.stream import Reader, pack
 
 OVERHEAD_REPEATS = 30
 MAX_REPEATS = 1000
+# An emulated device rests between tasks, and others use the processor and its caches meanwhile: measured without rests,
+# times were a third too short.
+REST_S = 0.02
 _KEY = "\0measure"
 COPY_REPEATS = 7
 COPY_BYTES = 4 << 20  # larger than most caches of a small device, as activations are
@@ -28,12 +31,19 @@ def taken_s(work: Callable[[], object], slowdown: float) -> float:
     clock = time.thread_time if slowdown > 1.0 else time.perf_counter
     start_s = clock()
     work()
-    return slowdown * (clock() - start_s)
+    took_s = clock() - start_s
+    time.sleep(min(REST_S, (slowdown - 1) * took_s))
+    return slowdown * took_s
+
+
+def typical_s(times_s: Sequence[float], slowdown: float) -> float:
+    """The median; on an emulated device the quickest, as `emulation` does and for its reason."""
+    return min(times_s) if slowdown > 1.0 else median(times_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Median seconds of one run of a segment, and the bytes that it keeps for backward."""
+    """Typical seconds of one run of a segment, and the bytes that it keeps for backward."""
 
     forward_s: float
     backward_s: float = 0.0
@@ -81,8 +91,8 @@ def _time_rows(segment: Measurable, rows: int, *, train: bool, repeats: int, slo
             backward_s.append(taken_s(backward, slowdown) if gradients else 0.0)
     segment.forget(_KEY)
     return Timing(
-        forward_s=median(forward_s[1:]),
-        backward_s=median(backward_s[1:]) if train else 0.0,
+        forward_s=typical_s(forward_s[1:], slowdown),
+        backward_s=typical_s(backward_s[1:], slowdown) if train else 0.0,
         kept_bytes=segment.kept_bytes(inputs) if train else 0,
     )
 
@@ -103,15 +113,15 @@ def overhead_s(slowdown: float) -> float:
         attrs = json.loads('{"start":0,"stop":4}')
         perform("slice", Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope=""))
 
-    def typical_s(work: Callable[[], object], pace: float) -> float:
-        return median(taken_s(work, pace) for _ in range(OVERHEAD_REPEATS))
+    def repeated_s(work: Callable[[], object], pace: float) -> float:
+        return typical_s([taken_s(work, pace) for _ in range(OVERHEAD_REPEATS)], pace)
 
-    return typical_s(message, 1.0) + typical_s(task, slowdown)
+    return repeated_s(message, 1.0) + repeated_s(task, slowdown)
 
 
 def copy_bytes_per_s(slowdown: float) -> float:
     """Bytes of result per second when tensors are added, the slowest of the copying operations."""
     first, second = torch.ones(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
     out = torch.empty_like(first)
-    took_s = median(taken_s(lambda: torch.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS))
-    return COPY_BYTES / max(took_s, 1e-9)
+    times_s = [taken_s(lambda: torch.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS)]
+    return COPY_BYTES / max(typical_s(times_s, slowdown), 1e-9)
