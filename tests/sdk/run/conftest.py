@@ -1,0 +1,86 @@
+"""Real agents for the tests of runs: two on this machine, started once, and small models."""
+
+import pytest
+
+import potluck
+from potluck.records import Plan, Stage
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="session")
+def home():
+    torch.set_num_threads(1)
+    with potluck.Home.local(2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fresh_home():
+    """A home that the test may break."""
+    torch.set_num_threads(1)
+    with potluck.Home.local(2) as opened:
+        yield opened
+
+
+def make_net(kind: str):
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
+        )
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 8, 3),
+        torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32, 4),
+    )  # fmt: skip
+
+
+def make_data(kind: str, rows: int):
+    torch.manual_seed(1)
+    x = torch.randn(rows, 8) if kind == "mlp" else torch.randn(rows, 1, 8, 8)
+    return x, torch.randint(0, 4, (rows,))
+
+
+def make_model(kind: str):
+    net = make_net(kind)
+    x, y = make_data(kind, 6)
+    return net, potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+
+
+def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
+    """A plan from rows (devices, shares); layers are shared evenly over the stages."""
+    n_layers = len(model.layers(training))
+    bounds = [round(i * n_layers / len(stages)) for i in range(len(stages) + 1)]
+    return Plan(
+        planner="by hand",
+        model="test",
+        stages=tuple(
+            Stage(
+                start=bounds[i], stop=bounds[i + 1], devices=devices, shares=shares,
+                warm_up=min(2 * (len(stages) - i) - 1, n_micro_batches),
+            )
+            for i, (devices, shares) in enumerate(stages)
+        ),
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
+        training=training,
+    )  # fmt: skip
+
+
+def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):
+    """The one-machine reference: the same micro-batches in the same order; returns the loss of every step."""
+    optimizer = make_optimizer(net.parameters())
+    losses = []
+    for _ in range(epochs):
+        for start in range(0, len(x), batch):
+            xb, yb = x[start : start + batch], y[start : start + batch]
+            total = 0.0
+            for first in range(0, len(xb), micro_batch):
+                xm, ym = xb[first : first + micro_batch], yb[first : first + micro_batch]
+                loss = torch.nn.functional.cross_entropy(net(xm), ym)
+                (loss * (len(xm) / len(xb))).backward()
+                total += loss.item() * len(xm)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total / len(xb))
+    return losses

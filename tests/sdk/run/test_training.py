@@ -1,0 +1,216 @@
+"""Training over real agents equals training on one machine, whatever the plan, the switch or the interruption."""
+
+import copy
+
+import pytest
+from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
+
+import potluck
+
+torch = pytest.importorskip("torch")
+
+A, B = "local-1", "local-2"
+SHAPES = {
+    "one device": ([((A,), (4,))], 0.0),
+    "two stages": ([((A,), (4,)), ((B,), (4,))], 0.0),
+    "replicated": ([((A, B), (3, 1))], 1e-6),
+    "replicated, then one": ([((A, B), (2, 2)), ((B,), (4,))], 1e-6),
+}
+OPTIMIZERS = {
+    "adamw": (potluck.AdamW(0.01), lambda p: torch.optim.AdamW(p, 0.01)),
+    "momentum": (potluck.SGD(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
+    "sgd": (potluck.SGD(0.05), lambda p: torch.optim.SGD(p, 0.05)),
+}
+
+
+def largest_difference(state, net):
+    return max((state[name] - tensor).abs().max().item() for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_one_machine(home, kind, shape):
+    stages, tolerance = SHAPES[shape]
+    net, model = make_model(kind)
+    x, y = make_data(kind, 24)
+    run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=3), model).wait(60)
+    history = run.fit((x, y), epochs=3).wait(60)
+    alone = copy.deepcopy(net)
+    losses = train_alone(
+        alone, x, y, batch=12, micro_batch=4, epochs=3, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
+    )
+    assert history.rows == (12,) * 6
+    assert history.losses == pytest.approx(losses, rel=1e-6, abs=tolerance)
+    assert largest_difference(run.state_dict(), alone) <= 10 * tolerance
+    assert run.step == 6
+    run.close()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_torchs(home, name):
+    ours, torchs = OPTIMIZERS[name]
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
+    run = home.deploy(plan, model, optimizer=ours).wait(60)
+    run.fit((x, y), epochs=3).wait(60)
+    alone = copy.deepcopy(net)
+    train_alone(alone, x, y, batch=8, micro_batch=4, epochs=3, make_optimizer=torchs)
+    assert largest_difference(run.state_dict(), alone) == 0.0
+    run.close()
+
+
+def test_a_smaller_last_batch_counts_by_its_rows(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 22)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
+    history = run.fit(loader, epochs=2).wait(60)
+    alone = copy.deepcopy(net)
+    losses = train_alone(
+        alone, x, y, batch=8, micro_batch=4, epochs=2, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
+    )
+    assert history.rows == (8, 8, 6) * 2
+    assert history.losses == pytest.approx(losses, abs=1e-6)
+    assert largest_difference(run.state_dict(), alone) <= 1e-6
+    run.close()
+
+
+def test_rows_that_cannot_be_shared_are_left_out_with_a_note(home):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 9)
+    run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=4, n_micro_batches=2), model).wait(60)
+    history = run.fit((x, y)).wait(60)
+    assert history.rows == (8,)
+    assert "1 of 1 rows" in history.notes[0]
+    run.close()
+
+
+@pytest.mark.parametrize(
+    "after", [[((B,), (4,))], [((B,), (4,)), ((A,), (4,))], [((A, B), (3, 1))]], ids=["one", "swapped", "replicated"]
+)
+def test_a_switch_changes_nothing(home, after):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    first = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
+    second = make_plan(model, *after, micro_batch=4, n_micro_batches=2)
+    straight = home.deploy(first, model).wait(60)
+    straight.fit((x, y), epochs=4).wait(60)
+    switched = home.deploy(first, model).wait(60)
+    switched.fit((x, y), epochs=2).wait(60)
+    switched.switch(second).wait(60)
+    assert switched.plan == second
+    switched.fit((x, y), epochs=2).wait(60)
+    assert switched.history.losses == pytest.approx(straight.history.losses, abs=1e-6)
+    wanted, got = straight.state_dict(), switched.state_dict()
+    assert max((wanted[name] - got[name]).abs().max().item() for name in wanted) <= 1e-6
+    straight.close()
+    switched.close()
+
+
+def test_a_plan_that_does_not_fit_leaves_the_old_one_standing(home):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run.fit((x, y)).wait(60)
+    from dataclasses import replace
+
+    too_big = replace(make_plan(model, ((B,), (4,)), micro_batch=4), peak_bytes={B: 2**60})
+    before = run.state_dict()
+    with pytest.raises(potluck.errors.OutOfMemory, match=r"local-2.*needs .*MiB.*available") as caught:
+        run.switch(too_big).wait(60)
+    assert caught.value.facts["needed_bytes"] == 2**60
+    assert run.plan.devices == (A,)
+    after = run.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    run.fit((x, y)).wait(60)
+    assert run.step == 8
+    run.close()
+
+
+def test_a_saved_run_goes_on_as_if_uninterrupted(home, tmp_path):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
+    whole = home.deploy(plan, model, seed=7).wait(60)
+    whole.fit((x, y), epochs=4).wait(60)
+    half = home.deploy(plan, model, seed=7).wait(60)
+    half.fit((x, y), epochs=2).wait(60)
+    half.save(tmp_path / "half.safetensors")
+    half.close()
+    rest = home.deploy(plan, model, resume=tmp_path / "half.safetensors").wait(60)
+    assert rest.step == 4
+    rest.fit((x, y), epochs=2).wait(60)
+    wanted, got = whole.state_dict(), rest.state_dict()
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+    assert whole.history.losses[4:] == rest.history.losses
+    assert [path.name for path in tmp_path.iterdir()] == ["half.safetensors"]
+    whole.close()
+    rest.close()
+
+
+def test_another_models_file_and_a_cut_file_are_refused(home, tmp_path):
+    _, mlp = make_model("mlp")
+    _, cnn = make_model("cnn")
+    run = home.deploy(make_plan(mlp, ((A,), (4,)), micro_batch=4), mlp).wait(60)
+    path = tmp_path / "run.safetensors"
+    run.save(path)
+    run.close()
+    with pytest.raises(potluck.errors.FileError, match="another model"):
+        home.deploy(make_plan(cnn, ((A,), (4,)), micro_batch=4), cnn, resume=path).wait(60)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(potluck.errors.FileError, match="cannot read"):
+        home.deploy(make_plan(mlp, ((A,), (4,)), micro_batch=4), mlp, resume=path).wait(60)
+
+
+def test_the_trained_weights_come_back_into_the_module(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run.fit((x, y)).wait(60)
+    trained = run.state_dict()
+    with torch.no_grad():
+        out = run(x)
+    run.load_into()
+    assert largest_difference(trained, net) == 0.0
+    with torch.no_grad():
+        assert (out - net(x)).abs().max().item() <= 1e-6
+    assert run.evaluate((x, y), torch.nn.functional.cross_entropy) == pytest.approx(
+        torch.nn.functional.cross_entropy(net(x), y).item(), abs=1e-6
+    )
+    run.close()
+
+
+def test_a_cancelled_fit_stops_between_steps_and_can_go_on(home):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    handle = run.fit((x, y), epochs=10_000)
+    run_on_first_step = []
+    handle.listen(lambda frac, text: run_on_first_step.append(text) or handle.cancel())
+    with pytest.raises(potluck.handle.CancelledError):
+        handle.wait(60)
+    assert run.step >= 1
+    done = run.step
+    run.fit((x, y)).wait(60)
+    assert run.step == done + 4
+    run.close()
+
+
+def test_the_trace_is_measured_and_in_order(home):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
+    run.fit((x, y)).wait(60)
+    trace = run.trace
+    assert trace.source == "measured"
+    assert len(trace.step_s) == 2
+    assert set(trace.busy_s) == {A, B}
+    labels = {(event.device, event.label) for event in trace.events if event.op == "run"}
+    assert labels == {(A, "0F0"), (A, "0F1"), (B, "1F0"), (B, "1F1")}
+    assert all(event.start_s <= event.stop_s for event in trace.events)
+    for step in (0, 1):  # one time axis: nothing is computed before its inputs are sent
+        sent = next(e for e in trace.events if e.step == step and e.op == "send" and e.peer == B)
+        used = next(e for e in trace.events if e.step == step and e.device == B and e.label == "1F0" and e.op == "run")
+        assert sent.start_s < used.stop_s
+    run.close()
