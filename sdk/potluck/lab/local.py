@@ -70,7 +70,8 @@ class LocalAgents:
         command = [sys.executable, "-m", "potluck_agent", "start", *spec.arguments(), *extra]
         command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self._directory / spec.name), "--json"]
         command += ["--parent-pid", str(os.getpid())]
-        command += ["--trust", f"{trust[1]}:{trust[0]}"] if trust else []
+        # one word: a key may begin with a hyphen
+        command += [f"--trust={trust[1]}:{trust[0]}"] if trust else []
         command += [] if announce else ["--no-mdns"]
         package = Path(potluck_agent.__file__ or "").parent.parent
         path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))

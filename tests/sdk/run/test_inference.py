@@ -24,7 +24,7 @@ def test_equals_the_unsplit_model(home, kind, stages):
 
 
 def test_a_wrong_shape_is_explained_and_the_run_goes_on(home):
-    net, model = make_model("mlp")
+    _, model = make_model("mlp")
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait(60)
     with pytest.raises(potluck.errors.ModelError, match="expected"):
         run(torch.zeros(2, 9))

@@ -1,0 +1,156 @@
+"""What goes wrong ends with a named cause, and leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from tests.sdk.run.conftest import make_data, make_model, make_plan
+
+import potluck
+from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, OutOfMemory, WorkerFailed
+
+torch = pytest.importorskip("torch")
+A, B = "local-1", "local-2"
+
+
+def start_training(home):
+    """A run that trains until it is stopped, and its handle, after the first step."""
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
+    run.fit((x, y)).wait(60)
+    return model, run, run.fit((x, y), epochs=1_000_000)
+
+
+def agent(home, name):
+    return psutil.Process(home._agents.process(name).pid)
+
+
+def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
+    model, run, handle = start_training(fresh_home)
+    (worker,) = agent(fresh_home, B).children(recursive=True)
+    worker.kill()
+    with pytest.raises(WorkerFailed, match=r"local-2.*worker"):
+        handle.wait(60)
+    with pytest.raises(WorkerFailed, match="has ended"):
+        run.fit(make_data("mlp", 4))
+    assert agent(fresh_home, B).is_running()
+    again = fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait(60)
+    assert len(again.fit(make_data("mlp", 8)).wait(60).losses) == 2
+
+
+def test_a_killed_agent_is_named_and_the_others_go_on(fresh_home):
+    model, _, handle = start_training(fresh_home)
+    agent(fresh_home, B).kill()
+    with pytest.raises(DeviceGone, match="local-2"):
+        handle.wait(60)
+    assert fresh_home.devices[B].status == "gone"
+    again = fresh_home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    assert len(again.fit(make_data("mlp", 8)).wait(60).losses) == 2
+    with pytest.raises(DeviceGone, match="local-2"):
+        fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait(60)
+
+
+def test_a_stopped_agent_is_noticed_by_its_silence(fresh_home):
+    _, _, handle = start_training(fresh_home)
+    process = agent(fresh_home, B)
+    process.suspend()
+    try:
+        with pytest.raises(DeviceGone, match=r"local-2: no sign of life"):
+            handle.wait(60)
+    finally:
+        process.resume()
+
+
+def test_a_plan_larger_than_a_device_is_refused_before_anything_is_sent(home):
+    from dataclasses import replace
+
+    _, model = make_model("mlp")
+    plan = replace(make_plan(model, ((A,), (4,)), micro_batch=4), peak_bytes={A: 2**55})
+    with pytest.raises(OutOfMemory, match="local-1") as caught:
+        home.deploy(plan, model).wait(60)
+    assert caught.value.facts["needed_bytes"] == 2**55
+    assert 0 < caught.value.facts["available_bytes"] < 2**55
+
+
+def test_a_device_that_is_not_in_this_home_is_named(home):
+    _, model = make_model("mlp")
+    with pytest.raises(DeviceGone, match=r"fridge.*not in this home"):
+        home.deploy(make_plan(model, (("fridge",), (4,)), micro_batch=4), model).wait(60)
+
+
+def test_an_unpaired_notebook_is_told_so(home, tmp_path):
+    address = str(home.devices[A].addresses[0])
+    with potluck.Home(peers=[address], state=tmp_path / "stranger") as stranger:
+        (member,) = stranger.devices.values()
+        assert member.status == "not paired"
+        _, model = make_model("mlp")
+        with pytest.raises(NotPaired, match="pair"):
+            stranger.profile(model).wait(60)
+        stranger.trust(address, home.devices[A].key, name="a")
+        assert stranger.devices["a"].status == "not paired"
+        with pytest.raises(NotPaired, match="a: it does not know this notebook"):
+            stranger.profile(model).wait(60)
+
+
+def test_another_key_at_a_known_address_is_not_trusted(home, tmp_path):
+    address = str(home.devices[A].addresses[0])
+    with potluck.Home(state=tmp_path / "stranger") as stranger:
+        member = stranger.trust(address, home.devices[B].key, name="a")
+        assert isinstance(member.error, IdentityChanged)
+        assert member.status == "identity changed"
+
+
+def test_nobody_there_says_what_to_do(tmp_path):
+    _, model = make_model("mlp")
+    with potluck.Home(state=tmp_path) as empty, pytest.raises(EmptyHome, match="doctor"):
+        empty.profile(model).wait(60)
+
+
+def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, home):
+    with potluck.Home(state=tmp_path) as stranger:
+        member = stranger.trust("127.0.0.1:1", home.devices[A].key, name="ghost")
+        assert isinstance(member.error, DeviceGone)
+
+
+SCRIPT = """
+import sys, potluck
+home = potluck.Home.local(2)
+print(*[home._agents.process(name).pid for name in home.devices], home._agents._directory, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "number"),
+    [("home.devices; sys.stdin.read()", signal.SIGINT), ("sys.stdin.read()", signal.SIGKILL), ("", None)],
+    ids=["Ctrl-C", "kill -9", "end of script"],
+)
+def test_no_process_outlives_the_script(then, number):
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(then=then)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    *pids, directory = script.stdout.readline().split()
+    family = [p for pid in pids for p in (psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True))]
+    if number is not None:
+        os.kill(script.pid, number)
+    script.wait(60)
+    script.stdin.close()
+    script.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    if number != signal.SIGKILL:
+        assert not os.path.exists(directory)
+
+
+def test_a_closed_home_says_so_and_closes_twice():
+    home = potluck.Home.local(1)
+    _, model = make_model("mlp")
+    home.close()
+    home.close()
+    with pytest.raises(potluck.errors.HomeError, match="closed"):
+        home.profile(model, rows=(1,)).wait(30)
