@@ -18,6 +18,7 @@ from potluck_agent.events import (
     FromWorker,
     LinkReset,
     Member,
+    MemberLost,
     PeerRevoked,
     SetMembers,
     Tick,
@@ -128,6 +129,8 @@ class Core:
                 self._end_session(event.key, now_s)
             case LinkReset():
                 self._reset(event, now_s)
+            case MemberLost():
+                self._lose_member(event.key, now_s)
             case Tick():
                 self._tick(now_s)
         if not isinstance(event, Tick) and not isinstance(getattr(event, "message", None), FREQUENT):
@@ -297,6 +300,12 @@ class Core:
             self._work.apply(self._incoming.reset(event.key), now_s)
         if event.outgoing:
             self._outgoing.restart(event.key)
+
+    def _lose_member(self, key: str, now_s: float) -> None:
+        for parcel in self._outgoing.forget(key):
+            self._work.refused(parcel, FailureCause.PEER_LOST, "no connection", now_s)
+            self._measuring.refused(parcel, "no connection")
+        self._outgoing.reach(key)  # it may come back for others
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 

@@ -246,7 +246,7 @@ class _Visitor:
 
     def watch(self) -> None:
         """What became of the handshake."""
-        event: dict[str, Any] = recv_monitor_message(self.monitor)  # type: ignore[assignment]
+        event: dict[str, Any] = recv_monitor_message(self.monitor)
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.let_in = True
         else:

@@ -81,11 +81,18 @@ class LinkReset:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLost:
+    """There has been no connection to this device for long; what waits for it will not get there."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | Tick
+Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | MemberLost | Tick
 
 # --- actions ----------------------------------------------------------------------------------------------------------
 

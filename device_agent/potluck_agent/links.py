@@ -1,8 +1,10 @@
 """Our own connections to the data sockets of the other devices of the home. Credit comes back on them.
 
-A connection that stood and broke has lost what was on it: it is made anew, and the core is told to begin anew.
+A connection that broke has lost what was on it: it is made anew, and the core is told to begin anew. One that was
+refused is tried again (libzmq itself never does): the other device may hear of this one a moment later.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.core import read_address
 from potluck_agent.door import Socket, endpoint
-from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, Sender
+from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.keys import Identity
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
@@ -21,17 +23,23 @@ from potluck_wire.messages import Channel
 
 AT_ONCE = 32  # messages of one link in one round
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
-_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
+LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_BROKEN |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN
 
 
 @dataclass(slots=True)
 class Link:
-    """One connection. `stood`: it was encrypted once, so that it can break."""
+    """One connection. It `stands` once it is encrypted; `down_s` is since when this device could not be reached."""
 
     member: Member
     socket: Socket
     monitor: Socket
-    stood: bool = False
+    down_s: float
+    stands: bool = False
+    broken: bool = False
 
 
 class Links:
@@ -57,7 +65,18 @@ class Links:
                 del self._links[key]
         for key, member in wanted.items():
             if key not in self._links:
-                self._links[key] = self._open(member)
+                self._links[key] = self._open(member, time.monotonic())
+
+    def tick(self, now_s: float) -> None:
+        """Make broken connections anew, and give up those that do not come back."""
+        for key, link in tuple(self._links.items()):
+            if link.broken:
+                self._close(link)
+                self._links[key] = self._open(link.member, link.down_s)
+                self._feed(LinkReset(key, incoming=False))
+            if not link.stands and now_s - link.down_s > LOST_S:
+                self._links[key].down_s = now_s
+                self._feed(MemberLost(key))
 
     def close(self) -> None:
         """All of them."""
@@ -71,7 +90,7 @@ class Links:
             if link.socket in ready:
                 self._read(link)
 
-    def _open(self, member: Member) -> Link:
+    def _open(self, member: Member, down_s: float) -> Link:
         host, port = read_address(member.address)
         dealer = self._context.socket(zmq.DEALER)
         dealer.linger = 0
@@ -79,6 +98,7 @@ class Links:
         dealer.maxmsgsize = MAX_FRAME_BYTES
         dealer.handshake_ivl = int(HANDSHAKE_S * 1000)
         dealer.sndhwm = 0  # bounded by the credit window, in bytes
+        dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
         dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
         dealer.curve_serverkey = member.key.encode()
         dealer.curve_publickey = self._identity.public.encode()
@@ -87,7 +107,7 @@ class Links:
         dealer.connect(endpoint(host, port + DATA_OFFSET))
         self._poller.register(dealer, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
-        return Link(member, dealer, monitor)
+        return Link(member, dealer, monitor, down_s)
 
     def _close(self, link: Link) -> None:
         self._poller.unregister(link.socket)
@@ -99,11 +119,11 @@ class Links:
     def _watch(self, link: Link) -> None:
         event: dict[str, Any] = recv_monitor_message(link.monitor)  # type: ignore[assignment]
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            link.stood = True
-        elif link.stood and self._links.get(link.member.key) is link:
-            self._close(link)
-            self._links[link.member.key] = self._open(link.member)
-            self._feed(LinkReset(link.member.key, incoming=False))
+            link.stands = True
+        else:
+            if link.stands:
+                link.down_s = time.monotonic()
+            link.stands, link.broken = False, True
 
     def _read(self, link: Link) -> None:
         for _ in range(AT_ONCE):

@@ -170,6 +170,7 @@ class Net:
             secret, window_s = window
             self.desk.open(secret, now_s, window_s=window_s) if secret else self.desk.close()
         self._reception.tick(now_s)
+        self._links.tick(now_s)
         self._feed(Tick())
 
     def close(self) -> None:

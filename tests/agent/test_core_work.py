@@ -61,6 +61,7 @@ def compute(tag, op, inputs, outputs, *, exports=(), frees=(), attrs=b"{}", step
         outputs=tuple(outputs),
         exports=tuple(exports),
         frees=tuple(frees),
+        scope=prefix,
     )
     return ToWorker(order, (attrs,))
 
