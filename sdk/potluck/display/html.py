@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from potluck.display import chart, tables, text, timeline
 from potluck.display.scene import PALETTE, Scene
@@ -79,6 +80,12 @@ def devices(found: Iterable[Device], title: str = "Devices") -> str:
     return fragment("devices", text.render(content), table(content))
 
 
+def members(found: Iterable[Any]) -> str:
+    """Devices found or known, with their status."""
+    content = tables.members(found)
+    return fragment("members", text.render(content), table(content))
+
+
 def profile(problem: Problem) -> str:
     """Heat table of layer by device, and the links."""
     heat, links = tables.costs(problem), tables.links(problem.network)
@@ -101,8 +108,8 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
 
 
 def trace(measured: Trace, predicted: Trace | None = None) -> str:
-    """Timeline and table of a trace; with its prediction above it and the comparison below."""
-    both = [predicted, measured] if predicted else [measured]
+    """Timeline and table of a trace; with its prediction above a typical step of it, and the comparison below."""
+    both = [timeline.typical(predicted), timeline.typical(measured)] if predicted else [measured]
     contents = [tables.trace(measured)] + ([tables.comparison(predicted, measured)] if predicted else [])
     plain = "\n\n".join(map(text.render, contents))
     return fragment("trace", plain, timeline.gantt(*both).svg(), *map(table, contents))

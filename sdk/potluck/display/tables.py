@@ -1,8 +1,11 @@
 """What each table says: records in, a `Table` of finished texts out; `text` and `html` only draw it. Pure."""
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from potluck.display import units
 from potluck.records import Device, Inference, LayerCost, Network, Plan, Problem, Trace
@@ -58,6 +61,38 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Table:
     )
     columns = ("device", "kind", ">memory", ">idle", ">busy", ">radio", "backends")
     return Table(title=title, columns=columns, rows=rows)
+
+
+def members(found: Iterable[Any], title: str = "Devices") -> Table:
+    """Devices found or known (`run.members.Member`): status, address, and what each says of itself."""
+    rows = tuple(
+        (
+            member.name,
+            member.status,
+            str(member.addresses[0]) if member.addresses else units.UNKNOWN,
+            units.size(member.capability.get("memory_bytes")),
+            units.power(member.reading.watts) if member.reading else units.UNKNOWN,
+            str(member.error) if member.error and member.status not in ("ready", "not paired") else "",
+        )
+        for member in found
+    )
+    return Table(title=title, columns=("device", "status", "address", ">memory", ">power", "trouble"), rows=rows)
+
+
+def peers(known: Iterable[Any], own_key: str) -> Table:
+    """Trusted devices (`discover.keyring.Known`) with fingerprints to compare with what they show."""
+    rows = tuple(
+        (device.name, fingerprint(device.key), ", ".join(map(str, device.addresses)) or units.UNKNOWN)
+        for device in known
+    )
+    note = f"this computer's own fingerprint: {fingerprint(own_key)}"
+    return Table(title="Trusted devices", columns=("device", "fingerprint", "addresses"), rows=rows, notes=(note,))
+
+
+def fingerprint(key: str) -> str:
+    """25 characters to compare by eye, as agents show them: the first 125 bits of the key's SHA-256 in base 32."""
+    digits = base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().lower()[:25]
+    return "-".join(digits[start : start + 5] for start in range(0, 25, 5))
 
 
 def links(network: Network) -> Table:

@@ -59,6 +59,14 @@ def window(trace: Trace, first: int, n_steps: int) -> Trace:
     return replace(trace, events=tuple(moved), step_s=trace.step_s[first : first + n_steps])
 
 
+def typical(trace: Trace) -> Trace:
+    """One step of the trace: the one nearest to the median time."""
+    if len(trace.step_s) < 2:
+        return trace
+    middle_s = step_s(trace) or 0.0
+    return window(trace, min(range(len(trace.step_s)), key=lambda step: abs(trace.step_s[step] - middle_s)), 1)
+
+
 def excerpt(trace: Trace, most: int = MOST_EVENTS) -> Trace:
     """The trace, or as many steps from its middle as hold at most `most` events (at least one step)."""
     steps = sorted({event.step for event in trace.events})

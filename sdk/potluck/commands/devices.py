@@ -1,0 +1,18 @@
+"""`potluck devices`: everybody announced here and everybody paired, with what each says of itself."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How long to listen, and addresses to ask besides."""
+    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long for mDNS (default: 3)")
+    parser.add_argument("peers", nargs="*", metavar="ADDRESS", help="ask these addresses instead of listening")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the table."""
+    from potluck.display import tables, text
+    from potluck.home import Home
+
+    with Home(peers=args.peers) if args.peers else Home.discover(args.wait) as home:
+        print(text.render(tables.members(home.devices.values())))

@@ -1,0 +1,184 @@
+"""`potluck doctor`: what is well, what is not, and what to do about it. Changes nothing on this computer."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+GOOD, HINT, BAD = "ok", "note", "PROBLEM"
+OPTIONAL = {
+    "torch": "to train and to run torch models: pip install 'potluck[sdk]'",
+    "onnxruntime": "to run ONNX models: pip install 'potluck[onnx]'",
+    "rich": "to see progress in terminals: pip install 'potluck[sdk]'",
+    "matplotlib": "to write PNG pictures: pip install matplotlib",
+}
+MDNS_GROUP, MDNS_PORT = "224.0.0.251", 5353
+SLOW_CURVE = (27, 3)  # pyzmq below it brings a libsodium that encrypts 15 times slower
+TUNNELS = ("docker", "br-", "veth", "tun", "tap", "wg", "utun", "tailscale", "zt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at: how it is, and what to do (empty where all is well)."""
+
+    level: str
+    what: str
+    remedy: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How long to listen."""
+    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long for devices (default: 3)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print all findings as they come; 1 where there is a problem."""
+    levels = set()
+    for finding in examine(args.wait):
+        levels.add(finding.level)
+        print(show(finding), flush=True)
+    return 1 if BAD in levels else 0
+
+
+def examine(wait_s: float) -> Iterator[Finding]:
+    """Every check in turn."""
+    yield from packages(_version)
+    yield from keys()
+    yield from interfaces()
+    yield multicast()
+    yield from devices(wait_s)
+
+
+def show(finding: Finding) -> str:
+    """One finding as one or two lines."""
+    from potluck.display.text import clean
+
+    remedy = f"\n{'':9}{clean(finding.remedy)}" if finding.remedy else ""
+    return f"{finding.level:<9}{clean(finding.what)}{remedy}"
+
+
+def packages(version: Callable[[str], str | None]) -> Iterator[Finding]:
+    """Python, pyzmq with CURVE, and what is optional."""
+    import zmq
+
+    yield Finding(level=GOOD, what=f"Python {sys.version.split()[0]}")
+    found = version("pyzmq") or "0"
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    if not zmq.has("curve"):
+        yield Finding(level=BAD, what=f"pyzmq {found} cannot encrypt", remedy="pip install --force-reinstall pyzmq")
+    elif numbers < SLOW_CURVE:
+        yield Finding(level=HINT, what=f"pyzmq {found} encrypts slowly", remedy="pip install --upgrade 'pyzmq>=27.3'")
+    else:
+        yield Finding(level=GOOD, what=f"pyzmq {found} with CURVE encryption")
+    for name, use in OPTIONAL.items():
+        has = version(name)
+        yield Finding(
+            level=GOOD if has else HINT, what=f"{name} {has or 'is not installed'}", remedy="" if has else use
+        )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def keys() -> Iterator[Finding]:
+    """This computer's keys and the devices that it knows."""
+    from potluck.discover.keyring import Keyring
+    from potluck.errors import PotluckError
+
+    ring = Keyring()
+    try:
+        known = ring.devices()
+    except PotluckError as error:
+        yield Finding(level=BAD, what=str(error))
+        return
+    names = ", ".join(device.name for device in known) or "nobody yet"
+    remedy = "" if known else "Run `potluck agent pair` on a device, then `potluck pair NAME` here."
+    yield Finding(level=GOOD if known else HINT, what=f"paired with {names} ({ring.directory})", remedy=remedy)
+
+
+def interfaces() -> Iterator[Finding]:
+    """Addresses of this computer in its networks; tunnels and containers mislead discovery."""
+    import psutil
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    places = {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+    }
+    real = {name: found for name, found in places.items() if found and not found[0].startswith("127.")}
+    inside = sorted(name for name in real if name.startswith(TUNNELS))
+    shown = ", ".join(f"{name} {found[0]}" for name, found in real.items() if name not in inside)
+    if shown:
+        yield Finding(level=GOOD, what=f"networks: {shown}")
+    else:
+        yield Finding(level=HINT, what="no network but this computer itself", remedy="Home.local() works all the same.")
+    if inside:
+        remedy = "Devices may be looked for there; give addresses with Home(peers=[...]) if none are found."
+        yield Finding(level=HINT, what=f"tunnels or containers: {', '.join(inside)}", remedy=remedy)
+
+
+def multicast() -> Finding:
+    """Whether this process may send and hear multicast, which mDNS is."""
+    ours = b"potluck doctor " + socket.gethostname().encode()[:40]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("", 0))  # a port of our own: nobody else need hear this
+            group = socket.inet_aton(MDNS_GROUP) + socket.inet_aton("0.0.0.0")  # noqa: S104 - any interface
+            listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+            listener.settimeout(1.0)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.sendto(ours, (MDNS_GROUP, listener.getsockname()[1]))
+            while listener.recv(256) != ours:
+                pass
+    except OSError as error:
+        remedy = (
+            "Allow local network access (macOS: System Settings, Privacy; a firewall elsewhere), or add a route for "
+            "224.0.0.0/4. Until then, give addresses: potluck devices ADDRESS."
+        )
+        return Finding(level=HINT, what=f"multicast does not work here ({error or 'timeout'})", remedy=remedy)
+    return Finding(level=GOOD, what="multicast works on this computer")
+
+
+def devices(wait_s: float) -> Iterator[Finding]:
+    """Everybody who is found or known, and whether its ports can be reached."""
+    from potluck.discover.keyring import Keyring
+    from potluck.discover.mdns import browse
+    from potluck.errors import FileError
+    from potluck.run.events import Address
+
+    try:
+        known = {device.name: device.addresses for device in Keyring().devices()}
+    except FileError:
+        known = {}  # `keys` has said so
+    found: dict[str, tuple[Address, ...]] = browse(wait_s)
+    if not found:
+        remedy = (
+            "Is `potluck agent` running on the devices, in this same network? Access points often keep guests apart. "
+            "Addresses always work: potluck devices ADDRESS."
+        )
+        yield Finding(level=HINT, what=f"nobody announced itself within {wait_s:g} s", remedy=remedy)
+    for name, addresses in sorted({**known, **found}.items()):
+        yield reach(name, tuple((place.host, place.port) for place in addresses), announced=name in found)
+
+
+def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Finding:
+    """Whether any address of this device takes a connection."""
+    seen = "announces itself" if announced else "was paired, is not announced now"
+    reason = "no address is known"
+    for host, port in places:
+        try:
+            with socket.create_connection((host, port), timeout=1.0):
+                return Finding(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
+        except OSError as error:
+            reason = f"{host}:{port} does not answer ({error.strerror or error})"
+    remedy = "Is its agent running, and does its firewall let ports 47600 to 47603 through?"
+    return Finding(level=BAD if announced else HINT, what=f"{name} {seen}; {reason}", remedy=remedy)
