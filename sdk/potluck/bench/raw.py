@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import TracebackType
 
 import zmq
@@ -52,16 +53,18 @@ class RawStream:
         self._context.destroy(linger=0)
         self._receiver.communicate()  # closing its input ends it
 
-    def transfer(self, nbytes: int) -> None:
-        """Send `nbytes` in frames and wait until the receiver has them all."""
+    def transfer(self, nbytes: int) -> float:
+        """Send `nbytes` in frames and wait until the receiver has them all; returns the seconds that took."""
         whole, rest = divmod(nbytes, len(self._frame))
         frames = [self._frame] * whole + ([self._frame[:rest]] if rest else [])
+        start_s = time.perf_counter()
         self._socket.send(len(frames).to_bytes(8, "big"))
         for frame in frames:
             self._socket.send(frame, copy=False)
         if not self._socket.poll(ANSWER_MS):
             raise PotluckError("the receiver of the yardstick does not answer.", next_step="Run the bench again.")
         self._socket.recv()
+        return time.perf_counter() - start_s
 
 
 def receive(*, curve: bool) -> None:

@@ -32,7 +32,10 @@ def modules_of(*arguments: str) -> tuple[set[str], str]:
     return {name.split(".")[0] for name in timed} | set(timed), run.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], *([name, "--help"] for name in cli.COMMANDS if name not in ("agent", "demo"))],
+)
 def test_help_and_version_import_nothing_heavy(arguments):
     modules, printed = modules_of(*arguments)
     assert "argparse" in modules

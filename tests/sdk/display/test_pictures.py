@@ -158,3 +158,10 @@ def test_plans_far_off_are_left_out_and_counted_but_never_the_best_or_the_fronti
     assert sorted(shown) == ["0", "1", "2"]
     assert "lower left is better; 1 far off, not shown" in words
     assert sorted(drawn([fastest, thriftiest, near, far], far)[0]) == ["0", "1", "2", "3"]
+
+
+def test_the_typical_step_is_the_one_nearest_the_median():
+    events = [Event(device="a", lane="compute", start_s=step, stop_s=step + 0.5, step=step) for step in range(3)]
+    trace = timeline.typical(Trace(source="measured", events=tuple(events), step_s=(0.9, 0.2, 0.5)))
+    assert trace.step_s == (0.5,)
+    assert [(event.step, event.start_s) for event in trace.events] == [(2, 0)]

@@ -1,0 +1,106 @@
+"""Training a CNN on digits: a step on 1 to 4 local agents against plain torch, and against its prediction.
+
+Agents here share this computer's cores, so more of them need not be faster: what is measured is what the splitting
+costs. The lab's emulated devices leave each other room; there, several plans are tried against their predictions.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from potluck.bench.frame import Result
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+    from potluck.records import Plan
+
+SETTINGS: Mapping[str, float] = {"batch": 64, "steps": 12, "most_agents": 4, "lab_plans": 3}
+GOALS = {"prediction_error_frac": ("<=", 0.10)}
+LEARNING_RATE = 1e-3
+
+
+def run(settings: Mapping[str, float]) -> Result:
+    """Measure every number of agents, then the lab."""
+    from potluck.home import Home
+
+    batches = _batches(int(settings["batch"]), int(settings["steps"]))
+    plain_s = _plain_step_s(batches)
+    figures: dict[str, float] = {"plain_step_ms": 1e3 * plain_s}
+    errors: list[float] = []
+    for n in range(1, int(settings["most_agents"]) + 1):
+        with Home.local(n) as home:
+            ((step_s, error_frac),) = _try_plans(home, batches, 1)
+        figures |= {f"agents_{n}_step_ms": 1e3 * step_s, f"agents_{n}_ratio_to_plain": step_s / plain_s}
+        errors.append(error_frac)
+    with Home.lab() as home:
+        tried = _try_plans(home, batches, int(settings["lab_plans"]))
+    figures["lab_best_step_ms"] = 1e3 * tried[0][0]
+    figures["prediction_error_local_frac"] = median(errors)
+    figures["prediction_error_lab_frac"] = median(error for _, error in tried)
+    figures["prediction_error_frac"] = median([*errors, *(error for _, error in tried)])
+    return Result(name="digits", figures=figures, settings=settings, goals=GOALS)
+
+
+def _batches(batch: int, n_steps: int) -> list[tuple[Any, Any]]:
+    from potluck.commands.demo_data import Digits
+
+    return list(Digits.load().batches(batch, n_steps))
+
+
+def _plain_step_s(batches: Sequence[tuple[Any, Any]]) -> float:
+    """The median step of plain torch with one thread, as each agent has; the first is a warm-up."""
+    import torch
+
+    from potluck.commands.demo_data import digits_network
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        network = digits_network().train()
+        optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
+        seconds = []
+        for images, labels in batches:
+            start_s = time.perf_counter()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(network(images), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            seconds.append(time.perf_counter() - start_s)
+    finally:
+        torch.set_num_threads(before)
+    return median(seconds[1:])
+
+
+def _try_plans(home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int) -> list[tuple[float, float]]:
+    """(measured step, error of its prediction) of the best plan and of the best ones on other sets of devices."""
+    import torch
+
+    from potluck.commands.demo_data import digits_network
+    from potluck.graph import Model
+    from potluck.plan import make_plans, predict
+    from potluck.records import Training
+    from potluck.run.optimizers import AdamW
+
+    images, labels = batches[0]
+    loss = torch.nn.functional.cross_entropy
+    model = Model.from_torch(digits_network(), images, loss=loss, example_targets=labels)
+    problem = home.profile(model).wait().problem(Training(batch=len(labels)))
+    tried = []
+    for chosen in _different(make_plans(problem), n_plans):
+        run = home.deploy(chosen, model, optimizer=AdamW(LEARNING_RATE)).wait()
+        try:
+            run.fit(list(batches)).wait()
+            measured_s = median(run.trace.step_s)
+        finally:
+            run.close()
+        predicted_s = predict(problem, chosen).step_s[0]
+        tried.append((measured_s, abs(predicted_s - measured_s) / measured_s))
+    return tried
+
+
+def _different(plans: Sequence["Plan"], most: int) -> list["Plan"]:
+    """The best plan of each way to split the model over devices, at most so many."""
+    firsts: dict[tuple[tuple[str, ...], ...], Plan] = {}
+    for candidate in plans:
+        firsts.setdefault(tuple(stage.devices for stage in candidate.stages), candidate)
+    return list(firsts.values())[:most]

@@ -1,0 +1,32 @@
+"""Each bench really measures: small settings, every promised figure there and a number."""
+
+import importlib
+import math
+
+import pytest
+
+from potluck.bench import BENCHES, frame
+
+SMALL = {
+    "stream": {"repeats": 1},
+    "interpreter": {"rows": 2, "repeats": 1},
+    "agent": {"repeats": 1, "settle_s": 0},
+    "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
+}
+PROMISED = {
+    "stream": {"ratio_to_curve_16mib", "ratio_to_plain_16mib"},
+    "interpreter": {"ratio_to_eager_train", "ratio_to_eager_forward"},
+    "agent": {"import_ms", "help_ms", "ready_s", "idle_mib"},
+    "digits": {"plain_step_ms", "agents_1_step_ms", "prediction_error_frac"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_gives_every_promised_figure(name):
+    pytest.importorskip("torch")
+    result = frame.run(name, SMALL[name])
+    assert result.name == name
+    assert PROMISED[name] <= set(result.figures)
+    assert set(importlib.import_module(f"potluck.bench.{name}").GOALS) <= set(result.figures)
+    assert all(math.isfinite(value) and value > 0 for value in result.figures.values())

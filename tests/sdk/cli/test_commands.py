@@ -1,0 +1,123 @@
+"""The commands about devices: with real keys and a real agent on this machine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from potluck.discover.keyring import Keyring, Known
+
+from potluck import cli
+from potluck.commands import doctor
+from potluck.run.events import Address
+
+KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    """This computer's keys in a place of their own."""
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def tablet(tmp_path):
+    """What a running agent with an open pairing window says of itself."""
+    command = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--no-mdns", "--name", "tablet"]
+    command += ["--bind", "127.0.0.1", "--port", "0", "--state", str(tmp_path / "agent"), "--memory", "256Mi"]
+    command += ["--parent-pid", str(os.getpid())]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
+    place = f"127.0.0.1:{tablet['port']}"
+    wrong = "00000000" if tablet["code"] != "00000000" else "11111111"
+    assert cli.main(["pair", place, "--code", wrong]) == 1
+    assert "2 tries are left" in capsys.readouterr().err
+    assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
+    assert capsys.readouterr().out == "Paired with tablet.\n"
+    assert cli.main(["devices", place]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["tablet", "ready", place, "256"]
+    assert cli.main(["forget", "tablet"]) == 0
+    assert cli.main(["devices", place]) == 0
+    assert "not paired" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_paired_is_shown_as_such(tablet, capsys):
+    assert cli.main(["devices", f"127.0.0.1:{tablet['port']}"]) == 0
+    assert "not paired" in capsys.readouterr().out
+
+
+def test_pairing_without_anybody_to_ask_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - closed with the process
+    assert cli.main(["pair", "127.0.0.1:1"]) == 1
+    assert "--code" in capsys.readouterr().err
+
+
+def test_peers_shows_fingerprints_and_forget_removes(capsys):
+    Keyring().remember(Known(name="phone", key=KEY, addresses=(Address(host="192.168.1.7", port=47600),)))
+    assert cli.main(["peers"]) == 0
+    shown = capsys.readouterr().out
+    assert "192.168.1.7:47600" in shown
+    assert "this computer's own fingerprint" in shown
+    assert cli.main(["forget", "phone"]) == 0
+    assert Keyring().devices() == ()
+
+
+def test_forgetting_a_stranger_is_an_error_that_names_who_is_known(capsys):
+    assert cli.main(["forget", "nobody"]) == 1
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_the_fingerprint_is_the_one_that_agents_show():
+    from potluck.display.tables import fingerprint
+    from potluck_agent.keys import fingerprint as shown_by_agents
+
+    assert fingerprint(KEY) == shown_by_agents(KEY)
+
+
+VERSIONS = [
+    ({"pyzmq": "27.3.0", "torch": "2.13"}, "pyzmq 27.3.0", doctor.GOOD),
+    ({"pyzmq": "26.9"}, "encrypts slowly", doctor.HINT),
+    ({"pyzmq": "27.3.0"}, "torch is not installed", doctor.HINT),
+]
+
+
+@pytest.mark.parametrize(("installed", "words", "level"), VERSIONS)
+def test_doctor_judges_packages(installed, words, level):
+    findings = list(doctor.packages(installed.get))
+    found = next(finding for finding in findings if words in finding.what)
+    assert found.level == level
+    assert bool(found.remedy) == (level != doctor.GOOD)
+
+
+def test_doctor_tells_whether_a_device_answers():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = server.getsockname()[:2]
+        assert doctor.reach("phone", (place,), announced=True).level == doctor.GOOD
+    announced, known = (doctor.reach("phone", (place,), announced=flag) for flag in (True, False))
+    assert (announced.level, known.level) == (doctor.BAD, doctor.HINT)
+    assert "firewall" in announced.remedy
+    assert "no address is known" in doctor.reach("phone", (), announced=False).what
+
+
+def test_doctor_names_a_corrupt_file_as_a_problem(state):
+    state.mkdir()
+    (state / "devices.json").write_text("{")
+    (finding,) = doctor.keys()
+    assert finding.level == doctor.BAD
+    assert "devices.json" in finding.what
+
+
+def test_doctor_prints_no_control_characters():
+    assert "\x1b" not in doctor.show(doctor.Finding(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b"))
