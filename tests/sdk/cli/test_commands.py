@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from potluck.discover.keyring import Keyring, Known
 
 from potluck import cli
 from potluck.commands import doctor
+from potluck.discover import keyring
 from potluck.run.events import Address
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
@@ -65,13 +65,15 @@ def test_pairing_without_anybody_to_ask_says_so(capsys, monkeypatch):
 
 
 def test_peers_shows_fingerprints_and_forget_removes(capsys):
-    Keyring().remember(Known(name="phone", key=KEY, addresses=(Address(host="192.168.1.7", port=47600),)))
+    keyring.Keyring().remember(
+        keyring.Known(name="phone", key=KEY, addresses=(Address(host="192.168.1.7", port=47600),))
+    )
     assert cli.main(["peers"]) == 0
     shown = capsys.readouterr().out
     assert "192.168.1.7:47600" in shown
     assert "this computer's own fingerprint" in shown
     assert cli.main(["forget", "phone"]) == 0
-    assert Keyring().devices() == ()
+    assert keyring.Keyring().devices() == ()
 
 
 def test_forgetting_a_stranger_is_an_error_that_names_who_is_known(capsys):
