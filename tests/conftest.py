@@ -7,6 +7,6 @@ from hypothesis import HealthCheck, settings
 # No deadlines: a slow machine is no wrong answer.
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile(
-    "long", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "long", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
