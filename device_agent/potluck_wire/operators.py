@@ -32,8 +32,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "view reshape flatten.using_ints unflatten.int permute transpose.int t numpy_T swapaxes movedim.int unsqueeze "
         "squeeze squeeze.dim squeeze.dims expand expand_as view_as reshape_as repeat repeat_interleave.self_int "
         "contiguous clone detach alias select.int slice.Tensor narrow diagonal index.Tensor index_select gather "
-        "split.Tensor split_with_sizes chunk unbind.int cat stack pad constant_pad_nd roll flip tril triu "
-        "pixel_shuffle pixel_unshuffle channel_shuffle"
+        "broadcast_tensors split.Tensor split_with_sizes chunk unbind.int cat stack pad constant_pad_nd roll flip tril "
+        "triu pixel_shuffle pixel_unshuffle channel_shuffle"
     ),
     "creation": _names(
         "arange arange.start arange.start_step full zeros ones full_like zeros_like ones_like new_zeros new_ones "

@@ -196,7 +196,8 @@ class Model:
     def __repr__(self) -> str:
         size = sum(layer.parameter_bytes for layer in self.layers())
         training = f", {len(self.layers(True))} in training" if self.trains else ""
-        return f"<Model {type(self._net).__name__}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
+        name = self.kind if self._net is None else type(self._net).__name__
+        return f"<Model {name}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
 
 
 def _rows_of(example: Any) -> "list[torch.Tensor]":

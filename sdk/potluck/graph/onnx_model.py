@@ -1,5 +1,6 @@
 """Model from an ONNX file: for inference; its pieces are ONNX again, with the weights sent apart."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,12 @@ class OnnxModel(Model):
         if tensor.name not in self._weights:
             return tensor
         return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+    @property
+    def signature(self) -> str:
+        """A name that is the same for the same graph and layers, whatever the weights."""
+        whole = self.document(0, len(self.layers()))
+        return hashlib.sha256(whole + repr(self._inference.bounds).encode()).hexdigest()[:32]
 
     def state(self) -> "dict[str, torch.Tensor]":
         """All weights that are sent apart, by name."""

@@ -109,6 +109,32 @@ def test_a_loss_must_be_one_number():
         Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3), loss=lambda y, t: y - t, example_targets=torch.zeros(2, 3))
 
 
+LOSSES = {
+    "mse": nn.MSELoss(),
+    "l1": nn.functional.l1_loss,
+    "huber": nn.HuberLoss(),
+    "smooth l1": nn.SmoothL1Loss(),
+    "with logits": nn.BCEWithLogitsLoss(),
+    "weighted": lambda y, t: (y - t).square().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_losses_equal_eager(loss):
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 2), torch.randn(4, 3), torch.rand(4, 2)
+    model = Model.from_torch(net, x, loss=loss, example_targets=y)
+    segment = Segment(loads(model.document(0, 1, train=True)))
+    for name in segment.names():
+        segment.write(name, model.state()[name])
+    (got,) = segment.forward((x, y), key="k", train=True)
+    segment.backward("k")
+    expected = loss(net(x), y)
+    expected.backward()
+    assert torch.equal(got, expected.detach())
+    assert torch.equal(segment.gradients(), torch.cat([net.weight.grad.flatten(), net.bias.grad]))
+
+
 def test_training_needs_a_loss():
     with pytest.raises(ModelError, match="loss"):
         Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3)).layers(train=True)
