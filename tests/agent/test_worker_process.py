@@ -300,3 +300,19 @@ def test_a_segment_that_asks_for_more_than_the_limit_is_out_of_memory_and_the_wo
     worker.link.send(LoadSegment(slot="r/0/big"), [segment.dumps(wide)])
     assert worker.expect(ComputeFailed)[0].cause == "out-of-memory"
     worker.compute("")
+
+
+def test_an_onnx_model_runs_and_does_not_train(worker):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper
+    ports = [make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in ("x", "y")]
+    graph = make.make_graph([make.make_node("Relu", ["x"], ["y"])], "g", ports[:1], ports[1:])
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    worker.link.send(LoadSegment(slot="r/0/s", kind="onnx"), [model])
+    worker.expect(SegmentLoaded)
+    worker.put("r/0/p/0/x", numbers(2, 2, start=-2))
+    names = {"slot": "r/0/s", "inputs": ("r/0/p/0/x",), "outputs": ("r/0/p/0/y",)}
+    (output,) = worker.compute("run", exports=("r/0/p/0/y",), **names)
+    assert output.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+    assert "does not train" in worker.fails("run", {"train": True}, **names).text

@@ -8,12 +8,14 @@ import types
 
 import torch
 
+LARGE = 1 << 18  # elements: above torch's grain of 32,768, so that the work is shared among all threads
 _COMPILER = "torch._dynamo"
 
 
 def prepare(threads: int) -> None:
     """Use every part of torch that tasks use, once."""
     torch.set_num_threads(max(1, threads))
+    torch.ones(LARGE).exp_()  # starts the other threads: later, no thread may be started
     if _COMPILER not in sys.modules:
         _without_compiler()
     try:

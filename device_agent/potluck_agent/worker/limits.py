@@ -13,9 +13,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-OWN_BYTES = (
-    32 << 20
-)  # Python objects for graphs and documents (a 4 MiB document becomes some 25 MiB), on top of tensors
+# On top of tensors: Python objects of graphs and documents (4 MiB of JSON become some 25 MiB), and onnxruntime, which
+# is loaded when it is first needed (25 MiB).
+OWN_BYTES = 64 << 20
 MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
