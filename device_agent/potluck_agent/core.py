@@ -338,9 +338,7 @@ class Core:
         for key, session in self._sessions.items():
             if session.hello is not None:
                 self._out.refuse(key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}")
-        waiting = [key for key, session in self._sessions.items() if session.hello is not None]
-        for key in waiting:
-            del self._sessions[key]
+        self._sessions = {key: session for key, session in self._sessions.items() if session.hello is None}
 
     def _tick(self, now_s: float) -> None:
         overdue_s = self._laborer.overdue_s(now_s)
@@ -348,6 +346,7 @@ class Core:
             self._lose_worker(FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True)
         for key in [k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s]:
             self._end_session(key, now_s)
+        self._work.tick(now_s)
         self._measuring.tick(now_s, self._radio_s)
 
     def malformed(self, key: str, channel: Channel, error: WireError) -> list[Action]:

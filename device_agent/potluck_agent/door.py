@@ -90,7 +90,7 @@ class Door:
     def _bind_free(self) -> int:
         for _ in range(100):
             with suppress(AgentError):
-                return self._bind(20_000 + N_PORTS * secrets.randbelow(10_000))
+                return self._bind(20_000 + N_PORTS * secrets.randbelow(3_000))  # below what connections get
         raise AgentError(f"no {N_PORTS} free ports in a row on {self._host}. Give one with --port.")
 
     def _listen(self, port: int) -> None:

@@ -4,10 +4,11 @@ The worker carries out its tasks in the order they are queued. So a computing in
 everything it reads is there or is made by a task queued before it; a send has to wait until its value really exists.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from potluck_agent.events import Span
+from potluck_agent.events import Buffer, Span
 from potluck_agent.layout import Layout
 from potluck_wire.program import Instruction
 
@@ -156,3 +157,22 @@ class Execution:
     def _record(self, index: int, start_s: float, stop_s: float) -> None:
         self._times[index] = (start_s, stop_s)
         self._n_left -= 1
+
+
+def slot_of(name: Name, segment: Any) -> str:
+    """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`; none is the empty one."""
+    if segment is None:
+        return ""
+    return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
+
+
+def read_exports(document: Buffer, prefix: str) -> dict[str, Located]:
+    """The rows of `Computed`: where the worker put what is to be sent. A row that does not hold counts as missing."""
+    try:
+        rows = json.loads(bytes(document))
+        return {
+            key.removeprefix(prefix): Located(Span("outbound", int(offset), int(nbytes)), str(dtype), tuple(shape))
+            for key, offset, nbytes, dtype, shape in rows
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}

@@ -191,6 +191,15 @@ class Incoming:
         step.actions += self._fill().actions
         return step
 
+    def give_up(self, begun_before_s: float) -> Step:
+        """Reject what has waited for room since then."""
+        step = Step()
+        for arrival in [arrival for arrival in self._queue if arrival.start_s < begun_before_s]:
+            self._drop(arrival)
+            text = f"no room for {arrival.value.nbytes} bytes"
+            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text).actions
+        return step
+
     def clear(self) -> Step:
         """The arena is gone; everything that was coming is rejected. Measured values go on."""
         step = Step()

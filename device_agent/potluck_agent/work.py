@@ -4,13 +4,11 @@
 is on the links; here they are put together.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from potluck_agent.events import Buffer, Member, Span
-from potluck_agent.executions import Execution, Located, Name, Ready
+from potluck_agent.executions import Execution, Located, Name, Ready, read_exports, slot_of
 from potluck_agent.incoming import Arrival, Incoming, Step
 from potluck_agent.laborer import Laborer
 from potluck_agent.lane import Lane, Task
@@ -18,6 +16,7 @@ from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.outgoing import Outgoing, Parcel
 from potluck_agent.plans import Plans
 from potluck_agent.runs import Run
+from potluck_wire.documents import dump
 from potluck_wire.messages import (
     HOME,
     Compute,
@@ -76,7 +75,7 @@ class Work:
         outgoing: Outgoing,
         members: Callable[[str], dict[str, Member]],
     ) -> None:
-        self._out, self._laborer = out, laborer
+        self._out, self._laborer, self._hang_s = out, laborer, settings.hang_s
         self._incoming, self._outgoing, self._members = incoming, outgoing, members
         self._lane = Lane()
         self.plans = Plans(settings, out, laborer, self._end_epoch)
@@ -144,7 +143,7 @@ class Work:
                 busy_s=execution.busy_s,
                 peak_bytes=execution.peak_bytes,
             )
-            self._end(execution, done, (json.dumps(execution.events(), separators=(",", ":")).encode(),), now_s)
+            self._end(execution, done, (dump(execution.events()),), now_s)
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
@@ -159,7 +158,7 @@ class Work:
         order = Compute(
             tag=tag,
             op=instruction.op,
-            slot=_slot(execution.name, instruction.attrs.get("segment")),
+            slot=slot_of(execution.name, instruction.attrs.get("segment")),
             step=execution.name.step,
             inputs=tuple(prefix + value for value in instruction.inputs),
             outputs=tuple(prefix + value for value in instruction.outputs),
@@ -176,7 +175,7 @@ class Work:
         if task is None:
             return
         execution = task.execution
-        exports = _read_exports(buffers[0], execution.name.prefix)
+        exports = read_exports(buffers[0], execution.name.prefix)
         if execution.over:
             for located in exports.values():
                 self._give_back(located.span, now_s)
@@ -357,6 +356,11 @@ class Work:
         """The worker does not look at that place any more."""
         self.apply(self._incoming.release(offset), now_s)
 
+    def tick(self, now_s: float) -> None:
+        """A value that found no room for long, while nothing is computed that could free some, never will."""
+        if not self._laborer.is_working:
+            self.apply(self._incoming.give_up(now_s - self._hang_s), now_s)
+
     def _give_back(self, span: Span, now_s: float) -> None:
         """We do not need that place any more."""
         if span.arena == "inbound":
@@ -378,22 +382,3 @@ class Work:
             self._fail(execution, cause, text, now_s)
         self._early.clear()
         self.plans.lose_all(RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text)
-
-
-def _slot(name: Name, segment: Any) -> str:
-    """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`; none is the empty one."""
-    if segment is None:
-        return ""
-    return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
-
-
-def _read_exports(document: Buffer, prefix: str) -> dict[str, Located]:
-    """The rows of `Computed`: where the worker put what is to be sent. A row that does not hold counts as missing."""
-    try:
-        rows = json.loads(bytes(document))
-        return {
-            key.removeprefix(prefix): Located(Span("outbound", int(offset), int(nbytes)), str(dtype), tuple(shape))
-            for key, offset, nbytes, dtype, shape in rows
-        }
-    except (ValueError, TypeError, AttributeError):
-        return {}

@@ -7,7 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgpack
 import psutil
@@ -49,6 +49,7 @@ from potluck_wire.messages import (
 from potluck_wire.pairing import PairingFailed
 
 ADA, STRANGER = Keys(), Keys()
+EIGHT = b"12345678"
 TRUST = ("--trust", f"{ADA.public}:ada")
 
 
@@ -290,6 +291,41 @@ def test_two_devices_stream_to_each_other(tmp_path):
         assert to_left.ask(Ping(seq=1)).seq == 1
 
 
+@pytest.mark.slow
+def test_a_device_that_was_refused_gets_through_as_soon_as_it_is_known(tmp_path):
+    with (
+        agent(tmp_path / "a", *TRUST, name="left") as left,
+        agent(tmp_path / "b", *TRUST, name="right") as right,
+        RawPeer(left.port, left.key, ADA) as to_left,
+        RawPeer(right.port, right.key, ADA) as to_right,
+    ):
+        row = {"name": "right", "key": right.key, "address": f"127.0.0.1:{right.port}"}
+        for peer in (to_left, to_right):
+            assert isinstance(peer.ask(Hello(major=1, name="ada")), Welcome)
+        to_left.ask(Roster(home="h"), json.dumps([row]).encode())
+        to_left.say(Probe(task="t", peer="right", nbytes=2**20, repeats=2))
+        assert to_left.hears_nothing()  # right does not know left
+        row = {"name": "left", "key": left.key, "address": f"127.0.0.1:{left.port}"}
+        to_right.ask(Roster(home="h"), json.dumps([row]).encode())
+        probed, _ = to_left.hear()
+        assert (type(probed), len(probed.seconds)) == (Probed, 2)
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
+    with agent(tmp_path, *TRUST, "--hang", "0.5") as running, RawPeer(running.port, running.key, ADA) as peer:
+        assert isinstance(peer.ask(Hello(major=1, name="ada")), Welcome)
+        assert isinstance(peer.ask(Prepare(run="r", epoch=1), *plan(recv("x"), cut("x", "a"))), Prepared)
+        (worker,) = psutil.Process(running.process.pid).children()
+        worker.suspend()
+        peer.say(Execute(run="r", epoch=1, program="p"))
+        peer.say(value("x", EIGHT), EIGHT)
+        failed, _ = peer.hear()
+        assert (type(failed), failed.cause) == (Failed, FailureCause.HUNG)
+        assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
+        assert isinstance(peer.ask(Prepare(run="r", epoch=2), *plan(recv("x"))), Prepared)
+
+
 # --- pairing ----------------------------------------------------------------------------------------------------------
 
 
@@ -363,13 +399,25 @@ def test_a_port_in_use_is_named(tmp_path, jetson):
 
 @pytest.mark.parametrize("offset", [limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET])
 def test_each_of_the_four_ports_is_needed(tmp_path, offset):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        answer = command("--port", str(port - offset), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
+    with ExitStack() as stack:
+        base, sockets = four_free_ports(stack)
+        for other in set(range(4)) - {offset}:
+            sockets[other].close()
+        answer = command("--port", str(base), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
     assert answer.returncode == 1
-    assert f"port {port}" in answer.stderr
+    assert f"port {base + offset}" in answer.stderr
+
+
+def four_free_ports(stack):
+    """The first of four ports in a row, below those that connections get, and the sockets that hold them."""
+    for base in range(21_000, 32_000, 4):
+        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
+        with suppress(OSError):
+            for offset, taken in enumerate(sockets):
+                taken.bind(("127.0.0.1", base + offset))
+                taken.listen()
+            return base, sockets
+    raise AssertionError("no four free ports in a row")
 
 
 def test_two_agents_cannot_share_a_state_directory(tmp_path):
@@ -406,6 +454,25 @@ def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
         starter.stdout.close()
     gone, _ = psutil.wait_procs([orphan], PATIENCE_S)
     assert gone == [orphan]
+
+
+@pytest.mark.slow
+def test_two_devices_of_one_name_are_both_announced(tmp_path):
+    from potluck.discover.mdns import browse
+
+    with agent(tmp_path / "a", "--mdns", name="twin") as first, agent(tmp_path / "b", "--mdns", name="twin") as second:
+        ports = {first.port, second.port}
+
+        def both(found):
+            return ports <= {address.port for addresses in found.values() for address in addresses}
+
+        found = browse(PATIENCE_S, enough=both)
+        assert both(found)
+        mine = {
+            name: address.port for name, addresses in found.items() for address in addresses if address.port in ports
+        }
+        assert sorted(mine.values()) == sorted(ports)
+        assert len(mine) == 2
 
 
 def test_the_key_stays_the_same_over_a_restart(tmp_path):

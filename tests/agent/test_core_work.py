@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.agent.core_talk import MEMBER_KEY, MEMBER_SENDER, OTHER_SENDER, OWNER_KEY, Talk, add, cut, plan, recv, send
 
-from potluck_agent.events import LinkReset, Span, Store, ToPeer, ToWorker, WorkerDied
+from potluck_agent.events import LinkReset, MemberLost, Span, Store, ToPeer, ToWorker, WorkerDied
 from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
 from potluck_wire.messages import (
     Chunk,
@@ -427,6 +427,27 @@ def test_nothing_is_sent_home_before_home_was_heard_on_the_data_channel():
     assert talk.hear(Probe(task="t", peer="home", nbytes=4)) == []
     talk.core.reach(OWNER_KEY)
     assert isinstance(talk.tick()[0].message, Value)
+
+
+def test_a_value_that_never_finds_room_is_rejected_in_the_end():
+    talk = Talk(inbound_bytes=64, grace_s=1e3).begin().roster().load(recv("x"), send("x", "phone"))
+    talk.hear(value(), EIGHT)
+    assert talk.hear(value(step=1, transfer=2), EIGHT) == []
+    assert talk.tick(30.0) == []
+    text = "no room for 8 bytes"
+    assert talk.tick(0.5) == [ToPeer(OWNER_KEY, Rejected(transfer=2, code=RefusalCode.MEMORY, text=text))]
+
+
+def test_a_member_that_stays_away_ends_what_waits_for_it():
+    talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
+    talk.hear(RUN)
+    talk.hear(value(), EIGHT)
+    failed, forgotten = talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s)
+    assert (failed.message.cause, failed.message.text) == (
+        FailureCause.PEER_LOST,
+        "phone rejected x: no connection",
+    )
+    assert forgotten == forget()
 
 
 def test_an_execution_of_an_unknown_program_is_refused():

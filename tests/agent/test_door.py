@@ -1,0 +1,135 @@
+"""The door: who is admitted, and that an agent whose door does not close refuses to start."""
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from potluck_agent import door
+from potluck_agent.errors import AgentError
+from potluck_agent.keys import Identity
+from potluck_wire.limits import ZAP_DOMAIN
+
+PUBLIC, SECRET = zmq.curve_keypair()
+KEY = PUBLIC.decode()
+REQUEST = [b"1.0", b"7", ZAP_DOMAIN.encode(), b"127.0.0.1", b"", b"CURVE", z85.decode(KEY)]
+
+
+def changed(index, value):
+    return [*REQUEST[:index], value, *REQUEST[index + 1 :]]
+
+
+def test_admits_a_trusted_key_and_hangs_it_on_every_message():
+    assert door.zap_reply(REQUEST, {KEY}.__contains__) == [b"1.0", b"7", b"200", b"", KEY.encode(), b""]
+
+
+@pytest.mark.parametrize(
+    ("request_", "admits"),
+    [
+        (REQUEST, lambda key: False),
+        (changed(0, b"2.0"), lambda key: True),
+        (changed(2, b""), lambda key: True),
+        (changed(2, b"other"), lambda key: True),
+        (changed(5, b"NULL"), lambda key: True),
+        (changed(5, b"PLAIN"), lambda key: True),
+        (changed(6, b"short"), lambda key: True),
+    ],
+)
+def test_refuses_everybody_else(request_, admits):
+    assert door.zap_reply(request_, admits)[2:] in (
+        [b"400", b"this key is not trusted", b"", b""],
+        [b"400", b"not CURVE, or another domain", b"", b""],
+    )
+
+
+@pytest.mark.parametrize("request_", [[], [b"1.0"], REQUEST[:-1], [*REQUEST, b"more"]])
+def test_a_request_that_does_not_hold_is_refused_not_raised(request_):
+    assert door.zap_reply(request_, lambda key: True)[2] == b"500"
+
+
+def test_an_authenticator_that_fails_lets_nobody_in():
+    def broken(key):
+        raise RuntimeError("disk full")
+
+    assert door.zap_reply(REQUEST, broken)[2] == b"500"
+
+
+# --- the self-test ----------------------------------------------------------------------------------------------------
+
+
+def knock():
+    """Open a door and test it as at the start of an agent."""
+    context = zmq.Context()
+    identity = Identity(public=KEY, secret=SECRET.decode())
+    made = None
+    try:
+        made = door.Door(context, identity, lambda key: False, "127.0.0.1", 0)
+        door.self_test(context, made, identity)
+    finally:
+        if made is not None:
+            made.close()
+        context.destroy(0)
+
+
+def test_a_sound_door_passes():
+    knock()
+
+
+def without(option, value):
+    """A ROUTER whose `option` is set to something weaker."""
+    sound = door.Door._router
+
+    def weak(self, channel, port):
+        router = sound(self, channel, port)
+        router.close(0)
+        router = self._context.socket(zmq.ROUTER)
+        router.linger = 0
+        settings = {
+            "curve_server": True,
+            "curve_publickey": self._identity.public.encode(),
+            "curve_secretkey": self._identity.secret.encode(),
+            "zap_domain": ZAP_DOMAIN.encode(),
+            "router_mandatory": True,
+        }
+        for name, setting in (settings | {option: value}).items():
+            if setting is not None:
+                setattr(router, name, setting)
+        for _ in range(200):
+            try:
+                router.bind(door.endpoint(self._host, port))
+                return router
+            except zmq.ZMQError:  # the sound one is still closing
+                zmq.select([], [], [], 0.01)
+        raise AssertionError("the port stays in use")
+
+    return weak
+
+
+@pytest.mark.parametrize(("option", "value"), [("curve_server", False), ("zap_domain", None)])
+def test_a_weakened_socket_keeps_the_agent_from_starting(monkeypatch, option, value):
+    monkeypatch.setattr(door.Door, "_router", without(option, value))
+    with pytest.raises(AgentError, match="self-test failed"):
+        knock()
+
+
+def test_an_authenticator_that_says_yes_keeps_the_agent_from_starting(monkeypatch):
+    sound = door.zap_reply
+    monkeypatch.setattr(door, "zap_reply", lambda frames, admits: sound(frames, lambda key: True))
+    with pytest.raises(AgentError, match="a stranger came in"):
+        knock()
+
+
+def test_an_authenticator_that_is_dead_keeps_the_agent_from_starting(monkeypatch):
+    monkeypatch.setattr(door, "TEST_S", 0.5)
+    monkeypatch.setattr(door.Door, "answer_zap", lambda self: None)
+    with pytest.raises(AgentError, match="self-test failed"):
+        knock()
+
+
+def test_without_encryption_or_with_an_old_library_it_says_so(monkeypatch):
+    monkeypatch.setattr(door.zmq, "has", lambda what: False)
+    with pytest.raises(AgentError, match="libsodium"):
+        door.check_library()
+    monkeypatch.undo()
+    monkeypatch.setattr(door.zmq, "zmq_version_info", lambda: (4, 3, 1))
+    with pytest.raises(AgentError, match="known holes"):
+        door.check_library()
