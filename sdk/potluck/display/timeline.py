@@ -60,11 +60,17 @@ def window(trace: Trace, first: int, n_steps: int) -> Trace:
 
 
 def typical(trace: Trace) -> Trace:
-    """One step of the trace: the one nearest to the median time."""
-    if len(trace.step_s) < 2:
-        return trace
+    """One step of the trace, the one nearest to the median time, from its first computing on.
+
+    Its inputs may have been sent while the step before was still going on: what ended by then is left out.
+    """
     middle_s = step_s(trace) or 0.0
-    return window(trace, min(range(len(trace.step_s)), key=lambda step: abs(trace.step_s[step] - middle_s)), 1)
+    nearest = min(range(len(trace.step_s)), key=lambda step: abs(trace.step_s[step] - middle_s), default=0)
+    one = window(trace, nearest, 1)
+    zero_s = min((event.start_s for event in one.events if event.lane == "compute"), default=0.0)
+    kept = (event for event in one.events if event.stop_s > zero_s)
+    moved = (replace(e, start_s=max(0.0, e.start_s - zero_s), stop_s=e.stop_s - zero_s) for e in kept)
+    return replace(one, events=tuple(moved))
 
 
 def excerpt(trace: Trace, most: int = MOST_EVENTS) -> Trace:

@@ -160,8 +160,15 @@ def test_plans_far_off_are_left_out_and_counted_but_never_the_best_or_the_fronti
     assert sorted(drawn([fastest, thriftiest, near, far], far)[0]) == ["0", "1", "2", "3"]
 
 
-def test_the_typical_step_is_the_one_nearest_the_median():
-    events = [Event(device="a", lane="compute", start_s=step, stop_s=step + 0.5, step=step) for step in range(3)]
-    trace = timeline.typical(Trace(source="measured", events=tuple(events), step_s=(0.9, 0.2, 0.5)))
+def test_the_typical_step_is_the_one_nearest_the_median_from_its_first_computing_on():
+    def event(step, lane, start_s, stop_s):
+        return Event(device="a", lane=lane, start_s=start_s, stop_s=stop_s, step=step)
+
+    events = [event(step, "compute", step, step + 0.5) for step in range(3)]
+    early = [event(2, "receive", 0.1, 0.2), event(2, "receive", 1.5, 2.25)]
+    trace = timeline.typical(Trace(source="measured", events=(*events, *early), step_s=(0.9, 0.2, 0.5)))
     assert trace.step_s == (0.5,)
-    assert [(event.step, event.start_s) for event in trace.events] == [(2, 0)]
+    assert [(e.step, e.lane, e.start_s, e.stop_s) for e in trace.events] == [
+        (2, "compute", 0, 0.5),
+        (2, "receive", 0, 0.25),
+    ]
