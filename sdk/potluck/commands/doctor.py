@@ -5,7 +5,7 @@ import importlib.metadata
 import importlib.util
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 GOOD, HINT, BAD = "ok", "note", "PROBLEM"
@@ -168,6 +168,28 @@ def devices(wait_s: float) -> Iterator[Finding]:
         yield Finding(level=HINT, what=f"nobody announced itself within {wait_s:g} s", remedy=remedy)
     for name, addresses in sorted({**known, **found}.items()):
         yield reach(name, tuple((place.host, place.port) for place in addresses), announced=name in found)
+    paired = [str((*found.get(name, ()), *addresses)[0]) for name, addresses in known.items() if addresses]
+    yield from meters(paired)
+
+
+def meters(places: Sequence[str]) -> Iterator[Finding]:
+    """What the paired devices at these addresses say of their power meters."""
+    from potluck.home import Home
+
+    if places:
+        with Home(peers=places) as home:
+            for member in home.devices.values():
+                if member.capability:
+                    yield metered(member.name, member.capability.get("meters", ()))
+
+
+def metered(name: str, rows: Sequence[Mapping[str, str]]) -> Finding:
+    """How a device knows its power, from its own statement; where nothing measures it, why."""
+    measuring = [row["name"] for row in rows if row.get("source") == "measured"]
+    if measuring:
+        return Finding(level=GOOD, what=f"{name} measures its power: {', '.join(measuring)}")
+    reasons = "; ".join(f"{row['name']}: {row['reason']}" for row in rows if row.get("reason"))
+    return Finding(level=HINT, what=f"{name} has no power meter, its energy is modelled", remedy=reasons)
 
 
 def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Finding:

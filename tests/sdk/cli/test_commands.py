@@ -48,6 +48,8 @@ def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
     assert capsys.readouterr().out == "Paired with tablet.\n"
     assert cli.main(["devices", place]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["tablet", "ready", place, "256"]
+    (finding,) = doctor.meters([place])
+    assert finding.what.startswith("tablet ")
     assert cli.main(["forget", "tablet"]) == 0
     assert cli.main(["devices", place]) == 0
     assert "not paired" in capsys.readouterr().out
@@ -123,3 +125,12 @@ def test_doctor_names_a_corrupt_file_as_a_problem(state):
 
 def test_doctor_prints_no_control_characters():
     assert "\x1b" not in doctor.show(doctor.Finding(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b"))
+
+
+def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
+    rapl = {"name": "rapl", "source": "", "reason": "energy_uj is readable by root only"}
+    nvml = {"name": "nvml", "source": "measured", "reason": ""}
+    assert doctor.metered("pc", [rapl, nvml]).what == "pc measures its power: nvml"
+    found = doctor.metered("pc", [rapl])
+    assert found.level == doctor.HINT
+    assert found.remedy == "rapl: energy_uj is readable by root only"
