@@ -1,4 +1,4 @@
-"""Score any planner's plan by simulating its very programs on the shared network: one judge for all."""
+"""Score any planner's plan by simulating its very tasks on the shared network: one judge for all."""
 
 from dataclasses import replace
 
@@ -8,26 +8,28 @@ from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
 from potluck.schedule.compiled import Compiled
 from potluck.schedule.programs import compile_inference, compile_training
 
-# A module, not its names: the simulator prices instructions by plan.cost, so either package may be imported first.
+# Modules, not names: the simulator prices instructions by plan.cost, so either package may be imported first.
+from potluck.simulate import direct
 from potluck.simulate import programs as simulation
 
-STREAM_STEPS = 8  # requests simulated to find the steady rate; the second half of them counts
 
-
-def judge(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -> Plan:
+def judge(
+    problem: Problem, plan: Plan, table: cost.CostTable | None = None, simulator: direct.Direct | None = None
+) -> Plan:
     """`plan` with latency, energy and peak memory as the simulator predicts them.
 
-    Streaming inference: latency is the time from one answer to the next, energy that of one request.
+    Streaming inference: latency is the time from one answer to the next, energy that of one request. A `simulator` of
+    this problem that is used again knows the tasks of plans of the same shape.
     """
-    trace = predict(problem, plan, table)
-    streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
-    known = len(trace.energy_j) == len(plan.devices)
+    check_plan(plan, problem)
+    outcome = (simulator or direct.Direct(problem, table)).run(plan)
+    energy = outcome.device_energy_j()
     return replace(
         plan,
-        latency_s=simulation.steady_s(trace) if streaming else trace.step_s[0],
-        energy_j=sum(trace.energy_j.values()) / len(trace.step_s) if known else None,
-        peak_bytes=dict(trace.peak_bytes),
-        device_energy_j={name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()},
+        latency_s=outcome.latency_s,
+        energy_j=sum(energy.values()) if len(energy) == len(plan.devices) else None,
+        peak_bytes=outcome.peak_bytes(),
+        device_energy_j=energy,
     )
 
 
@@ -35,7 +37,7 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
     """The simulated trace of one step of `plan`, or of some requests in flight when they stream."""
     compiled = compile_plan(problem, plan)
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
-    steps, in_flight = (STREAM_STEPS, 2 * len(plan.stages)) if streaming else (1, 1)
+    steps, in_flight = (direct.STREAM_STEPS, 2 * len(plan.stages)) if streaming else (1, 1)
     return simulation.Simulation(compiled, problem, steps, in_flight, table).trace()
 
 

@@ -11,6 +11,7 @@ from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
 from potluck.plan.single import plan_single
 from potluck.records import Plan, Problem
+from potluck.simulate import direct
 
 Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
 
@@ -23,7 +24,8 @@ def make_plans(problem: Problem) -> Plans:
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
     table = cost.CostTable(problem)
-    judged = [judge(problem, plan, table) for plan in candidates(problem, table)]
+    simulator = direct.Direct(problem, table)
+    judged = [judge(problem, plan, table, simulator) for plan in candidates(problem, table)]
     judged = judged or _unlimited(problem)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:

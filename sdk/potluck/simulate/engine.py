@@ -1,12 +1,15 @@
 """The discrete-event engine: tasks on lanes, some of them flows over shared media, under virtual time.
 
 It knows integers only, so that planners can call it without building programs. Deterministic: ties go to the task
-added first.
+added first. Flows over the same media always have the same rate, so they are kept together: a class of flows has one
+clock that counts the bytes each of them has got, and a heap of the readings at which they end. The rates of all classes
+depend only on how many flows each has, so every such state is worked out once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 
 from potluck.errors import PlanError
 from potluck.simulate.fairness import Route, max_min_rates
@@ -69,89 +72,164 @@ class Times:
 
 def run(graph: TaskGraph) -> Times:
     """Carry out all tasks; `PlanError` when some wait for each other for ever."""
-    n_tasks = len(graph.lane)
-    n_waits = graph.n_waits.copy()
-    n_lanes = max(graph.lane, default=-1) + 1
-    ready: list[list[tuple[int, int]]] = [[] for _ in range(n_lanes)]
+    n_tasks, lane_of, work, route_of = len(graph.lane), graph.lane, graph.work, graph.route
+    followers, latency_s, n_waits = graph.followers, graph.latency_s, graph.n_waits.copy()
+    rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]  # rank % n_tasks is the task
+    n_lanes = max(lane_of, default=-1) + 1
+    ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
     doing = [-1] * n_lanes  # the task that has the lane
-    left_bytes = graph.work.copy()  # of a transfer that has given way
-    times = Times([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
-    ends: list[tuple[float, int, int]] = []  # (time, task, 1 when its lane is already free)
-    rest: dict[int, float] = {}  # flows under way -> bytes left at `flows_s`
-    rates: dict[int, float] = {}
-    flows_s = now_s = 0.0
-    lane_of, work, priority, route, followers = graph.lane, graph.work, graph.priority, graph.route, graph.followers
-    touched = set(range(n_lanes))
-    n_done = 0
+    start_s, free_s, stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
+    flows = Flows(graph)
+    class_of, flow_end_s = flows.class_of, inf
+    ends: list[tuple[float, int]] = []  # (time, task, or -1 - task when its lane is already free)
+    touched = list(range(n_lanes))
+    n_done, now_s = 0, 0.0
     for task in range(n_tasks):
         if not n_waits[task]:
-            heappush(ready[lane_of[task]], (priority[task], task))
+            heappush(ready[lane_of[task]], rank[task])
     while True:
-        flows_changed = False
-        for lane in sorted(touched):
-            if not ready[lane]:
+        for lane in touched:
+            waiting = ready[lane]
+            if not waiting:
                 continue
             current = doing[lane]
             if current >= 0:
-                if current not in rest or ready[lane][0] > (priority[current], current):
+                if waiting[0] > rank[current] or current not in flows.marks:
                     continue
-                _advance(rest, rates, now_s - flows_s)
-                flows_s = now_s
-                left_bytes[current] = rest.pop(current)
-                heappush(ready[lane], (priority[current], current))
-                flows_changed = True
-            task = heappop(ready[lane])[1]
+                flows.pause(current, now_s)
+                heappush(waiting, rank[current])
+            task = heappop(waiting) % n_tasks
             doing[lane] = task
-            if times.start_s[task] < 0:
-                times.start_s[task] = now_s
-            if route[task] == COMPUTE:
-                heappush(ends, (now_s + work[task], task, 0))
-            elif work[task] <= 0 or not graph.routes[route[task]]:
-                heappush(ends, (now_s, task, 0))
+            if start_s[task] < 0:
+                start_s[task] = now_s
+            route = route_of[task]
+            if route == COMPUTE:
+                heappush(ends, (now_s + work[task], task))
+            elif work[task] <= 0 or class_of[route] < 0:
+                heappush(ends, (now_s, task))
             else:
-                _advance(rest, rates, now_s - flows_s)
-                flows_s = now_s
-                rest[task] = left_bytes[task]
-                flows_changed = True
-        touched.clear()
-        if flows_changed:
-            rates = max_min_rates({task: graph.routes[route[task]] for task in rest}, graph.capacity)
-        flow_end_s = min((flows_s + left / rates[task] for task, left in rest.items()), default=float("inf"))
-        if not ends and not rest:
+                flows.start(task, class_of[route], now_s)
+        touched = []
+        if flows.changed:
+            flow_end_s = flows.next_end_s(now_s)
+        if flow_end_s == inf and not ends:
             break
         now_s = min(flow_end_s, ends[0][0]) if ends else flow_end_s
         if flow_end_s <= now_s:
-            ended = [task for task, left in rest.items() if flows_s + left / rates[task] <= now_s + 1e-12 * now_s]
-            _advance(rest, rates, now_s - flows_s)
-            flows_s = now_s
-            for task in ended:
-                del rest[task]
-                heappush(ends, (now_s, task, 0))
-            rates = max_min_rates({task: graph.routes[route[task]] for task in rest}, graph.capacity)
+            for task in flows.take_ended(now_s):
+                heappush(ends, (now_s, task))
         while ends and ends[0][0] <= now_s:
-            _, task, freed = heappop(ends)
-            if not freed:
-                times.free_s[task] = now_s
-                doing[lane_of[task]] = -1
-                touched.add(lane_of[task])
-                if route[task] != COMPUTE and graph.latency_s[route[task]] > 0:
-                    heappush(ends, (now_s + graph.latency_s[route[task]], task, 1))
+            task = heappop(ends)[1]
+            if task >= 0:
+                free_s[task] = now_s
+                lane = lane_of[task]
+                doing[lane] = -1
+                touched.append(lane)
+                if route_of[task] != COMPUTE and latency_s[route_of[task]] > 0:
+                    heappush(ends, (now_s + latency_s[route_of[task]], -1 - task))
                     continue
-            times.stop_s[task] = now_s
+            else:
+                task = -1 - task
+            stop_s[task] = now_s
             n_done += 1
             for follower in followers[task]:
                 n_waits[follower] -= 1
                 if not n_waits[follower]:
-                    heappush(ready[lane_of[follower]], (priority[follower], follower))
-                    touched.add(lane_of[follower])
+                    lane = lane_of[follower]
+                    heappush(ready[lane], rank[follower])
+                    touched.append(lane)
     if n_done < n_tasks:
-        stuck = next(task for task in range(n_tasks) if times.start_s[task] < 0)
-        raise PlanError(f"{n_tasks - n_done} of {n_tasks} tasks wait for each other for ever, task {stuck} among them.")
-    return times
+        raise stuck(start_s)
+    return Times(start_s, free_s, stop_s)
 
 
-def _advance(rest: dict[int, float], rates: dict[int, float], elapsed_s: float) -> None:
-    """Let every flow run on at its rate."""
-    if elapsed_s > 0:
-        for task in rest:
-            rest[task] -= rates[task] * elapsed_s
+def stuck(start_s: Sequence[float]) -> PlanError:
+    """The error when no task can go on and some have not started."""
+    left = [task for task, since in enumerate(start_s) if since < 0]
+    return PlanError(f"{len(left)} of {len(start_s)} tasks wait for each other for ever, task {left[0]} among them.")
+
+
+class Flows:
+    """The flows under way, by class of equal media; everything is brought up to date when the set of them changes."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.capacity = graph.capacity
+        self.media = list(dict.fromkeys(route for route in graph.routes if route))
+        numbers = {route: number for number, route in enumerate(self.media)}
+        self.class_of = [numbers.get(route, -1) for route in graph.routes]  # per route; -1: over no medium
+        self.marks: dict[int, float] = {}  # flow -> the reading of its class's clock at which it ends
+        self.changed = False
+        self._left = graph.work.copy()  # bytes of a flow that was paused
+        self._class: dict[int, int] = {}  # flow -> class
+        self._clock = [0.0] * len(self.media)  # bytes that every flow of the class has got
+        self._heaps: list[list[tuple[float, int]]] = [[] for _ in self.media]
+        self._count: dict[int, int] = {}  # class -> flows, of the classes that have some
+        self._rates: dict[int, float] = {}
+        self._since_s = 0.0
+        self._known: dict[tuple[tuple[int, int], ...], dict[int, float]] = {}
+
+    def start(self, flow: int, number: int, now_s: float) -> None:
+        """A flow begins, or goes on with what it has left."""
+        self._advance(now_s)
+        count = self._count.get(number, 0)
+        if not count:
+            self._clock[number] = 0.0
+            self._heaps[number].clear()
+        self._count[number] = count + 1
+        self._class[flow] = number
+        mark = self.marks[flow] = self._clock[number] + self._left[flow]
+        heappush(self._heaps[number], (mark, flow))
+
+    def pause(self, flow: int, now_s: float) -> None:
+        """A flow gives way; its mark in the heap is dead from now on."""
+        self._advance(now_s)
+        self._left[flow] = self.marks[flow] - self._clock[self._class[flow]]
+        self._drop(flow)
+
+    def next_end_s(self, now_s: float) -> float:
+        """When the next flow ends, at the rates of the flows there are now."""
+        self._since_s, self.changed = now_s, False
+        key = tuple(sorted(self._count.items()))
+        rates = self._known.get(key)
+        if rates is None:
+            members = {100_000 * number + i: self.media[number] for number, count in key for i in range(count)}
+            found = max_min_rates(members, self.capacity)
+            rates = self._known[key] = {number: found[100_000 * number] for number, _ in key}
+        self._rates = rates
+        soonest = inf
+        for number, rate in rates.items():
+            heap = self._heaps[number]
+            while self.marks.get(heap[0][1]) != heap[0][0]:
+                heappop(heap)
+            soonest = min(soonest, now_s + (heap[0][0] - self._clock[number]) / rate)
+        return max(soonest, now_s)
+
+    def take_ended(self, now_s: float) -> list[int]:
+        """The flows that end now; they are gone."""
+        ended: list[int] = []
+        self._advance(now_s)
+        for number, rate in self._rates.items():
+            heap = self._heaps[number]
+            reached = self._clock[number] + rate * 1e-12 * now_s
+            while heap and (heap[0][0] <= reached or self.marks.get(heap[0][1]) != heap[0][0]):
+                mark, flow = heappop(heap)
+                if self.marks.get(flow) == mark:
+                    ended.append(flow)
+                    self._drop(flow)
+        return ended
+
+    def _drop(self, flow: int) -> None:
+        self.changed = True
+        del self.marks[flow]
+        number = self._class.pop(flow)
+        self._count[number] -= 1
+        if not self._count[number]:
+            del self._count[number]
+
+    def _advance(self, now_s: float) -> None:
+        self.changed = True
+        elapsed_s = now_s - self._since_s
+        if elapsed_s > 0:
+            for number, rate in self._rates.items():
+                self._clock[number] += rate * elapsed_s
+            self._since_s = now_s

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from potluck.plan import cost
 from potluck.schedule.compiled import Compiled, Note
+from potluck.simulate.spans import Span
 from potluck_wire.program import Instruction
-
-Span = tuple[float, float]  # seconds from start to stop
 
 
 def peak_bytes(

@@ -11,10 +11,10 @@ from potluck.records import Event, Problem, Trace
 from potluck.schedule.compiled import Compiled
 from potluck.simulate.duration import instruction_s
 from potluck.simulate.engine import TaskGraph, Times, run
-from potluck.simulate.memory import Span, peak_bytes
+from potluck.simulate.layout import HOME_PRIORITY
+from potluck.simulate.memory import peak_bytes
+from potluck.simulate.spans import Span, union_s
 from potluck_wire.program import NETWORK, Instruction
-
-HOME_PRIORITY = 1 << 32  # home feeds an earlier step before a later one; devices go by priority, then by age
 
 
 def simulate(
@@ -178,15 +178,6 @@ class Simulation:
                     )
                     events.append(event)
         return tuple(sorted(events, key=lambda e: (e.start_s, e.device, e.lane, e.instruction, e.step)))
-
-
-def union_s(spans: list[Span]) -> float:
-    """Seconds covered by at least one of the spans."""
-    covered, reached = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        covered += max(0.0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return covered
 
 
 def steady_s(trace: Trace) -> float:

@@ -9,6 +9,8 @@ from potluck.errors import PlanError
 from potluck.simulate.engine import COMPUTE, TaskGraph, run
 from potluck.simulate.fairness import max_min_rates
 
+from . import slow_engine
+
 
 def test_a_lane_takes_the_smallest_priority_first_and_keeps_it():
     graph = TaskGraph()
@@ -135,3 +137,12 @@ def test_no_medium_is_overbooked_at_any_moment(seed):
     assert all(use <= limit * (1 + 1e-9) for use, limit in zip(used, capacity, strict=True))
     for route in flows.values():  # max-min: every flow crosses a full medium
         assert any(used[m] >= capacity[m] * (1 - 1e-9) for m, _ in route)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_engine_agrees_with_its_slow_form(seed):
+    graph = random_graph(random.Random(seed))
+    fast, slow = run(graph), slow_engine.run(graph)
+    assert fast.start_s == pytest.approx(slow.start_s, rel=1e-9)
+    assert fast.free_s == pytest.approx(slow.free_s, rel=1e-9)
+    assert fast.stop_s == pytest.approx(slow.stop_s, rel=1e-9)

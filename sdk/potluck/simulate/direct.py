@@ -1,0 +1,244 @@
+"""Time, energy and memory of a plan straight from its layout: what `simulate` says of its programs, many times faster.
+
+Layouts and their task graphs are kept per shape; a plan then only fills in what its tasks cost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from potluck.plan import cost
+from potluck.records import HOME, Plan, Problem, Training
+from potluck.schedule.reduce import FLOAT_BYTES
+from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
+from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Item, Layout, Shape, lay_out
+from potluck.simulate.spans import union_s
+
+STREAM_STEPS = 8  # requests simulated to find the steady rate; the second half of them counts
+LOSS_BYTES = 4
+MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A layout as the engine takes it, for one or several steps; `tasks[step]` is the number of its first task."""
+
+    layout: Layout
+    graph: TaskGraph
+    first: list[int]
+    lengths: list[int]
+
+
+class Outcome:
+    """What one step (or request of a stream) of a plan would take; energy and memory are worked out when asked for."""
+
+    def __init__(
+        self, direct: "Direct", plan: Plan, laid: _Graph, items: list[tuple[float, int]], times: Times
+    ) -> None:
+        self._direct, self._plan, self._laid, self._items, self._times = direct, plan, laid, items, times
+        self._n_steps = len(laid.first)
+        self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
+
+    def _steady_s(self) -> float:
+        """Seconds from one answer to the next, as `simulate.steady_s`."""
+        layout, times = self._laid.layout, self._times
+        to_home = [layout.items[number].to == layout.home for number in layout.item]
+        ends = [
+            max((times.free_s if to_home[i] else times.stop_s)[first + i] for i in range(len(to_home)))
+            for first in self._laid.first
+        ]
+        last = len(ends) - 1
+        return (ends[last] - ends[last // 2]) / (last - last // 2)
+
+    def device_energy_j(self) -> dict[str, float]:
+        """Joules per step of the devices that take part and whose power is known."""
+        layout, times, names = self._laid.layout, self._times, self._plan.devices
+        busy = [0.0] * (layout.home + 1)
+        radio: list[list[tuple[float, float]]] = [[] for _ in busy]
+        for first in self._laid.first:
+            for i, number in enumerate(layout.item):
+                item, task = layout.items[number], first + i
+                start, free, stop = times.start_s[task], times.free_s[task], times.stop_s[task]
+                if item.kind != SEND:
+                    busy[item.slot] += stop - start
+                elif stop > start:
+                    radio[item.slot].append((start, free))
+                    radio[item.to].append((start + stop - free, stop))
+        stop_s, found = max(times.stop_s, default=0.0), {}
+        for slot, name in enumerate(names):
+            joules = cost.energy_j(self._direct.problem.device(name), stop_s, busy[slot], union_s(radio[slot]))
+            if joules is not None:
+                found[name] = joules / self._n_steps
+        return found
+
+    def peak_bytes(self) -> dict[str, int]:
+        """The most bytes that each device holds at once, as `simulate.memory`."""
+        layout, times, plan, table = self._laid.layout, self._times, self._plan, self._direct.table
+        changes: list[list[tuple[float, int]]] = [[] for _ in plan.devices]
+        transfer = [layout.items[number].kind == SEND for number in layout.item]
+        working, kept = self._kept_bytes()
+        for first in self._laid.first:
+            for slot, number, made, uses in layout.values:
+                gone = times.stop_s[first + made]
+                for use in uses:
+                    gone = max(gone, (times.free_s if transfer[use] else times.stop_s)[first + use])
+                nbytes = self._items[number][1]
+                changes[slot] += ((times.start_s[first + made], nbytes), (gone, -nbytes))
+            for number, forward, backward in layout.kept:
+                slot, since = layout.items[number].slot, times.start_s[first + forward]
+                changes[slot] += ((since, working[number]), (times.stop_s[first + forward], -working[number]))
+                if backward >= 0:
+                    again, stop = times.start_s[first + backward], times.stop_s[first + backward]
+                    changes[slot] += ((again, working[number]), (stop, -working[number]))
+                    changes[slot] += ((since, kept[number]), (stop, -kept[number]))
+        ranges = {(name, stage.start, stage.stop) for stage in plan.stages for name in stage.devices}
+        static = dict.fromkeys(plan.devices, 0)
+        for name, start, stop_layer in ranges:
+            static[name] += cost.static_bytes(table, start, stop_layer)
+        peaks = {}
+        for name, events in zip(plan.devices, changes, strict=True):
+            events.sort()  # at one moment what goes comes first
+            peaks[name] = static[name] + max(accumulate((nbytes for _, nbytes in events), initial=0))
+        return peaks
+
+    def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Per run item: the bytes it works on, and those kept for its backward."""
+        layout, table, stages = self._laid.layout, self._direct.table, self._plan.stages
+        working, kept = {}, {}
+        for number in {number for number, _, _ in layout.kept}:
+            item = layout.items[number]
+            stage = stages[item.stage]
+            working[number] = cost.working_bytes(table, stage.start, stage.stop, item.rows)
+            kept[number] = table.activation_bytes(stage.start, stage.stop) * item.rows
+        return working, kept
+
+
+class Direct:
+    """Simulates plans of one problem."""
+
+    def __init__(self, problem: Problem, table: cost.CostTable | None = None) -> None:
+        self.problem, self.table = problem, table or cost.CostTable(problem)
+        self.devices = {device.name: device for device in problem.devices}
+        self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+        self.capacity = [medium.capacity_bytes_per_s for medium in problem.network.media]
+        self._medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
+        self._has_home = any(HOME in pair for pair in problem.network.paths)
+        self._routes: dict[tuple[str, str], tuple[tuple[tuple[int, int], ...], float]] = {}
+        self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
+
+    @property
+    def n_layouts(self) -> int:
+        """How many layouts are kept."""
+        return len(self._graphs)
+
+    def run(self, plan: Plan) -> Outcome:
+        """Simulate one step of `plan`, or some requests in flight when they stream; the plan must suit the problem."""
+        n_steps, in_flight = (STREAM_STEPS, 2 * len(plan.stages)) if self.streaming else (1, 1)
+        laid = self._graph(self._shape(plan), n_steps, in_flight)
+        items = [self._priced(plan, item) for item in laid.layout.items]
+        graph, layout = laid.graph, laid.layout
+        graph.routes, graph.latency_s = [], []
+        names = (*plan.devices, HOME)
+        work, route = [], []
+        for item, (amount, _) in zip(layout.items, items, strict=True):
+            work.append(amount)
+            if item.kind == SEND:
+                media, latency_s = self._route(names[item.slot], names[item.to])
+                route.append(graph.add_route(media, latency_s))
+            else:
+                route.append(COMPUTE)
+        graph.work, graph.route = [work[i] for i in layout.item], [route[i] for i in layout.item]
+        if n_steps > 1:
+            step_work, step_route = [0.0, *graph.work, 0.0], [COMPUTE, *graph.route, COMPUTE]
+            graph.work, graph.route = step_work * n_steps, step_route * n_steps
+        return Outcome(self, plan, laid, items, run(graph))
+
+    def _route(self, source: str, target: str) -> tuple[tuple[tuple[int, int], ...], float]:
+        found = self._routes.get((source, target))
+        if found is None:
+            if HOME in (source, target) and not self._has_home:
+                found = (), 0.0
+            else:
+                path = self.problem.network.path(source, target)
+                found = tuple((self._medium[name], times) for name, times in path.media), path.latency_s
+            self._routes[source, target] = found
+        return found
+
+    def _shape(self, plan: Plan) -> Shape:
+        layers, slot = self.problem.layers, {name: i for i, name in enumerate(plan.devices)}
+        last = [layers[stage.stop - 1] for stage in plan.stages[:-1]]
+        return Shape(
+            slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
+            shares=tuple(stage.shares for stage in plan.stages),
+            warm_up=tuple(stage.warm_up for stage in plan.stages),
+            n_micro_batches=plan.n_micro_batches,
+            training=plan.training,
+            smooth=tuple(layer.gradient_bytes > 0 for layer in last),
+            rough=tuple(layer.output_bytes > layer.gradient_bytes for layer in last),
+            has_input=self.problem.input_bytes > 0,
+            has_target=plan.training and self.problem.target_bytes > 0,
+            n_elements=tuple(min(self._n_elements(s.start, s.stop), len(s.devices)) for s in plan.stages),
+        )
+
+    def _n_elements(self, start: int, stop: int) -> int:
+        return self.table.parameter_bytes(start, stop) // 4 + self.table.buffer_bytes(start, stop) // 4
+
+    def _graph(self, shape: Shape, n_steps: int, in_flight: int) -> _Graph:
+        key = shape, n_steps, in_flight
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_KEPT:
+                self._graphs.clear()
+            self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self.capacity)
+        return self._graphs[key]
+
+    def _priced(self, plan: Plan, item: Item) -> tuple[float, int]:
+        """Seconds (bytes for a transfer) of an item, and the bytes of the value that goes with it."""
+        stage, table = plan.stages[item.stage], self.table
+        if item.kind == SEND or item.kind == COPY:
+            nbytes = self._nbytes(plan, item)
+            if item.kind == SEND:
+                return nbytes, nbytes
+            return cost.copy_s(self.devices[plan.devices[item.slot]], nbytes), nbytes
+        device = self.devices[plan.devices[item.slot]]
+        if item.kind == STEP:
+            return cost.update_s(table, device, stage.start, stage.stop), 0
+        time_s = {RUN: table.forward_s, BACKWARD: table.backward_s}[item.kind]
+        return device.overhead_s + time_s(device.name, stage.start, stage.stop, item.rows), 0
+
+    def _nbytes(self, plan: Plan, item: Item) -> int:
+        problem, stage, tensor = self.problem, plan.stages[item.stage], item.tensor
+        if tensor in ("y", "z"):
+            layer = problem.layers[stage.stop - 1]
+            return item.rows * (layer.gradient_bytes if tensor == "y" else layer.output_bytes - layer.gradient_bytes)
+        if tensor in ("vector", "piece"):
+            n_elements, n = self._n_elements(stage.start, stage.stop), len(stage.devices)
+            if tensor == "vector":
+                return n_elements * FLOAT_BYTES
+            return ((item.rows + 1) * n_elements // n - item.rows * n_elements // n) * FLOAT_BYTES
+        if tensor == "loss":
+            return LOSS_BYTES
+        per_row = {"input": problem.input_bytes, "target": problem.target_bytes, "output": problem.result_bytes}
+        return item.rows * per_row[tensor]
+
+
+def _graph(layout: Layout, n_steps: int, in_flight: int, capacity: Sequence[float]) -> _Graph:
+    """`n_steps` times the layout, at most `in_flight` at once; several are each between a task of begin and of end."""
+    graph, n_tasks = TaskGraph(capacity=list(capacity)), len(layout.item)
+    idle, first, ends = 2 * layout.home, [], list[int]()
+    lanes = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
+    sinks = set(range(n_tasks)).difference(*layout.waits)
+    for step in range(n_steps):
+        since = step * HOME_PRIORITY
+        if n_steps > 1:
+            begin = graph.add(
+                idle, 0.0, after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else ()
+            )
+        first.append(len(graph.lane))
+        for lane, priority, waits in zip(lanes, layout.priority, layout.waits, strict=True):
+            after = [first[-1] + task for task in waits]
+            if n_steps > 1 and not waits:
+                after = [begin]
+            graph.add(lane, 0.0, after=after, priority=priority + (since if lane == idle + 1 else 0))
+        if n_steps > 1:
+            ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
+    return _Graph(layout, graph, first, [n_tasks] * n_steps)

@@ -1,0 +1,270 @@
+"""The tasks of one step of a plan, laid out straight from its shape: the order of 1F1B, cuts, all-reduce; no programs.
+
+Planners simulate thousands of plans. Plans that differ only in layers, devices and sizes have the same tasks in the
+same order, so these are laid out once per shape. `schedule.programs` writes the same step as instructions; a test
+proves that both take the same time, energy and memory.
+
+Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of equal cost share an `Item`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from potluck.errors import PlanError
+from potluck.schedule.rows import overlaps
+
+HOME_PRIORITY = 1 << 32  # home feeds an earlier step before a later one; devices go by priority, then by age
+RUN, BACKWARD, COPY, STEP, SEND = range(5)
+
+
+class Shape(NamedTuple):
+    """All that decides which tasks a step has."""
+
+    slots: tuple[tuple[int, ...], ...]  # per stage
+    shares: tuple[tuple[int, ...], ...]
+    warm_up: tuple[int, ...]
+    n_micro_batches: int
+    training: bool
+    smooth: tuple[bool, ...]  # per cut: whether a tensor with a gradient crosses it
+    rough: tuple[bool, ...]  # per cut: whether one without crosses it
+    has_input: bool
+    has_target: bool
+    n_elements: tuple[int, ...]  # per stage to update; where there are as many as replicas, no more are counted
+
+
+class Item(NamedTuple):
+    """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` over cut `stage`; or ring piece `rows`.
+
+    Tensors: "input", "target", "loss", "output"; over a cut "y" with a gradient and "z" without; "vector" the flat
+    gradient of a replicated stage and "piece" one of its pieces.
+    """
+
+    kind: int
+    slot: int
+    stage: int
+    rows: int = 0
+    tensor: str = ""
+    to: int = -1  # the slot that a transfer goes to
+
+
+class Value(NamedTuple):
+    """Bytes that `slot` holds from the start of task `made` to the end of the last of `uses`."""
+
+    slot: int
+    item: int
+    made: int
+    uses: list[int]
+
+
+@dataclass(slots=True)
+class Layout:
+    """Per task: a number into `items`, priority, and what it waits for. Then what memory holds."""
+
+    home: int
+    items: list[Item] = field(default_factory=list)
+    item: list[int] = field(default_factory=list)
+    priority: list[int] = field(default_factory=list)
+    waits: list[tuple[int, ...]] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    kept: list[tuple[int, int, int]] = field(default_factory=list)  # (item, run, backward or -1 for none)
+
+
+def turns(warm_up: Sequence[int], n_micro_batches: int, *, training: bool) -> list[tuple[int, int, int, int]]:
+    """Every action (turn, stage, kind, micro-batch) of 1F1B, or of inference, in the order of `schedule.validate`.
+
+    An action's turn is one after those of what it waits for and of the one before it on its stage.
+    """
+    rows = []
+    for depth in warm_up:
+        depth = min(depth, n_micro_batches) if training else n_micro_batches
+        row = [(RUN, m) for m in range(depth)]
+        for m in range(n_micro_batches if training else 0):
+            row.append((BACKWARD, m))
+            if m + depth < n_micro_batches:
+                row.append((RUN, m + depth))
+        rows.append(row)
+    n_stages, found = len(rows), dict[tuple[int, int, int], int]()
+    position, last = [0] * n_stages, [-1] * n_stages
+    moved = True
+    while moved:
+        moved = False
+        for p in (*range(n_stages), *reversed(range(n_stages - 1))):
+            while position[p] < len(rows[p]):
+                kind, m = rows[p][position[p]]
+                other = p - 1 if kind == RUN else p + 1
+                before = found.get((other, kind, m)) if 0 <= other < n_stages else -1
+                if before is None:
+                    break
+                last[p] = found[p, kind, m] = max(before, last[p]) + 1
+                position[p] += 1
+                moved = True
+    if any(position[p] < len(rows[p]) for p in range(n_stages)):
+        raise PlanError(
+            f"With the warm-up depths {tuple(warm_up)} some stage waits for ever for a gradient.",
+            next_step="A stage needs at least the depth of the stage behind it.",
+        )
+    return sorted((turn, p, kind, m) for (p, kind, m), turn in found.items())
+
+
+def lay_out(shape: Shape) -> Layout:
+    """The tasks of one step of a plan of this shape; those of one device are in the order of its program."""
+    step = _Step(shape)
+    for _, p, kind, m in step.order:
+        for index in range(len(shape.slots[p])):
+            if kind == RUN:
+                step.forward(p, m, index)
+            elif step.learns[p]:
+                step.backward(p, m, index)
+    for p, n_elements in enumerate(shape.n_elements):
+        if shape.training and step.learns[p] and n_elements:
+            step.update(p)
+    return step.layout
+
+
+class _Step:
+    """Walks the actions and adds their tasks, as `schedule.programs` adds instructions."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.n_stages = shape, len(shape.slots)
+        self.home = 1 + max(max(slots) for slots in shape.slots)
+        self.layout = Layout(self.home)
+        self.order = turns(shape.warm_up, shape.n_micro_batches, training=shape.training)
+        self.turn = {(p, kind, m): turn for turn, p, kind, m in self.order}
+        self.n_turns = self.order[-1][0] + 1
+        self.learns = [shape.training and (p == self.n_stages - 1 or shape.smooth[p]) for p in range(self.n_stages)]
+        self._numbers: dict[Item, int] = {}
+        self._last: dict[int, int] = {}  # per slot: the computing task before
+        self._runs: dict[tuple[int, int, int], int] = {}
+        self._pieces: dict[tuple[int, int, str, int, int], list[tuple[int, Value]]] = {}
+        self._overlaps = {
+            (p, q): overlaps(shape.shares[p], shape.shares[q])
+            for p in range(self.n_stages) for q in (p - 1, p + 1) if 0 <= q < self.n_stages
+        }  # fmt: skip
+
+    # --- tasks and values ---------------------------------------------------------------------------------------------
+
+    def _number(self, item: Item) -> int:
+        number = self._numbers.setdefault(item, len(self.layout.items))
+        if number == len(self.layout.items):
+            self.layout.items.append(item)
+        return number
+
+    def _task(self, item: Item, inputs: Sequence[Value], priority: int) -> int:
+        layout, task = self.layout, len(self.layout.item)
+        waits = {value.made for value in inputs}
+        if item.kind != SEND:
+            waits.update((self._last[item.slot],) if item.slot in self._last else ())
+            self._last[item.slot] = task
+        for value in inputs:
+            value.uses.append(task)
+        layout.item.append(self._number(item))
+        layout.priority.append(priority)
+        layout.waits.append(tuple(sorted(waits)))
+        return task
+
+    def _value(self, item: Item, made: int, slot: int) -> Value:
+        value = Value(slot, self._number(item), made, [])
+        self.layout.values.append(value)
+        return value
+
+    def _copy(self, item: Item, inputs: Sequence[Value], priority: int) -> Value:
+        return self._value(item, self._task(item, inputs, priority), item.slot)
+
+    def _move(self, item: Item, inputs: Sequence[Value], priority: int) -> Value:
+        return self._value(item, self._task(item, inputs, priority), item.to)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def forward(self, p: int, m: int, index: int) -> None:
+        """One micro-batch forward through stage p, on its device `index`."""
+        shape, slot, rows = self.shape, self.shape.slots[p][index], self.shape.shares[p][index]
+        priority, last = self.turn[p, RUN, m], p == self.n_stages - 1
+        inputs = []
+        for name, wanted in (("input", shape.has_input and p == 0), ("target", shape.has_target and last)):
+            if wanted:
+                inputs.append(self._move(Item(SEND, self.home, p, rows, name, slot), (), priority))
+        if p:
+            inputs += [self._gather(RUN, p, m, index, name) for name in self._tensors(p - 1)]
+        run = Item(RUN, slot, p, rows)
+        task = self._task(run, inputs, priority)
+        if self.learns[p]:
+            self._runs[p, m, index] = task
+        else:
+            self.layout.kept.append((self._number(run), task, -1))
+        if not last:
+            for name in self._tensors(p):
+                value = self._value(Item(COPY, slot, p, rows, name), task, slot)
+                self._pass(p, p + 1, RUN, m, index, name, value)
+            return
+        name, priority = ("loss", self.n_turns) if shape.training else ("output", priority)
+        value = self._value(Item(COPY, slot, p, rows, name), task, slot)
+        self._task(Item(SEND, slot, p, rows, name, self.home), (value,), priority)
+
+    def _tensors(self, cut: int) -> list[str]:
+        return ["y"] * self.shape.smooth[cut] + ["z"] * self.shape.rough[cut]
+
+    def backward(self, p: int, m: int, index: int) -> None:
+        """Its gradient back through stage p."""
+        shape, slot, rows = self.shape, self.shape.slots[p][index], self.shape.shares[p][index]
+        inputs = [self._gather(BACKWARD, p, m, index, "y")] if p < self.n_stages - 1 else []
+        task = self._task(Item(BACKWARD, slot, p, rows), inputs, self.turn[p, BACKWARD, m])
+        self.layout.kept.append((self._number(Item(RUN, slot, p, rows)), self._runs[p, m, index], task))
+        if p and shape.smooth[p - 1]:
+            value = self._value(Item(COPY, slot, p - 1, rows, "y"), task, slot)
+            self._pass(p, p - 1, BACKWARD, m, index, "y", value)
+
+    def _pass(self, p: int, q: int, kind: int, m: int, index: int, name: str, value: Value) -> None:
+        """Hand a value of stage p to the devices of stage q that need rows of it."""
+        shape, cut, slot, priority = self.shape, min(p, q), self.shape.slots[p][index], self.turn[q, kind, m]
+        for piece in self._overlaps[p, q]:
+            if piece.left != index:
+                continue
+            rows, peer, part = piece.stop - piece.start, shape.slots[q][piece.right], value
+            if rows != shape.shares[p][index]:
+                part = self._copy(Item(COPY, slot, cut, rows, name), (value,), priority)
+            if peer != slot:
+                part = self._move(Item(SEND, slot, cut, rows, name, peer), (part,), priority)
+            self._pieces.setdefault((kind, q, name, m, piece.right), []).append((piece.start, part))
+
+    def _gather(self, kind: int, p: int, m: int, index: int, name: str) -> Value:
+        pieces = [value for _, value in sorted(self._pieces[kind, p, name, m, index], key=lambda piece: piece[0])]
+        if len(pieces) == 1:
+            return pieces[0]
+        item = Item(COPY, self.shape.slots[p][index], p - 1 if kind == RUN else p, self.shape.shares[p][index], name)
+        return self._copy(item, pieces, self.turn[p, kind, m])
+
+    # --- the end of a step --------------------------------------------------------------------------------------------
+
+    def update(self, p: int) -> None:
+        """All-reduce the gradients of stage p in a ring, as `schedule.reduce`, and take the optimizer's step."""
+        slots, priority = self.shape.slots[p], self.n_turns + 1
+        n = len(slots)
+        sums = self._reduced(p, priority) if n > 1 else [()] * n
+        for index, slot in enumerate(slots):
+            self._task(Item(STEP, slot, p), sums[index], priority + 2 * n + 1)
+
+    def _reduced(self, p: int, priority: int) -> list[tuple[Value, ...]]:
+        slots, n_elements = self.shape.slots[p], self.shape.n_elements[p]
+        n = len(slots)
+        full = [k for k in range(n) if (k + 1) * n_elements // n > k * n_elements // n]
+        vectors = [self._copy(Item(COPY, slot, p, 0, "vector"), (), priority) for slot in slots]
+        held = [
+            {k: self._copy(Item(COPY, slot, p, k, "piece"), (vector,), priority) for k in full}
+            for slot, vector in zip(slots, vectors, strict=True)
+        ]
+        for turn in range(2 * (n - 1)):
+            gathering = turn >= n - 1
+            arriving = []
+            for i, slot in enumerate(slots):
+                k, right = (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n, (i + 1) % n
+                if k in full:
+                    item = Item(SEND, slot, p, k, "piece", slots[right])
+                    arriving.append((right, k, self._move(item, (held[i][k],), priority + turn)))
+            for i, k, value in arriving:
+                own = Item(COPY, slots[i], p, k, "piece")
+                held[i][k] = value if gathering else self._copy(own, (held[i][k], value), priority + turn)
+        return [
+            (self._copy(Item(COPY, slot, p, 0, "vector"), [held[i][k] for k in sorted(full)], priority + 2 * n),)
+            for i, slot in enumerate(slots)
+        ]

@@ -1,0 +1,91 @@
+"""The engine in its slow, clear form: rates worked out anew at every change. The oracle of the fast one."""
+
+from heapq import heappop, heappush
+
+from potluck.simulate.engine import COMPUTE, Times
+from potluck.simulate.fairness import max_min_rates
+
+
+def run(graph):
+    """Carry out all tasks of a graph that can be carried out."""
+    n_tasks = len(graph.lane)
+    n_waits = graph.n_waits.copy()
+    n_lanes = max(graph.lane, default=-1) + 1
+    ready = [[] for _ in range(n_lanes)]
+    doing = [-1] * n_lanes  # the task that has the lane
+    left_bytes = graph.work.copy()  # of a transfer that has given way
+    times = Times([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
+    ends = []  # (time, task, 1 when its lane is already free)
+    rest = {}  # flows under way -> bytes left at `flows_s`
+    rates = {}
+    flows_s = now_s = 0.0
+    lane_of, work, priority, route, followers = graph.lane, graph.work, graph.priority, graph.route, graph.followers
+    touched = set(range(n_lanes))
+    for task in range(n_tasks):
+        if not n_waits[task]:
+            heappush(ready[lane_of[task]], (priority[task], task))
+    while True:
+        flows_changed = False
+        for lane in sorted(touched):
+            if not ready[lane]:
+                continue
+            current = doing[lane]
+            if current >= 0:
+                if current not in rest or ready[lane][0] > (priority[current], current):
+                    continue
+                _advance(rest, rates, now_s - flows_s)
+                flows_s = now_s
+                left_bytes[current] = rest.pop(current)
+                heappush(ready[lane], (priority[current], current))
+                flows_changed = True
+            task = heappop(ready[lane])[1]
+            doing[lane] = task
+            if times.start_s[task] < 0:
+                times.start_s[task] = now_s
+            if route[task] == COMPUTE:
+                heappush(ends, (now_s + work[task], task, 0))
+            elif work[task] <= 0 or not graph.routes[route[task]]:
+                heappush(ends, (now_s, task, 0))
+            else:
+                _advance(rest, rates, now_s - flows_s)
+                flows_s = now_s
+                rest[task] = left_bytes[task]
+                flows_changed = True
+        touched.clear()
+        if flows_changed:
+            rates = max_min_rates({task: graph.routes[route[task]] for task in rest}, graph.capacity)
+        flow_end_s = min((flows_s + left / rates[task] for task, left in rest.items()), default=float("inf"))
+        if not ends and not rest:
+            break
+        now_s = min(flow_end_s, ends[0][0]) if ends else flow_end_s
+        if flow_end_s <= now_s:
+            ended = [task for task, left in rest.items() if flows_s + left / rates[task] <= now_s + 1e-12 * now_s]
+            _advance(rest, rates, now_s - flows_s)
+            flows_s = now_s
+            for task in ended:
+                del rest[task]
+                heappush(ends, (now_s, task, 0))
+            rates = max_min_rates({task: graph.routes[route[task]] for task in rest}, graph.capacity)
+        while ends and ends[0][0] <= now_s:
+            _, task, freed = heappop(ends)
+            if not freed:
+                times.free_s[task] = now_s
+                doing[lane_of[task]] = -1
+                touched.add(lane_of[task])
+                if route[task] != COMPUTE and graph.latency_s[route[task]] > 0:
+                    heappush(ends, (now_s + graph.latency_s[route[task]], task, 1))
+                    continue
+            times.stop_s[task] = now_s
+            for follower in followers[task]:
+                n_waits[follower] -= 1
+                if not n_waits[follower]:
+                    heappush(ready[lane_of[follower]], (priority[follower], follower))
+                    touched.add(lane_of[follower])
+    return times
+
+
+def _advance(rest, rates, elapsed_s):
+    """Let every flow run on at its rate."""
+    if elapsed_s > 0:
+        for task in rest:
+            rest[task] -= rates[task] * elapsed_s

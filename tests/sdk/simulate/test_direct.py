@@ -1,0 +1,122 @@
+"""Plans simulated straight from their layout against their compiled programs: same time, energy and memory."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from potluck.errors import PlanError
+from potluck.plan import predict
+from potluck.plan.cost import CostTable
+from potluck.records import (
+    HOME,
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+    Training,
+)
+from potluck.simulate import steady_s
+from potluck.simulate.direct import Direct
+
+WORKLOADS = [
+    Training(batch=8, micro_batch=2), Training(batch=12, micro_batch=4), Inference(batch=4),
+    Inference(batch=4, streaming=True),
+]  # fmt: skip
+
+
+def random_problem(rng):
+    names = [f"d{i}" for i in range(rng.randint(1, 5))]
+    ends = [*names, HOME] if rng.random() < 0.5 else names
+    media = tuple(Medium(name=f"m{i}", capacity_bytes_per_s=rng.choice([1e4, 1e5, 1e6])) for i in range(3))
+
+    def path():
+        crossed = rng.sample(range(3), rng.randint(1, 2))
+        return Path(media=tuple((f"m{i}", rng.randint(1, 2)) for i in crossed), latency_s=rng.choice([0.0, 0.01]))
+
+    frozen = rng.choice([0, 0, 2])  # so many first layers have no gradient
+    layers = []
+    for i in range(rng.randint(2, 7)):
+        size = rng.choice([100, 1000, 10_000])
+        layers.append(
+            Layer(
+                name=f"l{i}", parameter_bytes=rng.choice([0, 4, 8, 1000]), buffer_bytes=rng.choice([0, 40]),
+                output_bytes=size, gradient_bytes=0 if i < frozen else rng.choice([size, size // 2]),
+                activation_bytes=rng.choice([0, 500]),
+            )
+        )  # fmt: skip
+    cost = [LayerCost(rows=(1, 4), forward_s=(f, 2 * f), backward_s=(3 * f, 5 * f)) for f in (0.01, 0.02, 0.05)]
+    return Problem(
+        model="chain", workload=rng.choice(WORKLOADS), layers=tuple(layers),
+        devices=tuple(
+            Device(name=n, memory_bytes=10**9, idle_w=1.0, busy_w=4.0, radio_w=1.0, overhead_s=1e-3) for n in names
+        ),
+        network=Network(media=media, paths={(a, b): path() for a in ends for b in ends if a != b}),
+        costs={name: tuple(rng.choice(cost) for _ in layers) for name in names},
+        input_bytes=rng.choice([0, 300]), target_bytes=rng.choice([0, 8]), result_bytes=7,
+    )  # fmt: skip
+
+
+def random_plan(rng, problem):
+    training, batch = isinstance(problem.workload, Training), problem.workload.batch
+    micro_batch = problem.workload.micro_batch if training else rng.choice([1, 2, 4])
+    names, n_layers = [d.name for d in problem.devices], len(problem.layers)
+    n_stages = rng.randint(1, min(3, n_layers))
+    cuts = [0, *sorted(rng.sample(range(1, n_layers), n_stages - 1)), n_layers]
+    depths = sorted((rng.randint(1, 5) for _ in range(n_stages)), reverse=True)
+    stages = []
+    for start, stop, depth in zip(cuts, cuts[1:], depths, strict=False):
+        group = rng.sample(names, rng.randint(1, min(len(names), micro_batch)))  # a device may be in several stages
+        ends = [0, *sorted(rng.sample(range(1, micro_batch), len(group) - 1)), micro_batch]
+        shares = tuple(b - a for a, b in pairwise(ends))
+        stages.append(Stage(start=start, stop=stop, devices=tuple(group), shares=shares, warm_up=depth))
+    return Plan(
+        planner="random", model="chain", stages=tuple(stages), micro_batch=micro_batch,
+        n_micro_batches=batch // micro_batch, training=training,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_direct_way_says_what_the_programs_say(seed):
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    table = CostTable(problem)
+    direct = Direct(problem, table)
+    plan = random_plan(rng, problem)
+    for _ in range(2):  # the second time from the kept layout
+        trace, outcome = predict(problem, plan, table), direct.run(plan)
+        latency_s = steady_s(trace) if direct.streaming else trace.step_s[0]
+        assert outcome.latency_s == pytest.approx(latency_s, rel=1e-9)
+        energy_j = {name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()}
+        assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9)
+        assert outcome.peak_bytes() == trace.peak_bytes
+
+
+def test_a_kept_layout_serves_other_layers_and_devices():
+    rng = random.Random(7)
+    problem = replace(random_problem(rng), workload=Training(batch=8, micro_batch=2))
+    direct = Direct(problem)
+    for name in [d.name for d in problem.devices]:
+        stages = (Stage(start=0, stop=len(problem.layers), devices=(name,), shares=(2,)),)
+        plan = Plan(planner="p", model="chain", stages=stages, micro_batch=2, n_micro_batches=4)
+        assert direct.run(plan).latency_s == pytest.approx(predict(problem, plan).step_s[0])
+    assert direct.n_layouts == 1
+
+
+def test_depths_that_can_never_run_are_an_error():
+    problem = replace(random_problem(random.Random(1)), workload=Training(batch=8, micro_batch=2))
+    name, n_layers = problem.devices[0].name, len(problem.layers)
+    stages = (
+        Stage(start=0, stop=1, devices=(name,), shares=(2,), warm_up=1),
+        Stage(start=1, stop=n_layers, devices=(name,), shares=(2,), warm_up=3),
+    )
+    plan = Plan(planner="p", model="chain", stages=stages, micro_batch=2, n_micro_batches=4)
+    with pytest.raises(PlanError, match="waits for ever"):
+        Direct(problem).run(plan)
