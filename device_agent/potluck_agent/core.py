@@ -32,7 +32,7 @@ from potluck_agent.outgoing import Outgoing
 from potluck_agent.work import Unwanted, Work
 from potluck_wire.documents import dump, parse
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_VALUE_BYTES, clip, is_device_name
+from potluck_wire.limits import MAX_VALUE_BYTES, clip, is_device_name, is_key
 from potluck_wire.messages import (
     HOME,
     MESSAGES,
@@ -66,7 +66,6 @@ from potluck_wire.messages import (
     Value,
     Welcome,
 )
-from potluck_wire.pairing import is_key
 from potluck_wire.version import VERSION, agree, show
 
 MAX_MEMBERS = 64

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
-from potluck_wire.limits import is_device_name
-from potluck_wire.pairing import is_key
+from potluck_wire.limits import is_device_name, is_key
 
 IDENTITY, PEERS = "identity.json", "peers.json"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here

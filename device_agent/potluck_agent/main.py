@@ -15,7 +15,6 @@ from potluck_agent import keys, options, state
 from potluck_agent.errors import AgentError
 from potluck_agent.options import ARENA_BYTES, Options
 from potluck_wire.limits import PAIRING_WINDOW_S
-from potluck_wire.pairing import new_code, new_token, show_secret
 
 MIN_ARENA_BYTES = 64 * 1024**2
 NOFILE = 4096  # connections of strangers take descriptors, too
@@ -41,6 +40,7 @@ def _start(chosen: Options, directory: Path) -> int:
     """Run the agent until it is told to stop."""
     from potluck_agent.core import Core
     from potluck_agent.net import Net
+    from potluck_wire.pairing import new_code
 
     note = (lambda text: _say(sys.stderr, text)) if chosen.as_json else (lambda text: _say(sys.stdout, text))
     identity = keys.identity(directory)
@@ -196,6 +196,8 @@ def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
         _say(sys.stdout, f"{chosen.name} listens on {chosen.bind}, ports {port}-{port + 3}")
         _say(sys.stdout, f"fingerprint {keys.fingerprint(key)}")
         if code:
+            from potluck_wire.pairing import show_secret
+
             _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries)")
 
 
@@ -204,6 +206,8 @@ def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
 
 def _pair(directory: Path, _: Any) -> int:
     """Open a window in the running agent, and wait until somebody has paired or it is closed."""
+    from potluck_wire.pairing import new_code, show_secret
+
     code = new_code()
     before = {peer.key for peer in keys.load_peers(directory)}
     _open_window(directory, code, PAIRING_WINDOW_S)
@@ -222,6 +226,8 @@ def _pair(directory: Path, _: Any) -> int:
 
 
 def _token(directory: Path, _: Any) -> int:
+    from potluck_wire.pairing import new_token
+
     token = new_token()
     _open_window(directory, token, None)
     _say(sys.stdout, token)

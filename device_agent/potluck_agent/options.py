@@ -9,9 +9,7 @@ from pathlib import Path
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import OWNER, Peer, default_state_dir
-from potluck_wire.limits import PORT, is_device_name
-from potluck_wire.messages import HOME
-from potluck_wire.pairing import is_key
+from potluck_wire.limits import PORT, is_device_name, is_key
 
 GIB = 1024**3
 ARENA_BYTES = 1 * GIB  # each arena, at most; it takes real memory only where it is used
@@ -114,6 +112,8 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def start_options(given: argparse.Namespace, own_parent: int) -> Options:
     """The options of `start`; AgentError where a name cannot be."""
+    from potluck_wire.messages import HOME  # 30 ms, which --help does not need
+
     name = given.name if given.name is not None else host_name()
     if not is_device_name(name) or name == HOME:
         raise AgentError(
@@ -148,7 +148,7 @@ def state_dir(given: argparse.Namespace) -> Path:
 def host_name() -> str:
     """This host's name as a device's name."""
     name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:40]
-    return name if name and name != HOME else "device"
+    return name or "device"
 
 
 def _size(text: str) -> int:

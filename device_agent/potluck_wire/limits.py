@@ -62,6 +62,7 @@ MAX_SHOWN_DEVICES = 64  # found by mDNS; 100,000 invented ones can be announced 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 _DEVICE_NAME = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
+_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)  # z85
 _IDENTIFIER = re.compile(r"[!-.0-~]{1,64}", re.ASCII)  # printable, no space, no slash: keys are joined with slashes
 _VALUE_NAME = re.compile(r"[!-~]{1,200}", re.ASCII)
 
@@ -69,6 +70,11 @@ _VALUE_NAME = re.compile(r"[!-~]{1,200}", re.ASCII)
 def is_device_name(name: object) -> bool:
     """Whether this may name a device: 1-40 lower-case letters, digits and hyphens."""
     return type(name) is str and _DEVICE_NAME.fullmatch(name) is not None
+
+
+def is_key(key: object) -> bool:
+    """Whether this can be a CURVE key in z85."""
+    return type(key) is str and _KEY.fullmatch(key) is not None
 
 
 def is_identifier(name: object) -> bool:

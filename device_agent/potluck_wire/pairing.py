@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck_wire.errors import WireError
-from potluck_wire.limits import PAIRING_DIGITS, is_device_name
+from potluck_wire.limits import PAIRING_DIGITS, is_device_name, is_key
 from potluck_wire.messages import Message, PairConfirm, PairHello, PairRefused, PairShare
 from potluck_wire.version import VERSION, agree
 
@@ -35,8 +35,6 @@ CLOSED, EXPIRED, WRONG_CODE, BUSY, WRONG_VERSION, MALFORMED = (
 )
 
 TOKEN_BYTES = 16  # 128 bits
-
-_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)  # z85
 
 
 class PairingFailed(Exception):
@@ -53,11 +51,6 @@ class Paired:
 
     name: str
     key: str
-
-
-def is_key(key: object) -> bool:
-    """Whether this can be a CURVE key in z85."""
-    return type(key) is str and _KEY.fullmatch(key) is not None
 
 
 def new_code() -> str:
