@@ -47,11 +47,7 @@ def _start(chosen: Options, directory: Path) -> int:
     _allow_connections()
     meter, facts = _meter(chosen)
     settings = _settings(chosen, identity, facts)
-    if other := state.running(directory):
-        raise AgentError(
-            f"an agent already uses {directory} (process {other['pid']}, port {other.get('port')}). "
-            "Give this one its own directory with --state."
-        )
+    state.refuse_second(directory)
     net = Net(
         core=Core(settings),
         identity=identity,
@@ -67,6 +63,10 @@ def _start(chosen: Options, directory: Path) -> int:
     announcement: Any = None
     try:
         state.claim(directory, {"name": chosen.name, "address": chosen.bind, "port": net.port})
+    except AgentError:
+        net.close()
+        raise
+    try:
         code = new_code() if chosen.pair else ""
         if code:
             net.desk.open(code, time.monotonic())

@@ -15,14 +15,19 @@ from potluck_agent.keys import write_private
 RUNNING, WINDOW = "agent.json", "window.json"
 
 
-def claim(state: Path, facts: dict[str, Any]) -> None:
-    """Say that this process is the agent of this state directory; AgentError where another one is."""
+def refuse_second(state: Path) -> None:
+    """AgentError where another process is the agent of this state directory."""
     other = running(state)
     if other is not None and other["pid"] != os.getpid():
         raise AgentError(
             f"an agent already uses {state} (process {other['pid']}, port {other.get('port')}). "
             "Give this one its own directory with --state."
         )
+
+
+def claim(state: Path, facts: dict[str, Any]) -> None:
+    """Say that this process is the agent of this state directory."""
+    refuse_second(state)
     write_private(state / RUNNING, {**facts, "pid": os.getpid(), "born_s": _born_s(os.getpid())})
 
 

@@ -176,7 +176,7 @@ class Home:
         The device must trust this notebook too: give `home.key` to its `--trust`.
         """
         from potluck.discover.keyring import Known
-        from potluck_wire.pairing import is_key
+        from potluck_wire.limits import is_key
 
         if not is_key(key):
             raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)

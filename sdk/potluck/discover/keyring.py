@@ -14,9 +14,8 @@ from typing import Any
 
 from potluck.errors import FileError, UserError
 from potluck.run.events import Address
-from potluck_wire.limits import is_device_name
+from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
-from potluck_wire.pairing import is_key
 
 IDENTITY, DEVICES = "notebook.json", "devices.json"
 MAX_DEVICES = 256
