@@ -12,6 +12,8 @@ Importing this loads neither torch, numpy nor zmq: each name is imported when it
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 _WHERE = {
     "Home": "potluck.home",
     "Model": "potluck.graph",
-    "plan": "potluck.run.planning",
     "load_plan": "potluck.run.planning",
     "Training": "potluck.records",
     "Inference": "potluck.records",
@@ -51,8 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("potluck.errors")
+    if name in ("errors", "plan"):  # `potluck.plan` is a package that can be called
+        return importlib.import_module(f"potluck.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'potluck' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)
@@ -60,3 +61,25 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Plan(ModuleType):
+    """The package `potluck.plan`, which can also be called."""
+
+    def __call__(self, profile: Any, workload: Any, qoe: Any = None) -> Any:
+        """See `potluck.run.planning.plan`."""
+        from potluck.run.planning import plan
+
+        return plan(profile, workload, qoe)
+
+
+class _Package(ModuleType):
+    """This package: importing its package `plan`, whoever does it, makes that callable."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "plan" and type(value) is ModuleType:
+            value.__class__ = _Plan
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

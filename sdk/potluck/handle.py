@@ -179,11 +179,17 @@ def resolved(value: "Handle[T] | T") -> T:
     return value.wait() if isinstance(value, Handle) else value
 
 
-_attach: Callable[[Handle[Any]], None] | None = None
+def _attach_default(handle: Handle[Any]) -> None:
+    from potluck.display import progress  # shows something in notebooks and terminals, nothing elsewhere
+
+    progress.attach(handle)
+
+
+_attach: Callable[[Handle[Any]], None] | None = _attach_default
 
 
 def show_with(attach: Callable[[Handle[Any]], None] | None) -> None:
-    """Let `attach(handle)` show every handle made from now on; None shows nothing (the default of scripts)."""
+    """Let `attach(handle)` show every handle made from now on; None shows nothing."""
     global _attach
     _attach = attach
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import EmptyHome, HomeError, UserError
-from potluck.handle import Handle
+from potluck.handle import Handle, Task
 from potluck.run.events import Address
 from potluck.run.link import Keys, Link
 from potluck.run.members import Member, Members
@@ -54,9 +54,9 @@ class Home:
         self._keys, self._name, self._ring = keys, name, ring
         self._agents: LocalAgents | None = None
         self._models: dict[str, Any] = {}
-        self._runs: list[Run] = []
+        self._profiles: dict[str, Profile] = {}
         self._closed = False
-        self._link = Link(keys, name=name, heard=lambda device, news: self._members.heard(device, news))
+        self._link = Link(keys, name=name)
         self._members = Members(self._link)
 
     # --- making one ---------------------------------------------------------------------------------------------------
@@ -228,13 +228,16 @@ class Home:
 
         self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
-        return Handle(
-            lambda task: profile(
+
+        def work(task: Task) -> "Profile":
+            measured = profile(
                 self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
                 store=None if fresh else store, save=store,
-            ),
-            f"profiling {name_of(model)}",
-        )  # fmt: skip
+            )  # fmt: skip
+            self._profiles[model.signature] = measured
+            return measured
+
+        return Handle(work, f"profiling {name_of(model)}")
 
     @property
     def network(self) -> "Network":
@@ -268,10 +271,11 @@ class Home:
             )
         self._models[name_of(chosen)] = chosen
 
-        def work(task: Any) -> "Run":
-            run = deploy(self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume)
-            self._runs.append(run)
-            return run
+        def work(task: Task) -> "Run":
+            return deploy(
+                self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
+                profile=self._profiles.get(chosen.signature),
+            )  # fmt: skip
 
         return Handle(work, f"deploying {plan.model}")
 
@@ -296,6 +300,9 @@ class Home:
 
     def __repr__(self) -> str:
         return "<Home, closed>" if self._closed else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
+
+    def _repr_html_(self) -> str:
+        return self._members._repr_html_()
 
 
 def parse_address(text: str) -> Address:

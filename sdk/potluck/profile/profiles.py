@@ -58,3 +58,9 @@ class Profile:
     def __repr__(self) -> str:
         modes = [name for name, item in (("training", self.training), ("inference", self.inference)) if item]
         return f"<Profile of {self.model} for {' and '.join(modes)} on {', '.join(d.name for d in self.devices)}>"
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        workload = Training(batch=1) if self.training else Inference()
+        return html.profile(self.problem(workload))

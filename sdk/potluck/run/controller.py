@@ -6,14 +6,12 @@ them, with values going out and coming back. Whatever fails on one device fails 
 """
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError, WorkerFailed
 from potluck.run import failures
 from potluck.run.events import (
     Action,
-    Address,
     Connect,
     Disconnect,
     Event,
@@ -25,7 +23,6 @@ from potluck.run.events import (
     Launch,
     Leave,
     Lost,
-    Payload,
     Received,
     Reject,
     Resolve,
@@ -33,6 +30,7 @@ from potluck.run.events import (
     Session,
     Timeline,
 )  # fmt: skip
+from potluck.run.pending import ANSWERS, UNANSWERED, Asking, Launched, Peer, subject
 from potluck.run.pulse import Pulse
 from potluck.run.traffic import Letter, Place, Raw, Traffic, place_of
 from potluck_wire import statement
@@ -42,32 +40,20 @@ from potluck_wire.messages import (
     NUMBER_OF,
     Channel,
     Chunk,
-    Commit,
-    Committed,
     Credit,
     Done,
     Drop,
-    Dropped,
     Execute,
     Failed,
     FailureCause,
     Goodbye,
     Hello,
-    Measure,
-    Measured,
     Message,
-    Meter,
     Pong,
-    Prepare,
-    Prepared,
-    Probe,
-    Probed,
     Reading,
     RefusalCode,
     Refused,
     Rejected,
-    Roster,
-    RosterSet,
     Value,
     Welcome,
 )  # fmt: skip
@@ -75,51 +61,6 @@ from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
 PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
-
-_ANSWERS: dict[type[Message], type[Message]] = {
-    Hello: Welcome, Roster: RosterSet, Prepare: Prepared, Commit: Committed, Drop: Dropped, Measure: Measured,
-    Probe: Probed,
-}  # fmt: skip
-_UNANSWERED = (Meter, Goodbye)
-
-
-def _subject(message: Message) -> tuple[Any, ...]:
-    """What a question and its answer have in common."""
-    return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
-
-
-@dataclass(slots=True)
-class _Peer:
-    address: Address
-    key: str
-    join_ticket: int
-    deadline_s: float
-    traffic: Traffic
-    pulse: Pulse
-    session: Session | None = None
-
-
-@dataclass(slots=True)
-class _Asking:
-    waiting: dict[str, Message]
-    answers: dict[str, Payload] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Launched:
-    launch: Launch
-    start_s: float
-    waiting_values: set[tuple[str, str]]
-    to_start: list[str]
-    running: set[str] = field(default_factory=set)
-    outputs: dict[tuple[str, str], Raw] = field(default_factory=dict)
-    timelines: dict[str, Timeline] = field(default_factory=dict)
-    suspicion: tuple[float, PotluckError] | None = None  # fail with this after that time, unless a better cause appears
-
-    @property
-    def place(self) -> Place:
-        launch = self.launch
-        return (launch.run, launch.epoch, launch.program, launch.step)
 
 
 class Controller:
@@ -130,9 +71,9 @@ class Controller:
 
     def __init__(self, name: str = "notebook") -> None:
         self._name = name
-        self._peers: dict[str, _Peer] = {}
-        self._asking: dict[int, _Asking] = {}
-        self._launched: dict[int, _Launched] = {}
+        self._peers: dict[str, Peer] = {}
+        self._asking: dict[int, Asking] = {}
+        self._launched: dict[int, Launched] = {}
         self._now_s = 0.0
         self._actions: list[Action] = []
 
@@ -174,7 +115,7 @@ class Controller:
     def _join(self, event: Join) -> None:
         if event.device in self._peers:
             self._lose(event.device, DeviceGone("the connection was made anew.", device=event.device))
-        self._peers[event.device] = _Peer(
+        self._peers[event.device] = Peer(
             address=event.address,
             key=event.key,
             join_ticket=event.ticket,
@@ -195,12 +136,12 @@ class Controller:
         if missing is not None:
             self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
             return
-        asking = _Asking({})
+        asking = Asking({})
         for device, (message, buffers) in event.requests.items():
             self._send(device, message, buffers)
             if isinstance(message, Drop):
                 self._peers[device].traffic.drop(message.run, None if message.epoch < 0 else message.epoch)
-            if not isinstance(message, _UNANSWERED):
+            if not isinstance(message, UNANSWERED):
                 asking.waiting[device] = message
         if asking.waiting:
             self._asking[event.ticket] = asking
@@ -213,7 +154,7 @@ class Controller:
             self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
             return
         values = {(device, name) for device, names in event.expects.items() for name in names}
-        launched = _Launched(event, self._now_s, values, list(event.devices))
+        launched = Launched(event, self._now_s, values, list(event.devices))
         self._launched[event.ticket] = launched
         self._start_ready()
         for device, feeds in event.feeds.items():
@@ -268,7 +209,7 @@ class Controller:
         else:
             self._answered(event.device, message, event.buffers)
 
-    def _welcome(self, device: str, peer: _Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
+    def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         try:
             capability = statement.read(buffers[0])
         except WireError as error:
@@ -281,7 +222,7 @@ class Controller:
     def _answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> None:
         for ticket, asking in self._asking.items():
             question = asking.waiting.get(device)
-            if question and _ANSWERS[type(question)] is type(message) and _subject(question) == _subject(message):
+            if question and ANSWERS[type(question)] is type(message) and subject(question) == subject(message):
                 del asking.waiting[device]
                 asking.answers[device] = (message, buffers)
                 if not asking.waiting:
@@ -302,13 +243,14 @@ class Controller:
             return
         for ticket, asking in tuple(self._asking.items()):
             question = asking.waiting.get(device)
-            same = question is not None and NUMBER_OF[type(question)] == message.about
-            if same and _subject(question)[:2] in ((message.run, message.epoch), ("", "")):
+            if question is None or NUMBER_OF[type(question)] != message.about:
+                continue
+            if subject(question)[:2] in ((message.run, message.epoch), ("", "")):
                 del self._asking[ticket]
                 self._actions.append(Reject(ticket=ticket, error=error))
                 return
 
-    def _receive_data(self, device: str, peer: _Peer, message: Message, buffers: tuple[Any, ...]) -> None:
+    def _receive_data(self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]) -> None:
         try:
             letters, arrived = peer.traffic.receive(message, buffers)
         except WireError as error:
@@ -336,7 +278,7 @@ class Controller:
             launched.outputs[device, value.name] = raw
             self._finish(launched)
 
-    def _at(self, device: str, place: Place) -> _Launched | None:
+    def _at(self, device: str, place: Place) -> Launched | None:
         return next((x for x in self._launched.values() if x.place == place and device in x.launch.devices), None)
 
     def _done(self, device: str, message: Done, buffers: tuple[Any, ...]) -> None:
@@ -357,7 +299,7 @@ class Controller:
         self._finish(launched)
         self._start_ready()
 
-    def _finish(self, launched: _Launched) -> None:
+    def _finish(self, launched: Launched) -> None:
         launch = launched.launch
         if launched.waiting_values or len(launched.timelines) < len(launch.devices):
             return

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -77,16 +78,15 @@ class Link:
     ----------
     keys
         What this notebook is known by.
-    heard
-        Called in the link's thread with (device, `Reading` or error): must be quick.
     """
 
-    def __init__(self, keys: Keys, *, name: str = "notebook", heard: Any = None) -> None:
+    def __init__(self, keys: Keys, *, name: str = "notebook") -> None:
         if not zmq.has("curve"):
             raise HomeError(
                 f"this libzmq ({zmq.zmq_version()}) cannot encrypt.", next_step="Install pyzmq >= 27.3 from PyPI."
             )
-        self._keys, self._heard = keys, heard
+        self._keys = keys
+        self._heard: Callable[[str, Any], None] = lambda device, news: None
         self._controller = Controller(name)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[str, _Connection] = {}
@@ -125,6 +125,10 @@ class Link:
         self._check()
         self._submitted.append(event)
         self._wake()
+
+    def listen(self, heard: Callable[[str, Any], None]) -> None:
+        """Call `heard(device, news)` in the link's thread at each power reading and lost session: must be quick."""
+        self._heard = heard
 
     def round_trip_s(self, device: str) -> float | None:
         """The fastest round trip to a device so far."""
@@ -167,7 +171,7 @@ class Link:
         try:
             while not self._closing:
                 wait_s = max(next_tick_s - time.monotonic(), 0.0)
-                for source, _ in self._poller.poll(wait_s * 1000):
+                for source, _ in self._poller.poll(int(wait_s * 1000) + 1):
                     self._read(source)
                 while self._submitted:
                     self._feed(self._submitted.popleft())
@@ -234,7 +238,7 @@ class Link:
             self._connect(action)
         elif isinstance(action, Disconnect):
             self._disconnect(action.device)
-        elif isinstance(action, Heard) and self._heard is not None:
+        elif isinstance(action, Heard):
             with suppress(Exception):  # whoever listens must not stop the link
                 self._heard(action.device, action.message)
 

@@ -50,6 +50,7 @@ class Members(Mapping[str, Member]):
     def __init__(self, link: Link) -> None:
         self._link, self._lock = link, threading.RLock()
         self._members: dict[str, Member] = {}
+        link.listen(self.heard)
 
     # --- a mapping ----------------------------------------------------------------------------------------------------
 
@@ -64,6 +65,11 @@ class Members(Mapping[str, Member]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} devices: {', '.join(f'{m.name} ({m.status})' for m in self.values())}>"
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return str(html.members(self.values()))
 
     # --- changing -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def to_raw(tensor: "torch.Tensor") -> Raw:
 
     plain = tensor.detach().to("cpu").contiguous()
     shape = tuple(plain.shape)
-    data = memoryview(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")
+    data = plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
     return Raw(dtype=str(plain.dtype).removeprefix("torch."), shape=shape, data=data)
 
 
@@ -99,3 +99,24 @@ def count(data: Any, batch: int) -> int | None:
         return len(data)
     except TypeError:
         return None
+
+
+def padded(tensor: "torch.Tensor", rows: int) -> "torch.Tensor":
+    """The tensor with its last row repeated up to `rows`: outputs of the extra rows are thrown away."""
+    import torch
+
+    missing = rows - tensor.shape[0]
+    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+
+
+def first_rows(tensor: "torch.Tensor", wanted: int, rows: int) -> "torch.Tensor":
+    """The entries of the first `wanted` of `rows` rows."""
+    return tensor if wanted == rows or not tensor.ndim else tensor[: tensor.shape[0] // rows * wanted]
+
+
+def joined(parts: "Sequence[dict[str, torch.Tensor]]", names: Sequence[str]) -> Any:
+    """The outputs of several requests one after another: a tensor, or a tuple of several by `names`."""
+    import torch
+
+    whole = [parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts]) for name in names]
+    return whole[0] if len(whole) == 1 else tuple(whole)

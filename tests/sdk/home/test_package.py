@@ -1,0 +1,40 @@
+"""`import potluck` is light, and every name is found when it is used."""
+
+import subprocess
+import sys
+
+import pytest
+
+import potluck
+
+
+def loaded_after(code):
+    script = f"import sys\n{code}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import potluck", {"torch", "numpy", "zmq", "zeroconf", "scipy", "matplotlib", "rich"}),
+        ("import potluck; potluck.Training; potluck.QoE; potluck.AdamW", {"torch", "numpy", "zmq", "zeroconf"}),
+        ("import potluck; potluck.plan; potluck.load_plan", {"torch", "numpy", "zmq", "zeroconf"}),
+        ("import potluck; potluck.Home", {"torch", "numpy", "zeroconf"}),
+    ],
+)
+def test_importing_stays_light(code, absent):
+    assert not absent & loaded_after(code)
+
+
+def test_every_public_name_is_there():
+    for name in potluck.__all__:
+        assert getattr(potluck, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        _ = potluck.colour
+
+
+def test_plan_can_be_called_whatever_was_imported_before():
+    import potluck.plan.cost  # binds the package's name
+
+    assert potluck.plan.cost is not None
+    assert callable(potluck.plan)
