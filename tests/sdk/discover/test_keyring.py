@@ -1,0 +1,75 @@
+"""Keys and known devices: kept whole, never replaced when corrupt, names never clash."""
+
+import pytest
+
+from potluck.discover.keyring import DEVICES, IDENTITY, KEPT_ADDRESSES, Keyring, Known, free_name
+from potluck.errors import FileError, UserError
+from potluck.run.events import Address
+
+KEYS = [letter * 40 for letter in "abc"]
+
+
+def at(host):
+    return Address(host=host, port=47600)
+
+
+def test_the_identity_is_made_once_and_private(tmp_path):
+    ring = Keyring(tmp_path / "state")
+    first = ring.identity()
+    assert first == Keyring(tmp_path / "state").identity()
+    assert (tmp_path / "state" / IDENTITY).stat().st_mode & 0o077 == 0
+
+
+def test_devices_are_remembered_with_their_latest_addresses(tmp_path):
+    ring = Keyring(tmp_path)
+    for i in range(6):
+        known = ring.get("phone")
+        older = known.addresses if known else ()
+        ring.remember(Known(name="phone", key=KEYS[0], addresses=(at(f"10.0.0.{i}"), *older)))
+    (phone,) = Keyring(tmp_path).devices()
+    assert [place.host for place in phone.addresses] == [f"10.0.0.{i}" for i in (5, 4, 3, 2)][:KEPT_ADDRESSES]
+
+
+def test_two_devices_of_one_name_get_two_names(tmp_path):
+    ring = Keyring(tmp_path)
+    names = [ring.remember(Known(name="phone", key=key)).name for key in KEYS]
+    assert names == ["phone", "phone-2", "phone-3"]
+    assert ring.remember(Known(name="phone", key=KEYS[0])).name == "phone"
+
+
+@pytest.mark.parametrize(
+    ("name", "free"), [("home", "home-2"), ("Ugly Name", "device"), ("x" * 40, "x" * 40), ("taken", "taken-2")]
+)
+def test_names_are_valid_and_free(name, free):
+    assert free_name(name, lambda other: other == "taken") == free
+
+
+def test_forgetting(tmp_path):
+    ring = Keyring(tmp_path)
+    ring.remember(Known(name="phone", key=KEYS[0]))
+    ring.forget("phone")
+    assert ring.devices() == ()
+    with pytest.raises(UserError, match="no device is called 'phone'"):
+        ring.forget("phone")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '[{"name": "a"}]', '[{"name": "A!", "key": "k", "addresses": []}]', "[" * 100_000]
+)
+def test_a_corrupt_file_is_an_error_and_stays(tmp_path, text):
+    path = tmp_path / DEVICES
+    path.write_text(text)
+    with pytest.raises(FileError, match=DEVICES):
+        Keyring(tmp_path).devices()
+    with pytest.raises(FileError):
+        Keyring(tmp_path).remember(Known(name="phone", key=KEYS[0]))
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", '{"public": 3}', "[]", '{"public": "x", "secret": "y"}'])
+def test_a_corrupt_identity_is_never_replaced(tmp_path, text):
+    path = tmp_path / IDENTITY
+    path.write_text(text)
+    with pytest.raises(FileError, match=IDENTITY):
+        Keyring(tmp_path).identity()
+    assert path.read_text() == text

@@ -1,0 +1,68 @@
+"""Pairing over TCP with something that is not as it should be. (With a real agent: tests/sdk/home.)"""
+
+import socket
+import threading
+
+import pytest
+
+from potluck.discover.pairing import pair
+from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
+from potluck.run.events import Address
+from potluck_wire.limits import PAIRING_OFFSET
+from potluck_wire.messages import PairHello, PairRefused
+from potluck_wire.stream import pack
+
+KEY = "a" * 40
+
+
+@pytest.fixture
+def answering():
+    """answering(data): an address whose pairing port says `data` to the first visitor and hangs up."""
+    opened = []
+
+    def start(data):
+        server = socket.create_server(("127.0.0.1", 0))
+        opened.append(server)
+
+        def serve():
+            visitor, _ = server.accept()
+            with visitor:
+                visitor.recv(1024)
+                visitor.sendall(data)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return Address(host="127.0.0.1", port=server.getsockname()[1] - PAIRING_OFFSET)
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        (pack(PairRefused(code="closed", text="not open")), PairingError, "potluck agent pair"),
+        (pack(PairRefused(code="expired", text="too late")), PairingError, "three minutes"),
+        (pack(PairRefused(code="wrong-code", text="wrong", tries_left=1)), PairingError, "1 tries are left"),
+        (pack(PairRefused(code="version", text="speaks 2.0")), ProtocolError, "2.0"),
+        (pack(PairHello(major=9, name="x", key="b" * 40)), ProtocolError, "9.0"),
+        (pack(PairHello(major=1, name="x", key=KEY)), PairingError, "claims to be this one"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ProtocolError, "not a potluck agent"),
+        (b"", PairingError, "hung up"),
+    ],
+    ids=["closed", "expired", "wrong code", "version", "other major", "reflected", "not an agent", "hangs up"],
+)
+def test_says_what_is_wrong(answering, data, error, match):
+    with pytest.raises(error, match=match):
+        pair(answering(data), "1234 5678", name="notebook", key=KEY, device="phone")
+
+
+def test_nobody_there():
+    with pytest.raises(DeviceGone, match="nobody pairs"):
+        pair(Address(host="127.0.0.1", port=1), "12345678", name="notebook", key=KEY)
+
+
+@pytest.mark.parametrize("code", ["", "123", "12345678x", "abcdefgh"])
+def test_what_cannot_be_a_code_is_not_tried(code):
+    with pytest.raises(UserError, match="digits"):
+        pair(Address(host="127.0.0.1", port=1), code, name="notebook", key=KEY)

@@ -1,0 +1,137 @@
+"""A handle shows progress, resolves where it is used, raises the work's error there, and can be cancelled."""
+
+import threading
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from potluck import handle
+from potluck.handle import Handle, resolved
+
+
+@pytest.fixture(autouse=True)
+def silent():
+    handle.show_with(None)
+    yield
+    handle.show_with(handle._attach_default)
+
+
+class Result(list):
+    colour = "red"
+
+    def __call__(self, x):
+        return x + 1
+
+
+def test_every_use_waits_for_the_result():
+    made = Handle(lambda task: Result([1, 2]))
+    assert (made.colour, made[1], list(made), len(made), made(1)) == ("red", 2, [1, 2], 2, 2)
+    assert resolved(made) == resolved([1, 2])
+    assert repr(made) == "[1, 2]"
+
+
+def test_it_tells_how_far_it_is():
+    go, seen = threading.Event(), []
+
+    def work(task):
+        go.wait(10)
+        task.update(0.5, "half")
+        task.update(7.0, "more than all")
+        return 1
+
+    made = Handle(work, "counting")
+    made.listen(lambda frac, text: seen.append((frac, text)))
+    assert repr(made) == "<counting: 0%>"
+    assert not made.done
+    go.set()
+    assert made.wait(10) == 1
+    assert seen == [(0.5, "half"), (1.0, "more than all"), (1.0, "more than all")]
+
+
+def test_the_works_error_is_raised_at_use():
+    made = Handle(lambda task: 1 / 0, "dividing")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            made.wait(10)
+    with pytest.raises(ZeroDivisionError):
+        _ = made.real
+    assert repr(made) == "<dividing: ZeroDivisionError: division by zero>"
+
+
+def test_notebooks_that_probe_private_names_do_not_wait():
+    go = threading.Event()
+    made = Handle(lambda task: go.wait(10))
+    assert not hasattr(made, "_ipython_display_")
+    assert made._repr_html_() is None
+    go.set()
+    made.wait(10)
+
+
+def test_cancelling_interrupts_a_wait_inside():
+    inner, entered = Future(), threading.Event()
+
+    def work(task):
+        entered.set()
+        return task.wait(inner)
+
+    made = Handle(work, "waiting")
+    entered.wait(10)
+    made.cancel()
+    with pytest.raises(CancelledError):
+        made.wait(10)
+    assert repr(made) == "<waiting: cancelled>"
+
+
+def test_cancelling_stops_at_the_next_check():
+    go = threading.Event()
+
+    def work(task):
+        go.wait(10)
+        task.check()
+
+    made = Handle(work)
+    made.cancel()
+    go.set()
+    with pytest.raises(CancelledError):
+        made.wait(10)
+
+
+def test_a_timeout_leaves_the_work_going():
+    go = threading.Event()
+    made = Handle(lambda task: go.wait(10))
+    with pytest.raises(TimeoutError):
+        made.wait(0.01)
+    go.set()
+    assert made.wait(10) is True
+
+
+def test_a_broken_display_does_not_stop_the_work():
+    def attach(_made):
+        raise RuntimeError("no screen")
+
+    handle.show_with(attach)
+    made = Handle(lambda task: task.update(0.1) or 3)
+    made.listen(lambda frac, text: 1 / 0)
+    assert made.wait(10) == 3
+
+
+def test_ctrl_c_while_waiting_cancels_the_work(monkeypatch):
+    stopped, go = threading.Event(), threading.Event()
+
+    def work(task):
+        go.wait(10)
+        try:
+            task.check()
+        finally:
+            stopped.set()
+
+    made = Handle(work)
+
+    def interrupted(timeout=None):
+        go.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made._future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.wait()
+    assert stopped.is_set()

@@ -1,0 +1,328 @@
+"""The controller by tables of events: what it sends, what it resolves, and how everything that goes wrong ends."""
+
+import json
+
+import pytest
+
+from potluck.errors import DeviceGone, OutOfMemory, ProtocolError, Refused, WorkerFailed
+from potluck.run.controller import JOIN_S, PEER_LOST_GRACE_S, Controller
+from potluck.run.events import (
+    Address,
+    Connect,
+    Disconnect,
+    Forsake,
+    Gather,
+    Heard,
+    Join,
+    Launch,
+    Leave,
+    Lost,
+    Received,
+    Reject,
+    Resolve,
+    Send,
+    Tick,
+)
+from potluck.run.traffic import Raw
+from potluck_wire import messages as m
+from potluck_wire.limits import PULSE_LOST_S
+
+STATEMENT = json.dumps(
+    {"name": "a", "memory_bytes": 1000, "backends": {"torch": "2"}, "dtypes": ["float32"], "operators": []}
+).encode()
+
+
+class Play:
+    """A controller and a clock; `sent` are the messages of the last event by device."""
+
+    def __init__(self, *devices):
+        self.controller, self.now_s, self.actions = Controller(), 100.0, []
+        for ticket, device in enumerate(devices, 900):
+            self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
+            self.hear(device, m.Welcome(major=1, minor=0, name=device), STATEMENT)
+
+    def do(self, event):
+        self.actions = self.controller.handle(event, self.now_s)
+        return self.actions
+
+    def hear(self, device, message, *buffers):
+        return self.do(Received(device=device, message=message, buffers=buffers))
+
+    def tick(self, seconds, answer=()):
+        """Let time pass in small steps, pongs from those in `answer`."""
+        seen = []
+        for _ in range(round(seconds / 0.1)):
+            self.now_s += 0.1
+            seen += self.do(Tick())
+            for action in tuple(self.actions):
+                if isinstance(action, Send) and isinstance(action.message, m.Ping) and action.device in answer:
+                    pong = m.Pong(seq=action.message.seq, clock_s=self.now_s - 50, progress=len(seen))
+                    seen += self.hear(action.device, pong)
+        return seen
+
+    def launch(self, ticket=1, devices=("a", "b"), step=0, serial=False, **more):
+        return self.do(
+            Launch(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, serial=serial, **more)
+        )
+
+    def sent(self, kind, actions=None):
+        found = self.actions if actions is None else actions
+        return [(x.device, x.message) for x in found if isinstance(x, Send) and isinstance(x.message, kind)]
+
+    def ended(self, actions=None):
+        found = self.actions if actions is None else actions
+        return {x.ticket: x for x in found if isinstance(x, (Resolve, Reject))}
+
+
+def place(**more):
+    return {"run": "r", "epoch": 0, "program": "p", "step": 0} | more
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_joining_says_hello_and_resolves_with_what_the_device_says():
+    play = Play()
+    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    assert isinstance(play.actions[0], Connect)
+    assert play.sent(m.Hello) == [("a", m.Hello(major=1, minor=0, name="notebook"))]
+    play.hear("a", m.Welcome(major=1, minor=0, name="a"), STATEMENT)
+    session = play.ended()[1].result
+    assert session.capability["memory_bytes"] == 1000
+    assert play.controller.session("a") == session
+
+
+@pytest.mark.parametrize(
+    ("message", "buffers", "error"),
+    [
+        (m.Refused(about=1, code="version", text="speaks 2.0"), (), ProtocolError),
+        (m.Refused(about=1, code="busy", text="another"), (), Refused),
+        (m.Welcome(major=1), (b"{",), ProtocolError),
+        (m.Welcome(major=1), (b"{}",), ProtocolError),
+        (m.Goodbye(reason="shutting down"), (), DeviceGone),
+    ],
+    ids=["other major", "busy", "not JSON", "lacks keys", "goodbye"],
+)
+def test_a_session_that_is_refused(message, buffers, error):
+    play = Play()
+    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.hear("a", message, *buffers)
+    assert isinstance(play.ended()[1].error, error)
+    assert any(isinstance(action, Disconnect) for action in play.actions)
+    assert play.controller.session("a") is None
+
+
+def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
+    play = Play()
+    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.do(Join(ticket=2, device="b", address=Address(host="h", port=2), key="k"))
+    ended = play.ended(play.tick(JOIN_S + 1, answer=("b",)))
+    assert isinstance(ended[1].error, DeviceGone)
+    assert 2 not in ended
+    play.hear("b", m.Welcome(major=1), STATEMENT)
+    assert 2 in play.ended()
+
+
+def test_leaving_says_goodbye():
+    play = Play("a")
+    play.do(Leave(device="a"))
+    assert play.sent(m.Goodbye)
+    assert play.controller.session("a") is None
+
+
+# --- questions to several devices -------------------------------------------------------------------------------------
+
+
+def test_a_question_resolves_when_all_have_answered():
+    play = Play("a", "b")
+    order = m.Prepare(run="r", epoch=3)
+    play.do(Gather(ticket=1, requests={"a": (order, (b"x",)), "b": (order, (b"y",))}))
+    assert len(play.sent(m.Prepare)) == 2
+    play.hear("a", m.Prepared(run="r", epoch=2))  # of another epoch
+    play.hear("a", m.Prepared(run="r", epoch=3))
+    assert not play.ended()
+    play.hear("b", m.Prepared(run="r", epoch=3))
+    assert set(play.ended()[1].result) == {"a", "b"}
+
+
+def test_one_refusal_fails_the_question_with_its_device():
+    play = Play("a", "b")
+    order = m.Prepare(run="r", epoch=3)
+    play.do(Gather(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
+    text = "700 bytes needed, 300 bytes available"
+    play.hear("b", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    error = play.ended()[1].error
+    assert isinstance(error, OutOfMemory)
+    assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == ("b", 700, 300)
+
+
+def test_text_from_a_device_cannot_write_to_the_terminal():
+    play = Play("a")
+    play.do(Gather(ticket=1, requests={"a": (m.Commit(run="r"), ())}))
+    play.hear("a", m.Refused(about=12, code="state", text="\x1b[2J gone", run="r"))
+    assert "\x1b" not in str(play.ended()[1].error)
+
+
+def test_asking_a_device_without_a_session_fails_at_once():
+    play = Play("a")
+    play.do(Gather(ticket=1, requests={"a": (m.Commit(), ()), "b": (m.Commit(), ())}))
+    assert play.ended()[1].error.device == "b"
+    assert not play.sent(m.Commit)
+
+
+# --- executions -------------------------------------------------------------------------------------------------------
+
+FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))
+
+
+def finish(play, device, *, step=0, start_s=0.0):
+    rows = json.dumps([[0, start_s, start_s + 1]]).encode()
+    return play.hear(device, m.Done(**place(step=step), busy_s=0.5, peak_bytes=7), rows)
+
+
+def test_a_step_feeds_executes_and_collects():
+    play = Play("a", "b")
+    play.tick(1.0, answer=("a", "b"))  # their clocks are 50 s behind ours
+    play.launch(feeds={"a": {"x": FEED}}, expects={"b": ("loss",)})
+    assert play.sent(m.Execute) == [(d, m.Execute(**place())) for d in ("a", "b")]
+    ((device, value),) = play.sent(m.Value)
+    assert (device, value.name, value.nbytes) == ("a", "x", 8)
+    play.hear("a", m.Credit(transfer=value.transfer, received_bytes=8, done=True))
+    finish(play, "a")
+    finish(play, "b", start_s=10.0)
+    assert not play.ended()
+    loss = m.Value(transfer=1, **place(), name="loss", shape=(), nbytes=4, chunk_bytes=64)
+    play.hear("b", loss, b"\0\0\x80?")
+    assert play.sent(m.Credit) == [("b", m.Credit(transfer=1, received_bytes=4, done=True))]
+    execution = play.ended()[1].result
+    assert bytes(execution.outputs["b", "loss"].data) == b"\0\0\x80?"
+    assert execution.timelines["b"].rows[0][1:] == pytest.approx((60.0, 61.0), abs=1e-6)
+    assert execution.timelines["a"].peak_bytes == 7
+
+
+def test_serial_steps_wait_for_each_other_on_each_device_alone():
+    play = Play("a", "b")
+    play.launch(ticket=1, step=0, serial=True)
+    play.launch(ticket=2, step=1, serial=True, feeds={"a": {"x": FEED}})
+    assert not play.sent(m.Execute)
+    assert play.sent(m.Value)  # its inputs travel already
+    finish(play, "a")
+    assert play.sent(m.Execute) == [("a", m.Execute(**place(step=1)))]
+    finish(play, "b")
+    assert 1 in play.ended()
+    assert play.sent(m.Execute) == [("b", m.Execute(**place(step=1)))]
+
+
+def test_other_executions_overlap():
+    play = Play("a", "b")
+    play.launch(ticket=1, step=0)
+    play.launch(ticket=2, step=1)
+    assert len(play.sent(m.Execute)) == 2
+
+
+@pytest.mark.parametrize(
+    ("cause", "error"), [("worker-crashed", WorkerFailed), ("out-of-memory", OutOfMemory), ("bad-input", WorkerFailed)]
+)
+def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    play.launch(ticket=2, step=1)
+    play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
+    ended = play.ended()
+    assert set(ended) == {1, 2}
+    assert all(isinstance(x.error, error) and x.error.device == "b" and "why" in str(x.error) for x in ended.values())
+    assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
+
+
+def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
+    play = Play("a", "b", "c")
+    play.launch(ticket=1)
+    play.do(Launch(ticket=2, run="other", epoch=0, program="p", step=0, devices=("c",)))
+    play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+    assert set(play.ended()) == {1}
+    assert {device for device, _ in play.sent(m.Drop)} == {"a"}
+    assert any(isinstance(action, Heard) and action.device == "b" for action in play.actions)
+
+
+def test_a_device_that_misses_its_neighbour_is_not_blamed_where_the_neighbour_is_found_dead():
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    assert not play.ended(play.hear("a", m.Failed(**place(), cause="peer-lost", text="b is gone")))
+    play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+    assert play.ended()[1].error.device == "b"
+
+
+def test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while():
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    play.hear("a", m.Failed(**place(), cause="peer-lost", text="no way to b"))
+    ended = play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
+    assert isinstance(ended[1].error, DeviceGone)
+    assert "no way to b" in str(ended[1].error)
+
+
+def test_silence_is_noticed():
+    play = Play("a", "b")
+    play.tick(1.0, answer=("a", "b"))
+    play.launch(ticket=1)
+    ended = play.ended(play.tick(PULSE_LOST_S + 0.5, answer=("a",)))
+    assert ended[1].error.device == "b"
+    assert "no sign of life" in str(ended[1].error)
+
+
+def test_our_own_standstill_is_not_taken_for_silence():
+    play = Play("a")
+    play.tick(1.0, answer=("a",))
+    play.now_s += 60.0
+    play.do(Tick())
+    assert play.controller.session("a") is not None
+
+
+def test_a_busy_worker_without_progress_hangs():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",))
+    ended = {}
+    for _ in range(700):
+        play.now_s += 0.1
+        ended |= play.ended(play.do(Tick()))
+        for _, ping in play.sent(m.Ping):
+            play.hear("a", m.Pong(seq=ping.seq, clock_s=0.0, progress=3, busy=True))
+    assert isinstance(ended[1].error, WorkerFailed)
+    assert ended[1].error.facts["cause"] == "worker-hung"
+    assert play.controller.session("a") is not None
+
+
+def test_what_nobody_waits_for_is_dropped_and_refused():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.do(Forsake(ticket=1))
+    assert play.sent(m.Drop)
+    play.hear("a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
+    assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
+    assert not play.ended(finish(play, "a"))
+
+
+@pytest.mark.parametrize(
+    ("message", "buffers"),
+    [
+        (m.Value(transfer=1, **place(), name="y", shape=(9,), nbytes=4, chunk_bytes=64), (bytes(4),)),
+        (m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), (bytes(3),)),
+        (m.Done(**place()), (b"[[",)),
+        (m.Done(**place()), (b'[["x", 1]]',)),
+    ],
+    ids=["shape and size differ", "short chunk", "cut timeline", "wrong timeline"],
+)
+def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.hear("a", message, *buffers)
+    assert isinstance(play.ended()[1].error, ProtocolError)
+    assert play.controller.session("a") is None
+
+
+def test_a_refused_value_fails_the_step():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), feeds={"a": {"x": FEED}})
+    ((_, value),) = play.sent(m.Value)
+    play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="full"))
+    assert isinstance(play.ended()[1].error, OutOfMemory)

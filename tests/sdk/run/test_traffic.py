@@ -1,0 +1,75 @@
+"""Tensors as chunks under credit: two ends wired together move every size whole and never exceed the window."""
+
+import pytest
+
+from potluck.run.traffic import Raw, Traffic, place_of
+from potluck_wire.errors import WireError
+from potluck_wire.limits import WINDOW_BYTES
+from potluck_wire.messages import Chunk, Credit, Rejected, Value
+
+PLACE = ("r", 0, "p", 0)
+
+
+def deliver(source, target, letters):
+    """Carry letters back and forth until nobody has anything to say; returns (arrived, most bytes under way)."""
+    arrived, pending, most = [], [(target, letter) for letter in letters], 0
+    while pending:
+        most = max(most, sum(len(b) for to, (_, buffers) in pending if to is target for b in buffers))
+        to, (message, buffers) = pending.pop(0)
+        replies, values = to.receive(message, buffers)
+        arrived += values
+        pending += [(source if to is target else target, letter) for letter in replies]
+    return arrived, most
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1000])
+def test_every_size_arrives_whole(nbytes):
+    source, target = Traffic(lambda value: ""), Traffic(lambda value: "", chunk_bytes=64)
+    data = bytes(range(256)) * 4
+    raw = Raw(dtype="uint8", shape=(nbytes,), data=data[:nbytes])
+    ((value, got),), _ = deliver(source, target, source.send(PLACE, "x", raw))
+    assert bytes(got.data) == data[:nbytes]
+    assert place_of(value) == PLACE
+    assert source.outstanding == 0
+
+
+def test_the_window_is_never_exceeded_and_used_again():
+    source, target = Traffic(lambda value: ""), Traffic(lambda value: "")
+    size = WINDOW_BYTES + 123_456
+    for name in ("x", "y"):
+        raw = Raw(dtype="uint8", shape=(size,), data=bytes(size))
+        arrived, most = deliver(source, target, source.send(PLACE, name, raw))
+        assert [len(raw.data) for _, raw in arrived] == [size]
+        assert 0 < most <= WINDOW_BYTES
+
+
+def test_a_rejected_value_frees_its_window():
+    source, target = Traffic(lambda value: ""), Traffic(lambda value: "unknown-run")
+    raw = Raw(dtype="uint8", shape=(WINDOW_BYTES,), data=bytes(WINDOW_BYTES))
+    arrived, _ = deliver(source, target, source.send(PLACE, "x", raw))
+    assert not arrived
+    assert [(value.name, no.code) for value, no in source.rejected] == [("x", "unknown-run")]
+    letters = source.send(PLACE, "y", raw)
+    assert sum(len(b) for _, buffers in letters for b in buffers) == WINDOW_BYTES
+
+
+def test_dropping_a_run_stops_its_values():
+    source = Traffic(lambda value: "")
+    big = Raw(dtype="uint8", shape=(2 * WINDOW_BYTES,), data=bytes(2 * WINDOW_BYTES))
+    source.send(PLACE, "x", big)
+    source.drop("r")
+    assert source.outstanding == 0
+    assert source.receive(Credit(transfer=1, received_bytes=64), ()) == ([], [])
+    assert source.receive(Rejected(transfer=1), ()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("index", "nbytes"), [(1, 64), (0, 64), (3, 64), (2, 63)], ids=["repeated", "first again", "skipped", "short"]
+)
+def test_strict_about_chunks(index, nbytes):
+    target = Traffic(lambda value: "")
+    value = Value(transfer=1, name="x", dtype="uint8", shape=(256,), nbytes=256, chunk_bytes=64)
+    target.receive(value, (bytes(64),))
+    target.receive(Chunk(transfer=1, index=1), (bytes(64),))
+    with pytest.raises(WireError):
+        target.receive(Chunk(transfer=1, index=index), (bytes(nbytes),))
