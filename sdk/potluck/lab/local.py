@@ -30,12 +30,13 @@ STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An agent that is up: where it listens and its key."""
+    """An agent that is up: where it listens, its key, and its pairing code where a window was opened."""
 
     name: str
     address: Address
     key: str
     pid: int
+    code: str = ""
 
 
 class LocalAgents:
@@ -90,7 +91,8 @@ class LocalAgents:
         try:
             ready = json.loads(lines.get(timeout=READY_S))
             address = Address(host="127.0.0.1", port=int(ready["port"]))
-            return Started(name=name, address=address, key=str(ready["key"]), pid=process.pid)
+            code = str(ready.get("code", ""))
+            return Started(name=name, address=address, key=str(ready["key"]), pid=process.pid, code=code)
         except (Empty, ValueError, KeyError, TypeError) as error:
             said = self.log(name).strip().splitlines()[-1:] or ["it said nothing"]
             raise DeviceError(f"its agent did not start: {said[0]}", device=name) from error

@@ -27,7 +27,13 @@ def test_reads(read, text, value):
 
 @pytest.mark.parametrize(
     ("read", "text"),
-    [(parse_bytes, "lots"), (parse_bytes, "4 XB"), (parse_rate, "5 miles"), (parse_seconds, "3 fortnights"), (parse_bytes, "")],
+    [
+        (parse_bytes, "lots"),
+        (parse_bytes, "4 XB"),
+        (parse_rate, "5 miles"),
+        (parse_seconds, "3 fortnights"),
+        (parse_bytes, ""),
+    ],
 )
 def test_refuses(read, text):
     with pytest.raises(UserError, match="cannot read the amount"):
