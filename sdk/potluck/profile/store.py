@@ -77,7 +77,7 @@ class Store:
         """
         path = self.path(signature, about)
         modes: dict[str, Any] = {}
-        with suppress(OSError, ValueError, AttributeError):  # a corrupt file has been reported by `load`
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # `load` reports them
             document = json.loads(path.read_bytes())
             modes = dict(document["modes"]) if document.get("schema") == SCHEMA else {}
         modes["training" if train else "inference"] = [asdict(cost) for cost in costs]

@@ -1,0 +1,93 @@
+"""Profiling real agents: every layer on every device, links both ways, cached, cancellable."""
+
+import warnings
+
+import pytest
+from tests.sdk.run.conftest import home, make_model  # noqa: F401 - the fixture
+
+import potluck
+from potluck.profile.measure import by_host, profile
+from potluck.profile.store import Store
+
+torch = pytest.importorskip("torch")
+
+
+def test_a_profile_makes_a_problem_that_planners_solve(home):  # noqa: F811
+    _, model = make_model("mlp")
+    handle = home.profile(model, rows=(1, 4), repeats=1)
+    measured = handle.wait(60)
+    assert handle.progress[0] == 1.0
+    for mode, train in ((measured.training, True), (measured.inference, False)):
+        assert set(mode.costs) == {"local-1", "local-2"}
+        for costs in mode.costs.values():
+            assert len(costs) == len(model.layers(train))
+            assert all(cost.rows == (1, 4) and min(cost.forward_s) > 0 for cost in costs)
+            assert all(len(cost.backward_s) == 2 * train for cost in costs)
+    names = ("local-1", "local-2", "home")
+    assert set(measured.network.paths) == {(a, b) for a in names for b in names if a != b}
+    assert all(device.memory_bytes > 0 for device in measured.devices)
+    plans = potluck.plan(handle, potluck.Training(batch=8))
+    run = home.deploy(plans.best, model).wait(60)
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    run.fit((x, y)).wait(60)
+    compared = run.compare()
+    assert compared.predicted_step_s > 0
+    assert compared.measured_step_s > 0
+    assert "Plan" in run._repr_html_() or "plan" in run._repr_html_()
+    run.close()
+
+
+def test_the_second_time_nothing_is_measured(home, tmp_path):  # noqa: F811
+    _, model = make_model("mlp")
+    store = Store(tmp_path)
+
+    class Counted(potluck.handle.Task):
+        texts = ()
+
+        def update(self, done_frac, text=""):
+            self.texts = (*self.texts, text)
+
+    def once(**more):
+        task = Counted()
+        found = profile(
+            home._link, home.devices, model, task, train=False, rows=(1, 2), repeats=1, store=store, save=store, **more
+        )
+        return found, sum("known" in text for text in task.texts)
+
+    first, n_known = once()
+    assert n_known == 0
+    second, n_known = once()
+    assert n_known == 2 * len(model.layers())
+    assert second.inference.costs == first.inference.costs
+    broken = store.path(model.signature, potluck.profile.measure.about_of(
+        home.devices["local-1"].key, home.devices["local-1"].capability
+    ))  # fmt: skip
+    broken.write_text("{")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        third, n_known = once()
+    assert n_known == len(model.layers())
+    assert broken.name in str(warned[0].message)
+    assert broken.name in third.notes[0]
+
+
+def test_devices_of_one_host_are_measured_one_after_another():
+    host = {"a": "x", "b": "x", "c": "y"}
+    busy, most = set(), {}
+
+    def work(name):
+        busy.add(name)
+        here = [other for other in busy if host[other] == host[name]]
+        most[name] = len(here)
+        busy.discard(name)
+        return name.upper()
+
+    assert by_host("abc", host.get, work) == {"a": "A", "b": "B", "c": "C"}
+    assert set(most.values()) == {1}
+
+
+def test_a_profile_for_inference_cannot_plan_training(home):  # noqa: F811
+    _, model = make_model("mlp")
+    measured = home.profile(model, train=False, rows=(1,), repeats=1).wait(60)
+    with pytest.raises(potluck.errors.PlanError, match="not measured for training"):
+        potluck.plan(measured, potluck.Training(batch=8))
