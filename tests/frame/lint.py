@@ -12,7 +12,6 @@ MAX_LINES = 400
 LONG = {
     "device_agent/potluck_wire/messages.py": "one table: every message beside its neighbours",
     "sdk/potluck/records.py": "one vocabulary: the records that all six steps share",
-    "sdk/potluck/run/controller.py": "one state machine: every event of a controller",
 }
 PRINTS = {
     "sdk/potluck/cli.py": "the command line",
