@@ -241,9 +241,11 @@ class Home:
 
     @property
     def network(self) -> "Network":
-        """How the devices are connected, as far as they say so or it was measured."""
+        """How the devices are connected: as the latest profile measured it, else as they say themselves."""
         from potluck.profile.network import network_of
 
+        if self._profiles:
+            return next(reversed(self._profiles.values())).network
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
 
     def deploy(

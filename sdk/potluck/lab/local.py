@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 
+import psutil
+
 import potluck_agent
 from potluck.errors import DeviceError
 from potluck.lab.specs import Spec
@@ -26,6 +28,7 @@ from potluck.run.events import Address
 
 READY_S = 30.0  # under 1 s alone; ten at once on two busy cores took 6 s
 STOP_S = 5.0
+PREFIX = "potluck-lab-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,8 @@ class LocalAgents:
     def __init__(
         self, specs: Iterable[Spec], trust: tuple[str, str] | None, *, announce: bool = False, extra: Sequence[str] = ()
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="potluck-"))
+        sweep()
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pid = os.getpid()
         _open.add(self)
@@ -123,6 +127,14 @@ class LocalAgents:
                 process.stdout.close()
         self._processes.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def sweep(root: Path | None = None) -> None:
+    """Remove what processes that were killed could not: directories whose number is of no process any more."""
+    for directory in (root or Path(tempfile.gettempdir())).glob(f"{PREFIX}*-*"):
+        number = directory.name.removeprefix(PREFIX).partition("-")[0]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 _open: "weakref.WeakSet[LocalAgents]" = weakref.WeakSet()

@@ -12,7 +12,7 @@ from potluck.errors import ModelError, PlanError
 from potluck.records import Plan, Segment, Stage
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import Compiled, State, compile_inference, compile_pull, compile_push, compile_training
-from potluck_wire.limits import MAX_BUFFER_BYTES
+from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
 
 TRAIN, INFER, PUSH, PULL = "train", "infer", "push", "pull"
@@ -131,8 +131,24 @@ class Edition:
             }
             order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=self.memory_bytes(device), seed=self.seed)
             header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+            _check_size(device, [len(header), *(len(piece.document) for piece in pieces)])
             requests[device] = (order, (header, *(piece.document for piece in pieces)))
         return requests
+
+
+def _check_size(device: str, sizes: Sequence[int]) -> None:
+    if sizes[0] > MAX_DOCUMENT_BYTES:
+        raise PlanError(
+            f"its programs take {sizes[0]} bytes; at most {MAX_DOCUMENT_BYTES} can be sent.",
+            device=device,
+            next_step="Use fewer micro-batches per step.",
+        )
+    if sum(sizes) > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES:
+        raise PlanError(
+            f"its pieces of the model take {sum(sizes)} bytes; at most {MAX_MESSAGE_BYTES} can be sent.",
+            device=device,
+            next_step="Give it fewer layers.",
+        )
 
 
 def train_name(rows: int, plan: Plan) -> str:

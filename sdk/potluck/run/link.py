@@ -296,7 +296,13 @@ class Link:
         connection = self._connections.get(action.device)
         if connection is None:
             return
-        frames = encode(action.message, action.buffers)
+        try:
+            frames = encode(action.message, action.buffers)
+        except WireError as error:
+            what = type(action.message).__name__
+            error_here = ProtocolError(f"a {what} for it cannot be sent ({error}).", device=action.device)
+            self._feed(Lost(device=action.device, error=error_here))
+            return
         backlog = connection.backlog.get(action.channel)
         if backlog:
             backlog.append(frames)

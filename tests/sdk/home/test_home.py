@@ -1,10 +1,15 @@
 """Making a home: addresses, labs and discovery; the agents are real."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import potluck
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.home import parse_address
+from potluck.lab.local import sweep
 from potluck.lab.specs import DEMO, Spec, specs_of
 from potluck.run.events import Address
 
@@ -96,3 +101,15 @@ def test_devices_are_found_paired_and_remembered(tmp_path):
 def test_an_empty_home_says_what_to_try(tmp_path):
     with pytest.raises(EmptyHome, match="doctor"):
         potluck.Home.discover(0.2, state=tmp_path)
+
+
+def test_what_a_killed_script_left_is_swept_away_and_nothing_else(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = (f"potluck-lab-{gone.pid}-x", f"potluck-lab-{os.getpid()}-y", "potluck-lab")
+    left, own, other = (tmp_path / name for name in names)
+    for directory in (left, own, other):
+        directory.mkdir()
+        (directory / "file").write_text("x")
+    sweep(tmp_path)
+    assert [directory.exists() for directory in (left, own, other)] == [False, True, True]

@@ -214,3 +214,72 @@ def test_the_trace_is_measured_and_in_order(home):
         used = next(e for e in trace.events if e.step == step and e.device == B and e.label == "1F0" and e.op == "run")
         assert sent.start_s < used.stop_s
     run.close()
+
+
+def test_a_switch_takes_its_turn_while_training_goes_on(home):
+    _, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    first = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2)
+    second = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
+    straight = home.deploy(first, model).wait(60)
+    straight.fit((x, y), epochs=40).wait(60)
+    run = home.deploy(first, model).wait(60)
+    handle = run.fit((x, y), epochs=40)
+    run.switch(second).wait(60)
+    switched_at = run.step
+    history = handle.wait(60)
+    assert switched_at < 80
+    assert run.plan == second
+    assert history.losses == pytest.approx(straight.history.losses, abs=1e-6)
+    straight.close()
+    run.close()
+
+
+def test_another_optimizer_takes_over_between_two_fits(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 8)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model, optimizer=potluck.AdamW(0.01)).wait(60)
+    run.fit((x, y)).wait(60)
+    run.fit((x, y), optimizer=potluck.AdamW(0.001)).wait(60)
+    alone = copy.deepcopy(net)
+    optimizer = torch.optim.AdamW(alone.parameters(), 0.01)
+    for rate in (0.01, 0.001):
+        optimizer.param_groups[0]["lr"] = rate
+        for start in (0, 4):
+            torch.nn.functional.cross_entropy(alone(x[start : start + 4]), y[start : start + 4]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert largest_difference(run.state_dict(), alone) == 0.0
+    run.close()
+
+
+def test_dropout_does_not_depend_on_the_split(home):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+    )
+    x, y = make_data("mlp", 16)
+    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    losses = []
+    for stages in ([((A,), (4,))], [((B,), (4,)), ((A,), (4,))], [((A, B), (1, 3))]):
+        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=5).wait(60)
+        losses.append(run.fit((x, y), epochs=2).wait(60).losses)
+        run.close()
+    assert losses[1] == losses[0]
+    assert losses[2] == pytest.approx(losses[0], abs=1e-6)
+
+
+def test_running_statistics_are_those_of_the_shares(home):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+    x, y = make_data("mlp", 8)
+    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
+    run.fit((x, y), epochs=2).wait(60)
+    alone = copy.deepcopy(net)
+    train_alone(alone, x, y, batch=8, micro_batch=4, epochs=2, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
+    state = run.state_dict()
+    assert torch.equal(state["1.running_mean"], alone.state_dict()["1.running_mean"])
+    assert torch.equal(state["1.running_var"], alone.state_dict()["1.running_var"])
+    assert (run(x) - alone.eval()(x)).abs().max().item() <= 1e-6
+    run.close()
