@@ -96,6 +96,7 @@ class Measuring:
             forward_s=message.forward_s,
             backward_s=message.backward_s,
             memory_bytes=message.memory_bytes,
+            update_s=message.update_s,
         )
         self._out.say(key, answer)
 

@@ -199,7 +199,7 @@ class Measure(Message):
 class Measured(Message):
     """Median seconds per run for each of `rows`; `backward_s` is empty for inference.
 
-    `memory_bytes`: kept for backward.
+    `memory_bytes`: kept for backward. `update_s`: one step of AdamW on the layer's parameters.
     """
 
     task: str = ""
@@ -207,6 +207,7 @@ class Measured(Message):
     forward_s: tuple[float, ...] = ()
     backward_s: tuple[float, ...] = ()
     memory_bytes: tuple[int, ...] = ()
+    update_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,6 +487,7 @@ class MeasuredTask(Message):
     forward_s: tuple[float, ...] = ()
     backward_s: tuple[float, ...] = ()
     memory_bytes: tuple[int, ...] = ()
+    update_s: float = 0.0
 
 
 class RefusalCode:

@@ -1,6 +1,6 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -158,6 +158,15 @@ class Home:
         PairingError
             Wrong code, closed or expired window.
         """
+        return self.pair_all({device: code})[0]
+
+    def pair_all(self, codes: Mapping[str, str]) -> tuple[Member, ...]:
+        """Pair with several devices, {name or address: code}, then open the sessions with all of them at once."""
+        paired = [self._pair(device, code) for device, code in codes.items()]
+        self._members.join(paired)
+        return tuple(self._members[name] for name in paired)
+
+    def _pair(self, device: str, code: str) -> str:
         from potluck.discover.keyring import Known
         from potluck.discover.pairing import pair
 
@@ -168,7 +177,8 @@ class Home:
         known = ring.remember(Known(name=paired.name, key=paired.key, addresses=addresses))
         if member is not None:
             self._members.remove(device)
-        return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
+        self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
+        return known.name
 
     def trust(self, device: str, key: str, name: str = "") -> Member:
         """Trust a device whose key you copied yourself (from `potluck agent key`), at this name or address.

@@ -149,12 +149,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between."""
+    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between.
+
+    `update_s`: one step of AdamW on its parameters; None where nobody measured it.
+    """
 
     rows: tuple[int, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...] = ()
     source: str = "measured"  # or "estimated" (roofline)
+    update_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.rows or self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
@@ -164,7 +168,7 @@ class LayerCost:
                 f"Costs need one time per batch size: {len(self.rows)} batch sizes, {len(self.forward_s)} forward and "
                 f"{len(self.backward_s)} backward times."
             )
-        for seconds in (*self.forward_s, *self.backward_s):
+        for seconds in (*self.forward_s, *self.backward_s, self.update_s or 0.0):
             _positive("layer time in seconds", seconds, zero=True)
 
 

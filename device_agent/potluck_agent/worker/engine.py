@@ -13,7 +13,7 @@ from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import capabilities, load_segment
-from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment
+from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_update
 from potluck_agent.worker.process import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
 from potluck_agent.worker.values import Exports, Values
@@ -145,9 +145,11 @@ class Engine:
     def _measure(self, message: MeasureTask, buffers: Buffers) -> None:
         try:
             segment = load_segment(message.kind, bytes(buffers[0]), seed=0)
+            slowdown = self._stretch.slowdown
             timings = time_segment(
-                segment, message.rows, train=message.train, repeats=message.repeats, slowdown=self._stretch.slowdown
+                segment, message.rows, train=message.train, repeats=message.repeats, slowdown=slowdown
             )
+            update_s = time_update(segment, repeats=message.repeats, slowdown=slowdown) if message.train else 0.0
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.task)
             return
@@ -157,6 +159,7 @@ class Engine:
             forward_s=tuple(timing.forward_s for timing in timings),
             backward_s=tuple(timing.backward_s for timing in timings) if message.train else (),
             memory_bytes=tuple(timing.kept_bytes for timing in timings),
+            update_s=update_s,
         )
         self._pipe.send(answer)
 

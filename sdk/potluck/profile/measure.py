@@ -46,7 +46,10 @@ class Bench:
         answer, _ = answers[device]
         self.done(f"{device}: {name}")
         return LayerCost(
-            rows=tuple(answer.rows), forward_s=tuple(answer.forward_s), backward_s=tuple(answer.backward_s)
+            rows=tuple(answer.rows),
+            forward_s=tuple(answer.forward_s),
+            backward_s=tuple(answer.backward_s),
+            update_s=answer.update_s if train else None,
         )
 
     def line(self, source: str, target: str) -> Line:

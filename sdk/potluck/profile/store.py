@@ -16,7 +16,7 @@ from typing import Any
 from potluck.errors import FileError, UserError
 from potluck.records import LayerCost
 
-SCHEMA = 1  # a newer one measures anew
+SCHEMA = 2  # a newer one measures anew
 
 
 def cache_dir() -> Path:
@@ -97,6 +97,7 @@ def _cost(row: Mapping[str, Any]) -> LayerCost:
         forward_s=tuple(row["forward_s"]),
         backward_s=tuple(row["backward_s"]),
         source=str(row["source"]),
+        update_s=row["update_s"],
     )
 
 

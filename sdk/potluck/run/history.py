@@ -73,7 +73,7 @@ def measured_trace(
     return Trace(
         source="measured",
         events=events,
-        step_s=_step_s([execution for execution, _ in steps]),
+        step_s=in_turn_s([(execution.start_s, execution.stop_s) for execution, _ in steps]),
         busy_s=busy,
         energy_j=energy,
         energy_source=dict.fromkeys(energy, "estimated"),
@@ -81,12 +81,12 @@ def measured_trace(
     )
 
 
-def _step_s(executions: Sequence[Execution]) -> tuple[float, ...]:
-    """Seconds of each step: from its start, or from the end of the step before if that was later, to its end."""
+def in_turn_s(spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """Seconds of each step (start, stop): from its start, or from the end of the one before if that was later."""
     seconds, before_s = [], float("-inf")
-    for execution in executions:
-        seconds.append(execution.stop_s - max(execution.start_s, before_s))
-        before_s = execution.stop_s
+    for start_s, stop_s in spans:
+        seconds.append(stop_s - max(start_s, before_s))
+        before_s = stop_s
     return tuple(seconds)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import FileError, PlanError, UserError
@@ -20,6 +21,7 @@ from potluck.run.history import Comparison, History, measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import AdamW, Optimizer
+from potluck.run.prediction import foretell
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:
@@ -88,12 +90,10 @@ class Run:
 
     @property
     def predicted(self) -> Trace | None:
-        """What the simulator expects of one step of these very programs; None without a profile."""
-        from potluck.simulate import simulate
-
+        """What the simulator expects of these very programs: some steps, or one request; None without a profile."""
         problem = self.problem
         name = train_name(self.plan.batch, self.plan) if self.plan.training else INFER
-        return simulate(self._engine.edition.compiled[name], problem) if problem else None
+        return foretell(self._engine.edition.compiled[name], problem) if problem else None
 
     def compare(self) -> Comparison:
         """Predicted against measured: the median of the last steps, and per step on every device.
@@ -106,12 +106,12 @@ class Run:
         predicted, measured = self.predicted, self.trace
         if predicted is None or not measured.step_s:
             raise UserError("there is nothing to compare yet.", next_step="Profile the model, and run some steps.")
-        n = len(measured.step_s)
+        n, m = len(measured.step_s), len(predicted.step_s)
         return Comparison(
-            predicted_step_s=predicted.step_s[0],
-            measured_step_s=sorted(measured.step_s)[n // 2],
-            busy_s={d: (predicted.busy_s.get(d, 0.0), busy / n) for d, busy in measured.busy_s.items()},
-            energy_j={d: (predicted.energy_j.get(d, 0.0), joules / n) for d, joules in measured.energy_j.items()},
+            predicted_step_s=median(predicted.step_s),
+            measured_step_s=median(measured.step_s),
+            busy_s={d: (predicted.busy_s.get(d, 0.0) / m, busy / n) for d, busy in measured.busy_s.items()},
+            energy_j={d: (predicted.energy_j.get(d, 0.0) / m, joules / n) for d, joules in measured.energy_j.items()},
         )
 
     def __repr__(self) -> str:

@@ -1,0 +1,194 @@
+"""`potluck demo`: four unequal devices on this machine learn to read digits and name two photographs, together.
+
+The agents are real: processes of their own, found by mDNS, paired by their codes, talking over encrypted sockets. Only
+their speed, links, memory and power are emulated, and what is emulated or modelled says so.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import potluck
+from potluck import handle
+from potluck.display import chart, chrome, html, progress, scene, tables, text, timeline, units
+from potluck.errors import HomeError, PotluckError
+from potluck.records import Plan, Trace
+
+if TYPE_CHECKING:
+    from potluck.run.run import Run
+
+BATCH, MICRO_BATCH, LR = 64, 16, 2e-3
+TOLERANCE = 1e-3  # of losses near 2.3: float32 sums in another order differ by some 1e-6 a step
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `potluck demo`."""
+    parser.add_argument("--out", type=Path, default=Path("potluck-demo"), help="folder for pictures and traces")
+    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the demo; returns the exit code."""
+    import torch
+
+    torch.set_num_threads(1)  # the emulated devices need the other cores
+    handle.show_with(progress.attach)
+    args.out.mkdir(parents=True, exist_ok=True)
+    begun_s = time.monotonic()
+    with _demo_home() as home:
+        fragments = [html.members(home.devices.values())]
+        fragments += _train(home, args.steps, args.out)
+        fragments += _name_photographs(home, args.out)
+    html.save(args.out / "demo.html", "potluck demo", *fragments)
+    _say(f"\nDone in {units.duration(time.monotonic() - begun_s)}. Look at {args.out / 'demo.html'};")
+    _say(f"open {args.out / 'training.trace.json'} at https://ui.perfetto.dev (it stays in your browser).")
+    return 0
+
+
+@contextmanager
+def _demo_home() -> Iterator[potluck.Home]:
+    """Start four agents, find them by mDNS, pair with the code that each shows."""
+    from potluck.lab.local import LocalAgents
+    from potluck.lab.specs import DEMO
+
+    _heading("A home of four devices")
+    agents = LocalAgents(DEMO, trust=None, announce=True, extra=["--pair"])
+    try:
+        with tempfile.TemporaryDirectory(prefix="potluck-demo-") as state, potluck.Home.discover(state=state) as home:
+            for agent in agents.agents:
+                if agent.name not in home.devices:
+                    raise HomeError(
+                        "was started but not found by mDNS.", device=agent.name, next_step="Run `potluck doctor`."
+                    )
+                _say(f"  found {agent.name} at {agent.address}")
+            home.pair_all({agent.name: agent.code for agent in agents.agents})
+            _say("  paired, each with the code that it showed\n")
+            _say(text.render(tables.members(home.devices.values())))
+            yield home
+    finally:
+        agents.close()
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
+    """Train on the digits, switch plans in the middle, compare with one machine; returns what to show in HTML."""
+    import torch
+
+    from potluck.commands.demo_data import Digits, digits_network, train_on_one_machine
+
+    _heading("Training a small CNN on real digits")
+    digits, alone = Digits.load(), digits_network()
+    model = potluck.Model.from_torch(
+        digits_network(),
+        digits.train_images[:4],
+        loss=torch.nn.CrossEntropyLoss(),
+        example_targets=digits.train_labels[:4],
+        name="digits",
+    )
+    profile = home.profile(model, rows=(4, 8, 16)).wait()
+    plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
+    _say(text.plans(plans[:6], plans.best))
+    _say("\n" + text.plan(plans.best, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))))
+
+    run = home.deploy(plans.best, model, optimizer=potluck.AdamW(lr=LR)).wait()
+    batches, half = list(digits.batches(BATCH, n_steps)), n_steps // 2
+    losses = list(run.fit(batches[:half]).losses)
+    fragments = [run._repr_html_(), *_show_traces(run, out, "training")]
+
+    other = _another(plans, plans.best)
+    _heading(f"Switching to another plan after {half} steps: {_where(plans.best)} becomes {_where(other)}")
+    run.switch(other).wait()
+    losses += run.fit(batches[half:]).losses
+    trained = digits_network(seed=1)  # other weights, to be overwritten
+    run.load_into(trained)
+    _say(text.comparison(_predicted(run), run.trace))
+
+    reference = train_on_one_machine(alone, iter(batches), micro_batch=MICRO_BATCH, lr=LR)
+    _check_losses(losses, reference)
+    _say(f"  test accuracy {digits.accuracy(trained):.1%}; trained on one machine {digits.accuracy(alone):.1%}")
+    curves = chart.loss({"four devices": losses, "one machine": reference})
+    scene.save_png(curves, out / "loss.png")
+    return [*fragments, run._repr_html_(), html.picture(curves)]
+
+
+def _another(plans: Sequence[Plan], best: Plan) -> Plan:
+    """The fastest plan that uses other devices and more than one of them."""
+    for plan in plans:
+        if set(plan.devices) != set(best.devices) and len(plan.devices) > 1:
+            return plan
+    raise PotluckError("there is only one plan.", next_step="Give the home more devices.")
+
+
+def _where(plan: Plan) -> str:
+    return " | ".join(", ".join(stage.devices) for stage in plan.stages)
+
+
+def _check_losses(losses: Sequence[float], reference: Sequence[float]) -> None:
+    worst = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
+    _say(f"\n  loss {losses[0]:.3f} → {losses[-1]:.3f}; differs from one machine by at most {worst:.1e} in any step")
+    if worst > TOLERANCE:
+        raise PotluckError(f"the losses differ by {worst:.1e} from one machine, more than {TOLERANCE:g}.")
+
+
+# --- inference --------------------------------------------------------------------------------------------------------
+
+
+def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
+    """Run EfficientNet-Lite0 split over the devices on two photographs; compare with the unsplit model."""
+    import torch
+
+    from potluck.commands.demo_data import IMAGENET_NAMES, efficientnet_lite0, photographs
+
+    _heading("EfficientNet-Lite0, pretrained, split over the devices")
+    network, (names, images) = efficientnet_lite0(), photographs()
+    model = potluck.Model.from_torch(network, images[:1], name="efficientnet-lite0")
+    profile = home.profile(model, train=False, rows=(1,), repeats=1).wait()
+    plans = potluck.plan(profile, potluck.Inference(batch=1, streaming=True))
+    widest = max(plans, key=lambda plan: len(plan.stages))
+    _say(text.plan(widest, profile.problem(potluck.Inference(batch=1))))
+
+    run = home.deploy(widest, model).wait()
+    outputs = torch.cat([run(images[i : i + 1]) for i in range(len(images))])
+    with torch.no_grad():
+        unsplit = torch.cat([network(images[i : i + 1]) for i in range(len(images))])
+    for name, row in zip(names, outputs.softmax(1), strict=True):
+        best = int(row.argmax())
+        _say(f"  {name}: {IMAGENET_NAMES.get(best, 'class')} ({best}), {float(row[best]):.0%}")
+    _say(f"  largest difference from the unsplit model {float((outputs - unsplit).abs().max()):.1e}\n")
+    return [run._repr_html_(), *_show_traces(run, out, "inference")]
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def _show_traces(run: "Run", out: Path, name: str) -> list[str]:
+    """Print predicted against measured; write a timeline as PNG and a Chrome trace."""
+    predicted, measured = _predicted(run), run.trace
+    _say(text.comparison(predicted, measured))
+    picture = timeline.gantt(timeline.typical(predicted), timeline.typical(measured))
+    scene.save_png(picture, out / f"{name}.timeline.png")
+    devices = run.problem.devices if run.problem else ()
+    watts = [chrome.modelled_watts(trace, devices) for trace in (predicted, measured)]
+    chrome.save(out / f"{name}.trace.json", predicted, measured, watts=watts)
+    return [html.picture(picture)]
+
+
+def _predicted(run: "Run") -> Trace:
+    predicted = run.predicted
+    if predicted is None:
+        raise PotluckError("this run was deployed without a profile.")
+    return predicted
+
+
+def _heading(words: str) -> None:
+    _say(f"\n{words}\n{'=' * len(words)}")
+
+
+def _say(words: str) -> None:
+    print(words, flush=True)
