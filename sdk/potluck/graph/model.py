@@ -54,7 +54,8 @@ class Model:
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
         With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained.
-        Plans call it `name`. `sequence_dims[i]` is the dimension of input (then target) i that may change its length too. Raises ModelError.
+        Plans call it `name`. `sequence_dims[i]` is the dimension of input (then target) i that may change its length
+        too. Raises ModelError.
         """
         from .export import trace
 
