@@ -305,7 +305,7 @@ class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
-    says why, per device.
+    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`.
     """
 
     planner: str
@@ -320,6 +320,7 @@ class Plan:
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
+    gap_frac: float | None = None
 
     def __post_init__(self) -> None:
         if not self.stages:

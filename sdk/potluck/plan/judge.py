@@ -37,7 +37,8 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
     """The simulated trace of one step of `plan`, or of some requests in flight when they stream."""
     compiled = compile_plan(problem, plan)
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
-    steps, in_flight = (direct.STREAM_STEPS, 2 * len(plan.stages)) if streaming else (1, 1)
+    in_flight = direct.in_flight(plan) if streaming else 1
+    steps = direct.STREAM_ROUNDS * in_flight if streaming else 1
     return simulation.Simulation(compiled, problem, steps, in_flight, table).trace()
 
 

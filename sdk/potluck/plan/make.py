@@ -1,57 +1,94 @@
-"""From a problem to judged plans: ask the planners, keep the promising, let the simulator decide."""
+"""From a problem to judged plans: our planner and the cheap rivals; the simulator decides."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
+from math import inf
 
 from potluck.errors import EmptyHome
 from potluck.plan import cost, feasibility
+from potluck.plan.anytime import MAX_WORK, Board, search
+from potluck.plan.bound import lower_bound_s
 from potluck.plan.data_parallel import plan_data_parallel
-from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
-from potluck.plan.single import plan_single
 from potluck.records import Plan, Problem
 from potluck.simulate import direct
 
-Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
+MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
+MAX_SETS = 24
+BOUND_PART = 0.25  # of the time given, kept for the certificate
 
-PLANNERS: tuple[Planner, ...] = (plan_single, plan_data_parallel, plan_hybrid)
-MAX_JUDGED = 12  # per planner, those it estimates fastest; a simulation takes milliseconds
 
+def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None) -> Plans:
+    """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
-def make_plans(problem: Problem) -> Plans:
-    """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help."""
+    With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
+    its effort is fixed and the outcome always the same. The best plan has `gap_frac`: how far it may be from the
+    optimum at most.
+    """
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
     table = cost.CostTable(problem)
-    simulator = direct.Direct(problem, table)
-    judged = [judge(problem, plan, table, simulator) for plan in candidates(problem, table)]
-    judged = judged or _unlimited(problem)
+    end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
+
+    def is_late(part: float = 0.0) -> bool:
+        return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
+
+    judged = _judged(problem, table, lambda: is_late(BOUND_PART), thorough=end_s < inf)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
-        raise feasibility.infeasible(problem, judged)
+        judged += _judged(problem, table, is_late, thrifty=True)
+        holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
+    if not holding:
+        raise feasibility.infeasible(problem, judged or _unlimited(problem))
     holding.sort(key=lambda plan: preference(plan, problem.qoe))
-    holding[0] = replace(holding[0], unused=feasibility.why_unused(problem, holding[0], judged))
+    best = holding[0]
+    holding[0] = replace(
+        best,
+        unused=feasibility.why_unused(problem, best, judged),
+        gap_frac=gap_frac(problem, table, holding, is_late),
+    )
     return Plans(tuple(holding))
 
 
-def candidates(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
-    """The fastest plans by each planner's own estimate, each once."""
-    seen = set()
-    for planner in PLANNERS:
-        for plan in fastest(planner(problem, table), MAX_JUDGED):
-            if (plan.stages, plan.micro_batch) not in seen:
-                seen.add((plan.stages, plan.micro_batch))
-                yield plan
+def gap_frac(
+    problem: Problem, table: cost.CostTable, plans: Sequence[Plan], is_late: Callable[[], bool] = lambda: False
+) -> float:
+    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be."""
+    fastest_s = min(plan.latency_s or inf for plan in plans)
+    return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (plans[0].latency_s or inf)
 
 
-def fastest(plans: Iterable[Plan], n: int) -> list[Plan]:
-    """The `n` plans of the least estimated latency."""
-    return sorted(plans, key=lambda plan: plan.latency_s or 0.0)[:n]
+def _judged(
+    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], *, thorough: bool = False,
+    thrifty: bool = False,
+) -> list[Plan]:  # fmt: skip
+    """The best plans found, judged in full: of all, and of every set of devices. `thrifty`: least energy decides."""
+    asked = replace(problem, qoe=replace(problem.qoe, latency_s=1e12)) if thrifty else problem
+    simulator = direct.Direct(problem, table)
+    board = Board(asked, table, simulator, max_work=inf if thorough else MAX_WORK)
+    search(board, rivals(problem, table), is_late)
+    ranking, chosen = board.ranking(), dict[int, Plan]()
+    sets: dict[frozenset[str], Plan] = {}
+    for plan in ranking:
+        sets.setdefault(frozenset(plan.devices), plan)
+    for plan in (
+        *ranking[:MAX_SHOWN],
+        *list(sets.values())[:MAX_SETS],
+        *(p for p in sets.values() if len(p.devices) == 1),
+    ):
+        chosen.setdefault(id(plan), plan)
+    return [judge(problem, plan, table, simulator) for plan in chosen.values()]
+
+
+def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
+    """Plans of planners that cost next to nothing; ours must beat them."""
+    plans = sorted(plan_data_parallel(problem, table), key=lambda plan: plan.latency_s or 0.0)
+    return list(islice(plans, 3))
 
 
 def _unlimited(problem: Problem) -> list[Plan]:
     """Judged plans that ignore memory, for saying by how much it is missed."""
     free = feasibility.without_memory_limits(problem)
-    table = cost.CostTable(free)
-    return [judge(free, plan, table) for plan in candidates(free, table)]
+    return _judged(free, cost.CostTable(free), lambda: False)

@@ -8,16 +8,17 @@ from potluck.errors import PlanError
 from potluck.records import Plan, Stage
 
 _KNOWN = {
-    "planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed", "stage",
-    "peak_bytes", "device_energy_j", "unused",
+    "planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed", "gap_frac",
+    "stage", "peak_bytes", "device_energy_j", "unused",
 }  # fmt: skip
+_FACTS = ("planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed", "gap_frac")
 _STAGE = {"layers", "devices", "shares", "warm_up"}
 
 
 def dumps(plan: Plan) -> str:
     """The plan as text; `loads` gives the same plan back."""
     lines = ["# A potluck plan. `layers` are half-open; `shares` are rows of each micro-batch, one per device."]
-    for name in ("planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed"):
+    for name in _FACTS:
         value = getattr(plan, name)
         if value is not None:
             lines.append(f"{name} = {_value(value)}")
@@ -52,6 +53,7 @@ def loads(text: str) -> Plan:
         latency_s=_get(data, "latency_s", float, None),
         energy_j=_get(data, "energy_j", float, None),
         seed=_get(data, "seed", int, None),
+        gap_frac=_get(data, "gap_frac", float, None),
         peak_bytes=_table(data, "peak_bytes", int),
         device_energy_j=_table(data, "device_energy_j", float),
         unused=_table(data, "unused", str),

@@ -12,9 +12,9 @@ from potluck.records import HOME, Plan, Problem, Training
 from potluck.schedule.reduce import FLOAT_BYTES
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
 from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Item, Layout, Shape, lay_out
-from potluck.simulate.spans import union_s
+from potluck.simulate.spans import middle_s, union_s
 
-STREAM_STEPS = 8  # requests simulated to find the steady rate; the second half of them counts
+STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
 LOSS_BYTES = 4
 MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 
@@ -27,6 +27,11 @@ class _Graph:
     graph: TaskGraph
     first: list[int]
     lengths: list[int]
+
+
+def in_flight(plan: Plan) -> int:
+    """Requests of a stream that are under way at once: enough to keep every stage and every link busy."""
+    return 2 * len(plan.stages)
 
 
 class Outcome:
@@ -47,8 +52,11 @@ class Outcome:
             max((times.free_s if to_home[i] else times.stop_s)[first + i] for i in range(len(to_home)))
             for first in self._laid.first
         ]
-        last = len(ends) - 1
-        return (ends[last] - ends[last // 2]) / (last - last // 2)
+        busy = [0.0] * (layout.home + 1)
+        for number in layout.item:
+            if layout.items[number].kind != SEND:
+                busy[layout.items[number].slot] += self._items[number][0]
+        return max(middle_s(ends, in_flight(self._plan)), *busy)
 
     def device_energy_j(self) -> dict[str, float]:
         """Joules per step of the devices that take part and whose power is known."""
@@ -133,8 +141,9 @@ class Direct:
 
     def run(self, plan: Plan) -> Outcome:
         """Simulate one step of `plan`, or some requests in flight when they stream; the plan must suit the problem."""
-        n_steps, in_flight = (STREAM_STEPS, 2 * len(plan.stages)) if self.streaming else (1, 1)
-        laid = self._graph(self._shape(plan), n_steps, in_flight)
+        window = in_flight(plan) if self.streaming else 1
+        n_steps = STREAM_ROUNDS * window if self.streaming else 1
+        laid = self._graph(self._shape(plan), n_steps, window)
         items = [self._priced(plan, item) for item in laid.layout.items]
         graph, layout = laid.graph, laid.layout
         graph.routes, graph.latency_s = [], []

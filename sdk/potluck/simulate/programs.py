@@ -13,7 +13,7 @@ from potluck.simulate.duration import instruction_s
 from potluck.simulate.engine import TaskGraph, Times, run
 from potluck.simulate.layout import HOME_PRIORITY
 from potluck.simulate.memory import peak_bytes
-from potluck.simulate.spans import Span, union_s
+from potluck.simulate.spans import Span, middle_s, union_s
 from potluck_wire.program import NETWORK, Instruction
 
 
@@ -180,11 +180,10 @@ class Simulation:
         return tuple(sorted(events, key=lambda e: (e.start_s, e.device, e.lane, e.instruction, e.step)))
 
 
-def steady_s(trace: Trace) -> float:
-    """Seconds from one answer to the next once the pipeline is full: over the second half of the steps of `trace`."""
+def steady_s(trace: Trace, in_flight: int = 1) -> float:
+    """Seconds from one answer to the next once the pipeline is full and before it drains (`middle_s`)."""
     ends: dict[int, float] = {}
     for event in trace.events:
         ends[event.step] = max(ends.get(event.step, 0.0), event.stop_s)
-    last = max(ends)
-    half = last // 2
-    return (ends[last] - ends[half]) / (last - half) if last > half else ends[last]
+    busiest_s = max(trace.busy_s.values(), default=0.0) / len(ends)  # no rate lasts at which a device cannot keep up
+    return max(middle_s(list(ends.values()), in_flight), busiest_s)

@@ -24,7 +24,7 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate import steady_s
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct import Direct, in_flight
 
 WORKLOADS = [
     Training(batch=8, micro_batch=2), Training(batch=12, micro_batch=4), Inference(batch=4),
@@ -92,7 +92,7 @@ def test_the_direct_way_says_what_the_programs_say(seed):
     plan = random_plan(rng, problem)
     for _ in range(2):  # the second time from the kept layout
         trace, outcome = predict(problem, plan, table), direct.run(plan)
-        latency_s = steady_s(trace) if direct.streaming else trace.step_s[0]
+        latency_s = steady_s(trace, in_flight(plan)) if direct.streaming else trace.step_s[0]
         assert outcome.latency_s == pytest.approx(latency_s, rel=1e-9)
         energy_j = {name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()}
         assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9)

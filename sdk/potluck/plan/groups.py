@@ -1,0 +1,75 @@
+"""Which devices are alike, so that a search need not tell them apart, and which may form a stage together.
+
+A pattern says how many devices of each class of alike ones a group takes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, product
+
+from potluck.plan import cost
+from potluck.records import HOME, Problem
+
+Pattern = tuple[int, ...]
+
+ALL_SUBSETS = 5  # devices up to which every subset may be a group; beyond, those that one would choose by hand
+
+
+def alike(problem: Problem) -> list[list[int]]:
+    """Classes of devices (by index) of which any two can swap their names without changing the problem."""
+    classes: list[list[int]] = []
+    for i in range(len(problem.devices)):
+        for members in classes:
+            if all(_same(problem, member, i) for member in members):
+                members.append(i)
+                break
+        else:
+            classes.append([i])
+    return classes
+
+
+def _same(problem: Problem, i: int, j: int) -> bool:
+    a, b = problem.devices[i], problem.devices[j]
+    facts = ("memory_bytes", "idle_w", "busy_w", "radio_w", "overhead_s", "copy_bytes_per_s")
+    if any(getattr(a, fact) != getattr(b, fact) for fact in facts) or problem.costs[a.name] != problem.costs[b.name]:
+        return False
+    for limits in (problem.qoe.memory_bytes, problem.qoe.device_energy_j):
+        if limits.get(a.name) != limits.get(b.name):
+            return False
+    paths = problem.network.paths
+    if paths.get((a.name, b.name)) != paths.get((b.name, a.name)):
+        return False
+    others = [d.name for d in problem.devices if d.name not in (a.name, b.name)] + [HOME]
+    return all(
+        paths.get((a.name, other)) == paths.get((b.name, other))
+        and paths.get((other, a.name)) == paths.get((other, b.name))
+        for other in others
+    )
+
+
+def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequence[float]) -> list[Pattern]:
+    """Patterns of groups that may share a stage, the smallest first.
+
+    All of them in a home of at most `ALL_SUBSETS` devices; else single devices, pairs, runs of devices of neighbouring
+    speed or memory, and the first few of each class. `speeds` are per device.
+    """
+    n = len(problem.devices)
+    if n <= ALL_SUBSETS:
+        found = [pattern for pattern in product(*(range(len(members) + 1) for members in classes)) if any(pattern)]
+        return sorted(found, key=sum)
+    home = {i: number for number, members in enumerate(classes) for i in members}
+    groups: list[Sequence[int]] = [(i,) for i in range(n)]
+    groups += combinations([members[0] for members in classes], 2)
+    budgets = [float(cost.budget_bytes(problem, device)) for device in problem.devices]
+    lengths = range(2, n + 1) if n <= 16 else [size for size in (2, 4, 8, 16, 32, 64) if size < n] + [n]
+    for values in (speeds, budgets):
+        order = sorted(range(n), key=lambda i, values=values: (-values[i], i))  # type: ignore[misc]
+        groups += [order[a : a + size] for size in lengths for a in range(n - size + 1)]
+    groups += [members[:size] for members in classes for size in range(2, len(members) + 1)]
+    counted = [Counter(home[i] for i in group) for group in groups]
+    return sorted(dict.fromkeys(tuple(count[c] for c in range(len(classes))) for count in counted), key=sum)
+
+
+def members(pattern: Pattern, classes: Sequence[Sequence[int]], used: Sequence[int]) -> tuple[int, ...]:
+    """The devices that a pattern stands for when the first `used[c]` of each class are taken."""
+    return tuple(i for c, size in enumerate(pattern) for i in classes[c][used[c] : used[c] + size])

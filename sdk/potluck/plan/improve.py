@@ -1,0 +1,119 @@
+"""Local search on a plan: move a cut, shift rows, change depths, swap devices; the simulator says what helps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from potluck.plan import cost
+from potluck.plan.hybrid import make_stage
+from potluck.records import Plan, Problem, Stage
+from potluck.schedule.policies import warm_up_depth
+
+STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
+
+
+def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+    """Plans that differ from `plan` in one thing and fit in memory, those that change much first."""
+    seen = {plan.stages}
+    for stages in (*_swapped(table.problem, plan), *_moved(plan), *_shifted(plan), *_deeper(plan)):
+        if stages not in seen and fits(table, plan, stages):
+            seen.add(stages)
+            yield replace(plan, stages=stages)
+    yield from _other_micro_batches(table, plan)
+
+
+def floor_s(table: cost.CostTable, plan: Plan) -> float:
+    """What the busiest device computes: the step takes no less."""
+    busy = dict.fromkeys(plan.devices, 0.0)
+    for stage in plan.stages:
+        for name, rows in zip(stage.devices, stage.shares, strict=True):
+            seconds = table.forward_s(name, stage.start, stage.stop, rows)
+            if plan.training:
+                seconds += table.backward_s(name, stage.start, stage.stop, rows)
+            busy[name] += seconds * plan.n_micro_batches
+    return max(busy.values())
+
+
+def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
+    """Whether every device holds its stage by the closed form, which is never below the simulated peak."""
+    problem = table.problem
+    return all(
+        cost.memory_bytes(
+            table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
+            n_micro_batches=plan.n_micro_batches,
+        ) <= cost.budget_bytes(problem, problem.device(name))
+        for stage in stages for name, rows in zip(stage.devices, stage.shares, strict=True)
+    )  # fmt: skip
+
+
+def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    stages = plan.stages
+    for p, (left, right) in enumerate(pairwise(stages)):
+        for step in (sign * size for size in STEPS for sign in (1, -1)):
+            cut = left.stop + step
+            if left.start < cut < right.stop:
+                yield (*stages[:p], replace(left, stop=cut), replace(right, start=cut), *stages[p + 2 :])
+
+
+def _shifted(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    stages = plan.stages
+    for p, stage in enumerate(stages):
+        n = len(stage.devices)
+        for size in STEPS if n > 1 else ():
+            rows = max(1, plan.micro_batch * size // 64)
+            for i, j in ((i, j) for i in range(n) for j in range(n) if i != j and stage.shares[i] > rows):
+                shares = list(stage.shares)
+                shares[i] -= rows
+                shares[j] += rows
+                yield (*stages[:p], replace(stage, shares=tuple(shares)), *stages[p + 1 :])
+
+
+def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Other depths: the least, those of plain 1F1B, K_p, some more; one stage alone a little deeper or shallower."""
+    if not plan.training:
+        return
+    stages, n, m = plan.stages, len(plan.stages), plan.n_micro_batches
+    for depths in (
+        [min(n - p, m) for p in range(n)],
+        [warm_up_depth(p, n, m) for p in range(n)],
+        [min(warm_up_depth(p, n, m) + 1, m) for p in range(n)],
+        [min(3 * (n - p) - 2, m) for p in range(n)],
+        *([s.warm_up + (k if q == p else 0) for q, s in enumerate(stages)] for p in range(n) for k in (1, -1, 2, -2)),
+    ):
+        if all(a >= b for a, b in pairwise(depths)) and depths[-1] >= 1 and depths[0] <= m:
+            yield tuple(replace(stage, warm_up=depth) for stage, depth in zip(stages, depths, strict=True))
+
+
+def _swapped(problem: Problem, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Two stages change their devices; a device makes room for an unused one."""
+    stages = plan.stages
+    for p in range(len(stages)):
+        for q in range(p + 1, len(stages)):
+            if len(stages[p].devices) == len(stages[q].devices):
+                swapped = list(stages)
+                swapped[p] = replace(stages[p], devices=stages[q].devices, shares=stages[q].shares)
+                swapped[q] = replace(stages[q], devices=stages[p].devices, shares=stages[p].shares)
+                yield tuple(swapped)
+    used = set(plan.devices)
+    for spare in (device.name for device in problem.devices if device.name not in used):
+        for p, stage in enumerate(stages):
+            for i in range(len(stage.devices)):
+                names = (*stage.devices[:i], spare, *stage.devices[i + 1 :])
+                yield (*stages[:p], replace(stage, devices=names), *stages[p + 1 :])
+
+
+def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+    """The same stages at half and at twice the micro-batch, rows by Algorithm 1."""
+    workload = table.problem.workload
+    if getattr(workload, "micro_batch", None) is not None:
+        return
+    for micro_batch in (plan.micro_batch // 2, plan.micro_batch * 2):
+        if not micro_batch or workload.batch % micro_batch:
+            continue
+        n = workload.batch // micro_batch
+        made = [
+            make_stage(table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n)) for s in plan.stages
+        ]  # fmt: skip
+        stages = tuple(stage for found in made if found is not None for stage in found[:1])
+        if len(stages) == len(plan.stages):
+            yield replace(plan, stages=stages, micro_batch=micro_batch, n_micro_batches=n)

@@ -1,0 +1,286 @@
+"""Our own search: dynamic programming over the devices used so far, in any order, with Pareto labels.
+
+Pipelines are built from the last stage to the first, as in Asteroid's Algorithm 2, but the state is the *set* of
+devices that are taken (how many of each class of alike ones), so every order of devices is tried, and every state keeps
+several labels, because what is best behind a cut depends on what comes before it. A label counts what shared links do
+too: the seconds for which all transfers together take the busiest medium.
+
+Glossary. M: micro-batches. A label describes the stages behind a cut: `span_s` from their first input to their last
+gradient (inference: the way of one micro-batch), `done_s` to the end of all updates (inference: the slowest step),
+`air_s` the load of the busiest medium over the round, `energy_j` beyond idling.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Optional
+
+from potluck.plan import cost
+from potluck.plan.groups import Pattern, alike, patterns
+from potluck.plan.heads import Head, Heads
+from potluck.records import Plan, Problem, QoE, Stage, Training
+
+KEEP = 6  # labels per state; more find no better plan in bench `optimality`
+
+
+class Label(NamedTuple):
+    """The stages from cut `i` on, the first of them up to cut `j` on pattern `g`; `score` rates them alone."""
+
+    score: float
+    span_s: float
+    done_s: float
+    air_s: float
+    energy_j: float
+    trip_s: float  # one micro-batch there and back
+    i: int
+    j: int
+    g: int
+    depth: int
+    behind: Optional["Label"]
+
+
+class SubsetSearch:
+    """The search for one micro-batch size and one set of cuts.
+
+    `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in their order.
+    """
+
+    def __init__(
+        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
+        beam: int | None = None, pipelines_only: bool = False,
+        along: Plan | None = None,
+    ) -> None:  # fmt: skip
+        problem = self.problem = table.problem
+        self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
+        self.classes = alike(problem)
+        self.training = isinstance(problem.workload, Training)
+        self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+        self.front_s, speeds = self._front(micro_batch)
+        order = [self._pattern(stage) for stage in along.stages] if along is not None else []
+        shapes = list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
+        shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
+        self.heads = self._make_heads(micro_batch, shapes)
+        self.n_micro_batches = self.heads.n_micro_batches
+        self.sizes = [len(members) for members in self.classes]
+        self.radix = [1]
+        for size in self.sizes:
+            self.radix.append(self.radix[-1] * (size + 1))
+        self.codes = [sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns]
+        self._only = self._in_order(order)
+        self._joins: dict[tuple[int, int], bool] = {}
+        self._idle_w: dict[int, float] = {}
+        self._speeds = [speeds[members[0]] for members in self.classes]
+        self._free: dict[int, float] = {}
+        self.thrifty = is_thrifty(problem)
+        self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
+
+    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
+        return Heads(self.table, micro_batch, self.cuts, self.classes, shapes)
+
+    def _pattern(self, stage: Stage) -> Pattern:
+        names = [{self.problem.devices[i].name for i in members} for members in self.classes]
+        return tuple(len(members & set(stage.devices)) for members in names)
+
+    def _in_order(self, order: Sequence[Pattern]) -> dict[int, int]:
+        """State -> the pattern that comes next in front, where the order is given; empty where it cannot be kept."""
+        state, only = 0, {}
+        for pattern in reversed(order):
+            if pattern not in self.heads.patterns:
+                return {-1: -1}
+            only[state] = self.heads.patterns.index(pattern)
+            state += self.codes[only[state]]
+        return only
+
+    def _front(self, micro_batch: int) -> tuple[list[float], list[float]]:
+        """Seconds of the layers before each cut on the fastest device; micro-batches per second of each device."""
+        table, names, stop = self.table, [d.name for d in self.problem.devices], len(self.problem.layers)
+
+        def seconds(name: str, layer: int) -> float:
+            there = table.forward_s(name, 0, layer, micro_batch)
+            return there + table.backward_s(name, 0, layer, micro_batch) if self.training else there
+
+        fastest = [min(seconds(name, cut) for name in names) for cut in self.cuts]
+        return fastest, [1 / max(seconds(name, stop), 1e-12) for name in names]
+
+    # --- the program --------------------------------------------------------------------------------------------------
+
+    def run(self, limit: float = inf) -> list[Label]:
+        """Whole pipelines whose estimate scores below `limit`, the best first."""
+        last = len(self.cuts) - 1
+        limit_s = self._longest_s(limit)
+        behind: list[dict[int, list[Label]]] = [{} for _ in range(last + 1)]
+        for i in range(last - 1, -1, -1):
+            found: dict[int, list[Label]] = {}
+            for g, code in enumerate(self.codes):
+                for j in range(i + 1, last + 1):
+                    head = self.heads.head(i, j, g, limit_s)
+                    if head is None:
+                        break  # a longer stage neither fits nor is faster
+                    if j == last:
+                        if self._only and self._only.get(0) != g:
+                            continue
+                        label = self._last(head, i, g, limit)
+                        if label is not None:
+                            found.setdefault(code, []).append(label)
+                        continue
+                    for state, labels in behind[j].items():
+                        if self._fits(state, g):
+                            kept = found.setdefault(state + code, [])
+                            self._put_before(head, i, j, g, state + code, labels, kept, limit)
+            behind[i] = self._pruned(found)
+        return sorted((label for labels in behind[0].values() for label in labels), key=lambda label: label.score)
+
+    def _fits(self, state: int, g: int) -> bool:
+        """Whether pattern g finds its devices free when those of `state` are taken."""
+        if self._only:
+            return self._only.get(state) == g
+        known = self._joins.get((state, g))
+        if known is None:
+            wanted = zip(self.heads.patterns[g], self.radix, self.sizes, strict=False)
+            known = all(state // radix % (size + 1) + n <= size for n, radix, size in wanted)
+            self._joins[state, g] = known
+        return known
+
+    def _last(self, head: Head, i: int, g: int, limit: float) -> Label | None:
+        work, stop = head.forward_s + head.backward_s, len(self.cuts) - 1
+        span = self.n_micro_batches * work if self.training else work
+        done = span + head.reduce_s if self.training else work
+        score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
+        if score >= limit:
+            return None
+        return Label(score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None)
+
+    def _put_before(
+        self, head: Head, i: int, j: int, g: int, state: int, labels: Sequence[Label], kept: list[Label], limit: float
+    ) -> None:
+        """Add to `kept` what `head` makes of each label behind it, where that may score below `limit`."""
+        n, work, training = self.n_micro_batches, head.forward_s + head.backward_s, self.training
+        depth, before = min(head.depth, n), -1
+        for rest in labels:
+            if rest.g != before:
+                forward, back, link, air, joules = self.heads.crossing(j, g, rest.g)
+                before = rest.g
+            air_s, energy = rest.air_s + air + head.air_s, rest.energy_j + joules + head.energy_j
+            trip = work + forward + back + rest.trip_s
+            if training:
+                # All M micro-batches through the head; or one there and back around all that is behind; or around the
+                # link; or, where memory keeps only `depth` on the way at once, that many per round trip.
+                span = max(n * work, work + forward + back + rest.span_s, work + link, n * trip / depth)
+                done = max(span + head.reduce_s, head.forward_s + forward + rest.done_s)
+            else:
+                span, done = work + forward + rest.span_s, max(work, link / n, rest.done_s)
+            score = self._score(span, done, air_s, energy, i, g, state)
+            if score < limit:
+                kept.append(Label(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest))
+
+    def _pruned(self, found: dict[int, list[Label]]) -> dict[int, list[Label]]:
+        """Per state the labels that no other beats in everything, at most `keep`; of all states the best `beam`."""
+        kept = {}
+        for state, labels in found.items():
+            labels.sort(key=lambda label: label.score)
+            front: list[Label] = []
+            for label in labels:
+                if not any(self._beats(other, label) for other in front):
+                    front.append(label)
+            if front:
+                kept[state] = self._trim(front)
+        if self.beam is not None and len(kept) > self.beam:
+            kept = dict(sorted(kept.items(), key=lambda item: item[1][0].score)[: self.beam])
+        return kept
+
+    def _trim(self, front: list[Label]) -> list[Label]:
+        return front[: self.keep]
+
+    def _beats(self, a: Label, b: Label) -> bool:
+        return (
+            a.span_s <= b.span_s and a.done_s <= b.done_s and a.air_s <= b.air_s
+            and (not self.thrifty or a.energy_j <= b.energy_j)
+        )  # fmt: skip
+
+    # --- estimates ----------------------------------------------------------------------------------------------------
+
+    def _score(self, span: float, done: float, air: float, energy: float, i: int, g: int, state: int) -> float:
+        """What the stages from cut i on score when the layers before go as fast as they can on what is free."""
+        front, n = self.front_s[i], self.n_micro_batches
+        if self.training:
+            latency = max(done + self.fill * front / 3, span + self.fill * front, air)
+        elif self.streaming:
+            latency = max(n * done, air)
+        else:
+            latency = max(span + self.fill * front + (n - 1) * done, air)
+        if i:
+            latency = max(latency, n * front * self._front_share(state))
+        elif not self.streaming:
+            latency += self.heads.feed_s(g)
+        if not self.thrifty:
+            return latency
+        return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
+
+    def _front_share(self, state: int) -> float:
+        """The speed of the fastest device over that of all that are free: they cannot do the rest faster together."""
+        found = self._free.get(state)
+        if found is None:
+            free = zip(self._speeds, self.radix, self.sizes, strict=False)
+            total = sum(speed * (size - state // radix % (size + 1)) for speed, radix, size in free)
+            found = self._free[state] = max(self._speeds) / total if total else inf
+        return found
+
+    def _idle(self, state: int) -> float:
+        """Idle watts of the devices of `state`."""
+        if state not in self._idle_w:
+            self._idle_w[state] = sum(
+                (self.problem.devices[members[0]].idle_w or 0.0) * (state // radix % (len(members) + 1))
+                for members, radix in zip(self.classes, self.radix, strict=False)
+            )
+        return self._idle_w[state]
+
+    def _longest_s(self, limit: float) -> float:
+        """The latency from which on no plan scores below `limit`."""
+        qoe = self.problem.qoe
+        return (qoe.latency_s or 0.0) + limit / max(qoe.lambda_j_per_s, 1e-12) if self.thrifty else limit
+
+    # --- plans --------------------------------------------------------------------------------------------------------
+
+    def plan(self, label: Label) -> Plan:
+        """The plan that a label stands for, its warm-up as deep as memory allows up to K_p."""
+        heads, used, stages = self.heads, [0] * len(self.classes), []
+        chain: list[Label] = []
+        at: Label | None = label
+        while at is not None:
+            chain.append(at)
+            at = at.behind
+        ceiling = self.n_micro_batches
+        for p, part in enumerate(chain):
+            ceiling = min(
+                2 * (len(chain) - p) - 1, part.depth, ceiling
+            )  # a stage never keeps more than the one before it
+            pattern, names = heads.patterns[part.g], []
+            for c, size in enumerate(pattern):
+                names += [self.problem.devices[i].name for i in self.classes[c][used[c] : used[c] + size]]
+                used[c] += size
+            stages.append(
+                Stage(
+                    start=self.cuts[part.i], stop=self.cuts[part.j], devices=tuple(names),
+                    shares=heads.shares[part.g], warm_up=ceiling if self.training else 1,
+                )
+            )  # fmt: skip
+        return Plan(
+            planner="potluck",
+            model=self.problem.model,
+            stages=tuple(stages),
+            micro_batch=heads.micro_batch,
+            n_micro_batches=self.n_micro_batches,
+            training=self.training,
+            latency_s=label.score,
+        )
+
+
+def is_thrifty(problem: Problem) -> bool:
+    """Whether joules decide: a latency is asked for, and every device's power is known."""
+    return problem.qoe.latency_s is not None and all(
+        device.idle_w is not None and device.busy_w is not None for device in problem.devices
+    )
+
+
+def objective(qoe: QoE, latency_s: float, energy_j: float) -> float:
+    """Dora, eq. (2): joules, and lambda for every second beyond the latency that was asked for."""
+    return energy_j + qoe.lambda_j_per_s * max(0.0, latency_s - (qoe.latency_s or 0.0))
