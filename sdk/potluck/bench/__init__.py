@@ -7,5 +7,9 @@ BENCHES = {
     "stream": "tensors between two agents against raw CURVE and plain ZeroMQ",
     "interpreter": "a segment's training step and forward pass against eager torch",
     "agent": "how light the agent and the command are",
+    "planners": "every planner on the settings and models of the papers, judged on shared links",
+    "optimality": "planners against every plan there is, on small random homes",
+    "planning_time": "seconds to a first plan, a near-best one and the end",
+    "simulator": "simulated actions per second",
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
 }

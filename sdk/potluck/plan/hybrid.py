@@ -96,7 +96,7 @@ class Search:
                     continue
                 if best is not None and rest.seconds >= best.seconds:
                     continue  # a stage more never makes a round shorter
-                head = self._head(self.cuts[i], self.cuts[j], group, p)
+                head = self.head(self.cuts[i], self.cuts[j], group, p)
                 if head is None:
                     continue
                 stage, step = head
@@ -107,13 +107,13 @@ class Search:
                     # Nor than the round of what is behind, which starts no earlier than the head's first output.
                     if rest.seconds + (step.forward_s if self.fills else 0.0) >= best.seconds:
                         continue
-                steps = (step, *self._crossing(stage, rest), *rest.steps)
+                steps = (step, *self.crossing(stage, rest), *rest.steps)
                 seconds = self.estimate(steps, self.n_micro_batches)
                 if best is None or seconds < best.seconds:
                     best = Partial(seconds, (stage, *rest.stages), steps)
         return best
 
-    def _head(self, start: int, stop: int, group: tuple[str, ...], p: int) -> tuple[Stage, Step] | None:
+    def head(self, start: int, stop: int, group: tuple[str, ...], p: int) -> tuple[Stage, Step] | None:
         """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1."""
         key, warm_up = (start, stop, group, p), min(2 * p - 1, self.n_micro_batches)
         if key not in self._heads:
@@ -134,7 +134,7 @@ class Search:
             for name, rows in zip(stage.devices, stage.shares, strict=True)
         )  # fmt: skip
 
-    def _crossing(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
+    def crossing(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
         """The communication step between `stage` and the stages behind it."""
         if not rest.stages:
             return ()

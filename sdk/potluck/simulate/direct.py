@@ -141,6 +141,14 @@ class Direct:
 
     def run(self, plan: Plan) -> Outcome:
         """Simulate one step of `plan`, or some requests in flight when they stream; the plan must suit the problem."""
+        laid, items = self._filled(plan)
+        return Outcome(self, plan, laid, items, run(laid.graph))
+
+    def graph(self, plan: Plan) -> TaskGraph:
+        """The tasks of `plan` for the engine; the same object is filled anew for the next plan of this shape."""
+        return self._filled(plan)[0].graph
+
+    def _filled(self, plan: Plan) -> tuple[_Graph, list[tuple[float, int]]]:
         window = in_flight(plan) if self.streaming else 1
         n_steps = STREAM_ROUNDS * window if self.streaming else 1
         laid = self._graph(self._shape(plan), n_steps, window)
@@ -160,7 +168,7 @@ class Direct:
         if n_steps > 1:
             step_work, step_route = [0.0, *graph.work, 0.0], [COMPUTE, *graph.route, COMPUTE]
             graph.work, graph.route = step_work * n_steps, step_route * n_steps
-        return Outcome(self, plan, laid, items, run(graph))
+        return laid, items
 
     def _route(self, source: str, target: str) -> tuple[tuple[tuple[int, int], ...], float]:
         found = self._routes.get((source, target))

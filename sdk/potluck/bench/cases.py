@@ -1,0 +1,46 @@
+"""The papers' settings as problems: which home trains or runs which model."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from potluck.profile import assemble, library
+from potluck.records import Inference, Problem, QoE, Training
+
+DORA_HOMES = ("smart-home-1", "smart-home-2", "traffic-monitor", "edge-cluster")
+DORA_MODELS = ("bert-base", "qwen3-0.6b", "qwen3-1.7b", "omni-7b")
+ASTEROID_HOMES = tuple(f"asteroid-{home}-{rate}" for home in "abcd" for rate in (100, 1000))
+ASTEROID_MODELS = ("efficientnet-b1-cifar", "mobilenet-v2-cifar", "resnet50", "bert-small")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One problem of the benches; `train` or inference, of `group` dora or asteroid."""
+
+    home: str
+    model: str
+    train: bool
+    batch: int
+    group: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.home} {self.model} {'train' if self.train else 'infer'}"
+
+    def problem(self, qoe: QoE | None = None, *, max_layers: int = 32) -> Problem:
+        """The problem at estimated layer times."""
+        workload = Training(batch=self.batch) if self.train else Inference(batch=self.batch)
+        home, model = library.load_home(self.home), library.load_model(self.model)
+        return assemble.problem(home, model, workload, qoe, max_layers=max_layers)
+
+
+def dora() -> Iterator[Case]:
+    """Dora's four settings and four models, training and inference."""
+    for home, model, train in product(DORA_HOMES, DORA_MODELS, (True, False)):
+        yield Case(home=home, model=model, train=train, batch=32 if train else 8, group="dora")
+
+
+def asteroid() -> Iterator[Case]:
+    """Asteroid's eight environments and four models, training."""
+    for home, model in product(ASTEROID_HOMES, ASTEROID_MODELS):
+        yield Case(home=home, model=model, train=True, batch=128, group="asteroid")

@@ -1,0 +1,35 @@
+"""Every planner by name, all with one signature: `planner(problem, table) -> Iterator[Plan]`, for `judge` to judge."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from potluck.plan import cost
+from potluck.plan.alpa import plan_alpa
+from potluck.plan.anytime import plan_anytime
+from potluck.plan.dapple import plan_dapple
+from potluck.plan.data_parallel import plan_data_parallel
+from potluck.plan.dora import plan_dora
+from potluck.plan.edgeshard import plan_edgeshard
+from potluck.plan.gpipe import plan_gpipe
+from potluck.plan.hetpipe import plan_hetpipe
+from potluck.plan.hybrid import plan_hybrid
+from potluck.plan.metis import plan_metis
+from potluck.plan.pipedream import plan_pipedream
+from potluck.plan.single import plan_single
+from potluck.records import Plan, Problem
+
+Planner = Callable[[Problem, cost.CostTable | None], Iterator[Plan]]
+
+RIVALS: Mapping[str, Planner] = {
+    "single": plan_single,
+    "data parallel": plan_data_parallel,  # equal shares, and balanced as in EDDL
+    "gpipe": plan_gpipe,
+    "edgeshard": plan_edgeshard,
+    "pipedream": plan_pipedream,
+    "dapple": plan_dapple,
+    "hetpipe": plan_hetpipe,
+    "alpa": plan_alpa,
+    "metis": plan_metis,
+    "asteroid": plan_hybrid,
+    "dora": plan_dora,
+}
+PLANNERS: Mapping[str, Planner] = {**RIVALS, "potluck": plan_anytime}

@@ -1,0 +1,144 @@
+"""Transfers as a schedule sends them: one at a time on every medium of their path, the most urgent first.
+
+Dora, section 4.2: access points cannot be told to share, so spatial sharing becomes temporal. A transfer once begun is
+not interrupted; cut into chunks, more urgent ones get in between. Urgency is the length of what waits behind a task, or
+the graph's own priorities.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from potluck.simulate.engine import COMPUTE, TaskGraph, Times, stuck
+
+
+def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
+    """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency` go first.
+
+    Without `urgency`, those of the smallest priority. Computing lanes go by priority as in `engine.run`; media are
+    never shared, so that a transfer runs at the full rate of its path.
+    """
+    n_tasks, lane_of, route_of, followers = len(graph.lane), graph.lane, graph.route, graph.followers
+    n_waits, latency_s = graph.n_waits.copy(), graph.latency_s
+    rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
+    if urgency is not None:
+        order = sorted(range(n_tasks), key=lambda task: (-urgency[task], task))
+        urgent = [0] * n_tasks
+        for place, task in enumerate(order):
+            urgent[task] = place * n_tasks + task
+    else:
+        urgent = rank
+    media = [[medium for medium, _ in route] for route in graph.routes]
+    per_byte = [max((times / graph.capacity[m] for m, times in route), default=0.0) for route in graph.routes]
+    n_lanes = max(lane_of, default=-1) + 1
+    ready: list[list[int]] = [[] for _ in range(n_lanes)]
+    free, open_media = [True] * n_lanes, [True] * len(graph.capacity)
+    waiting: list[int] = []  # transfers, the most urgent first
+    start_s, free_s, stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
+    ends: list[tuple[float, int]] = []  # (time, task, or -1 - task when its media are already free)
+    touched: list[int] = []
+    n_done, now_s = 0, 0.0
+    for task in range(n_tasks):
+        if not n_waits[task]:
+            if route_of[task] == COMPUTE:
+                heappush(ready[lane_of[task]], rank[task])
+                touched.append(lane_of[task])
+            else:
+                heappush(waiting, urgent[task])
+    while True:
+        for lane in touched:
+            if free[lane] and ready[lane]:
+                task = heappop(ready[lane]) % n_tasks
+                free[lane], start_s[task] = False, now_s
+                heappush(ends, (now_s + graph.work[task], task))
+        touched = []
+        passed: list[int] = []
+        n_open = sum(open_media)
+        while waiting and (n_open or not graph.capacity):
+            key = heappop(waiting)
+            task = key % n_tasks
+            route, lane = route_of[task], lane_of[task]
+            if free[lane] and all(open_media[medium] for medium in media[route]):
+                free[lane], start_s[task] = False, now_s
+                for medium in media[route]:
+                    open_media[medium] = False
+                    n_open -= 1
+                heappush(ends, (now_s + graph.work[task] * per_byte[route], task))
+            else:
+                passed.append(key)
+        for key in passed:
+            heappush(waiting, key)
+        if not ends:
+            break
+        now_s = ends[0][0]
+        while ends and ends[0][0] <= now_s:
+            task = heappop(ends)[1]
+            if task >= 0:
+                free_s[task] = now_s
+                free[lane_of[task]] = True
+                touched.append(lane_of[task])
+                if route_of[task] != COMPUTE:
+                    for medium in media[route_of[task]]:
+                        open_media[medium] = True
+                    if latency_s[route_of[task]] > 0:
+                        heappush(ends, (now_s + latency_s[route_of[task]], -1 - task))
+                        continue
+            else:
+                task = -1 - task
+            stop_s[task] = now_s
+            n_done += 1
+            for follower in followers[task]:
+                n_waits[follower] -= 1
+                if not n_waits[follower]:
+                    if route_of[follower] == COMPUTE:
+                        heappush(ready[lane_of[follower]], rank[follower])
+                        touched.append(lane_of[follower])
+                    else:
+                        heappush(waiting, urgent[follower])
+    if n_done < n_tasks:
+        raise stuck(start_s)
+    return Times(start_s, free_s, stop_s)
+
+
+def tails(graph: TaskGraph) -> list[float]:
+    """Per task, seconds from its start to the end of all that waits for it, if nothing else were in the way."""
+    n_tasks, waits = len(graph.lane), graph.n_waits.copy()
+    order = [task for task in range(n_tasks) if not waits[task]]
+    for task in order:  # grows while it is walked
+        for follower in graph.followers[task]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                order.append(follower)
+    found = [0.0] * n_tasks
+    for task in reversed(order):
+        behind = max((found[follower] for follower in graph.followers[task]), default=0.0)
+        found[task] = behind + _alone_s(graph, task)
+    return found
+
+
+def _alone_s(graph: TaskGraph, task: int) -> float:
+    route = graph.route[task]
+    if route == COMPUTE:
+        return graph.work[task]
+    slowest = max((times / graph.capacity[medium] for medium, times in graph.routes[route]), default=0.0)
+    return graph.work[task] * slowest + graph.latency_s[route]
+
+
+def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:
+    """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who waits for the transfer
+    waits for the last. Also (first, last) of the new tasks for every old one."""
+    cut = TaskGraph(capacity=graph.capacity, routes=graph.routes, latency_s=graph.latency_s)
+    parts: list[tuple[int, int]] = []
+    for task, nbytes in enumerate(graph.work):
+        route = graph.route[task]
+        n = 1 if route == COMPUTE else max(1, int(-(-nbytes // chunk_bytes)))
+        first = len(cut.lane)
+        for i in range(n):
+            cut.add(
+                graph.lane[task], nbytes / n, after=[first + i - 1] if i else (), priority=graph.priority[task],
+                route=route,
+            )  # fmt: skip
+        parts.append((first, first + n - 1))
+    for task, followers in enumerate(graph.followers):
+        for follower in followers:
+            cut.wait(parts[follower][0], parts[task][1])
+    return cut, parts
