@@ -29,6 +29,10 @@ class Layout:
         """The program's name."""
         return self.program.name
 
+    def lasts_s(self, index: int) -> float:
+        """How long it shall last on an emulated device; 0: nobody says."""
+        return self.program.lasts_s[index] if self.program.lasts_s else 0.0
+
     def is_network(self, index: int) -> bool:
         """Whether the agent does this instruction, not its worker."""
         return self.program.instructions[index].op in NETWORK

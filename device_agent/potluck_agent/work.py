@@ -165,6 +165,7 @@ class Work:
             exports=tuple(prefix + value for value in execution.exports(task.index)),
             frees=tuple(prefix + value for value in frees),
             scope=prefix,
+            lasts_s=execution.layout.lasts_s(task.index),
         )
         self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
         self._go_on(execution, ready, now_s)

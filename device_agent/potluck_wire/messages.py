@@ -419,7 +419,8 @@ class Compute(Message):
     object).
 
     `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees` are dropped
-    afterwards. `scope` begins every key of the execution that it belongs to.
+    afterwards. `scope` begins every key of the execution that it belongs to. `lasts_s` > 0: how long it shall last on
+    an emulated device.
     """
 
     tag: int = 0
@@ -431,6 +432,7 @@ class Compute(Message):
     exports: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
     scope: str = ""
+    lasts_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

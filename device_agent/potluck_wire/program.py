@@ -70,6 +70,7 @@ ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "add": (_SOME, _ONE),
 }
 
+MAX_LASTS_S = 3600.0  # no instruction of a real model takes an hour
 MAX_INSTRUCTIONS = 100_000  # 64 micro-batches on 8 stages with a 64-way all-reduce are some 20,000
 MAX_OPTIMIZER_ENTRIES = 16
 
@@ -92,17 +93,23 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The instructions of one device for one step; instruction ids are their positions."""
+    """The instructions of one device for one step; instruction ids are their positions.
+
+    `lasts_s`, one number per instruction or empty, is for emulated devices: how long each computing instruction shall
+    last by the device's profile. Others pay no attention to it.
+    """
 
     name: str
     instructions: tuple[Instruction, ...] = ()
+    lasts_s: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The program as plain JSON data: short rows [op, inputs, outputs, after, priority, attrs]."""
         rows = [
             [i.op, list(i.inputs), list(i.outputs), list(i.after), i.priority, dict(i.attrs)] for i in self.instructions
         ]
-        return {"name": self.name, "instructions": rows}
+        document: dict[str, Any] = {"name": self.name, "instructions": rows}
+        return document | {"lasts_s": list(self.lasts_s)} if self.lasts_s else document
 
     def dumps(self) -> bytes:
         """The program as JSON text."""
@@ -132,8 +139,8 @@ def from_json(document: Any) -> Program:
     WireError
         With code `document`, naming the instruction and what is wrong with it.
     """
-    if type(document) is not dict or set(document) != {"name", "instructions"}:
-        raise WireError(WireCode.DOCUMENT, 'a program is {"name", "instructions"}')
+    if type(document) is not dict or set(document) - {"lasts_s"} != {"name", "instructions"}:
+        raise WireError(WireCode.DOCUMENT, 'a program is {"name", "instructions"}, and perhaps "lasts_s"')
     name, rows = document["name"], document["instructions"]
     if not is_identifier(name):
         raise WireError(WireCode.DOCUMENT, f"{name!r:.40} cannot name a program")
@@ -150,7 +157,12 @@ def from_json(document: Any) -> Program:
             op = f" ({row[0]!r:.20})" if type(row) is list and row else ""
             raise WireError(WireCode.DOCUMENT, f"program {name}, instruction {index}{op}: {wrong}") from None
         instructions.append(instruction)
-    return Program(name=name, instructions=tuple(instructions))
+    lasts_s = document.get("lasts_s", [])
+    if type(lasts_s) is not list or not all(type(s) in (int, float) and 0 <= s <= MAX_LASTS_S for s in lasts_s):
+        raise WireError(WireCode.DOCUMENT, f"program {name}: lasts_s are numbers of seconds, at most {MAX_LASTS_S}")
+    if lasts_s and len(lasts_s) != len(rows):
+        raise WireError(WireCode.DOCUMENT, f"program {name}: {len(lasts_s)} lasts_s for {len(rows)} instructions")
+    return Program(name=name, instructions=tuple(instructions), lasts_s=tuple(map(float, lasts_s)))
 
 
 def is_segment(name: object) -> bool:

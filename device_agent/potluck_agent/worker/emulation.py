@@ -1,8 +1,9 @@
 """Pretend to be a slower device: every task takes `slowdown` times the processor time it really needs.
 
-The numbers are really computed; only time is stretched. The time aimed at is that of the quickest among recent tasks of
-the same kind: a neighbour on the same core, cold caches and page faults can only make a task slower, and several
-emulated devices share a few cores. Measured on two busy hardware threads, medians wandered by 40 %.
+The numbers are really computed; only time is stretched. A task lasts as long as the device's profile says, where the
+notebook has one: the profile is what is emulated. Where it has none, the time aimed at is that of the quickest among
+recent tasks of the same kind: a neighbour on the same core, cold caches and page faults can only make a task slower,
+and several emulated devices share a few cores. Measured on two busy hardware threads, medians wandered by 40 %.
 """
 
 import time
@@ -24,13 +25,15 @@ class Stretch:
         self.slowdown = slowdown
         self._recent: defaultdict[Kind, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
 
-    def target_s(self, kind: Kind, cpu_s: float) -> float:
+    def target_s(self, kind: Kind, cpu_s: float, lasts_s: float = 0.0) -> float:
         """Seconds that a task of this `kind`, which took `cpu_s` of processor time, shall last in all.
 
-        0 where nothing is emulated.
+        `lasts_s` where the device's profile says so; else by what such tasks took lately. 0 where nothing is emulated.
         """
         if self.slowdown == 1.0:
             return 0.0
+        if lasts_s > 0.0:
+            return lasts_s
         recent = self._recent[kind]
         recent.append(cpu_s)
         return self.slowdown * min(recent)

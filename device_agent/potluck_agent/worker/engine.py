@@ -91,7 +91,7 @@ class Engine:
             return
         held_bytes = max(before_bytes, self._held_bytes())
         self._values.drop(message.frees)
-        wait_until(work_s + self._stretch.target_s(_kind(message, task), took_cpu_s))
+        wait_until(work_s + self._stretch.target_s(_kind(message, task), took_cpu_s, message.lasts_s))
         answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
         self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
 

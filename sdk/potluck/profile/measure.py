@@ -104,6 +104,8 @@ def _costs(
     store: Store | None, save: Store | None, notes: list[str],
 ) -> tuple[LayerCost, ...]:  # fmt: skip
     n_layers = len(model.layers(train))
+    if members[device].capability.get("emulated"):  # made for one session: what it was last time says nothing
+        store = save = None
     about = about_of(members[device].key, members[device].capability)
     if store is not None:
         try:

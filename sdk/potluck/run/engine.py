@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, PotluckError
-from potluck.records import Plan
+from potluck.profile.profiles import Profile
+from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.crew import Crew, loss_of, states_of
 from potluck.run.edition import INFER, PULL, PUSH, Edition, make_edition, renamed, train_name, usable_rows
 from potluck.run.events import Execution
@@ -18,12 +19,12 @@ from potluck.run.history import History
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
+from potluck.run.prediction import paced
 from potluck.schedule import Compiled, compile_move
 
 if TYPE_CHECKING:
     import torch
 
-IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one computes
 KEPT_STEPS = 64
 MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
 
@@ -32,9 +33,10 @@ class Engine:
     """One run on its devices. Every method may be called from any thread."""
 
     def __init__(
-        self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int
-    ) -> None:
-        self.model, self.members = model, members
+        self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
+        profile: Profile | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.members, self.profile = model, members, profile
         self.step = self.n_requests = 0
         self.history = History()
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
@@ -44,7 +46,9 @@ class Engine:
         self._n_moves = 0
         members.need(plan.devices)
         name = f"run-{uuid.uuid4().hex[:12]}"
-        self.edition: Edition = make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed)
+        self.edition: Edition = self._paced(
+            make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed)
+        )
         self.crew = Crew(link, members, name)
         self.crew.commit(0, self.crew.prepare(self.edition))
 
@@ -150,8 +154,10 @@ class Engine:
         self.check()
         old = self.edition
         fitting = [rows for rows in dict.fromkeys(sizes) if rows != plan.batch and usable_rows(plan, rows) == rows]
-        new = make_edition(
-            self.model, plan, run=old.run, epoch=old.epoch + 1, optimizer=optimizer, sizes=fitting, seed=old.seed
+        new = self._paced(
+            make_edition(
+                self.model, plan, run=old.run, epoch=old.epoch + 1, optimizer=optimizer, sizes=fitting, seed=old.seed
+            )
         )
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
         move = compile_move(
@@ -167,7 +173,29 @@ class Engine:
             self.crew.drop(new.epoch, devices)
             raise
         self.edition = new
+        self.kept.clear()  # they show what the old plan did
         self.crew.drop(-1, [device for device in old.plan.devices if device not in plan.devices])
+
+    def problem(self, edition: Edition) -> Problem | None:
+        """The planning problem that this edition solves; None where the model was not profiled for it."""
+        profile, plan = self.profile, edition.plan
+        if profile is None or (profile.training if plan.training else profile.inference) is None:
+            return None
+        if edition.optimizer is None:
+            return profile.problem(Inference(batch=plan.batch))
+        copies = sum(not name.startswith("step:") for name in edition.optimizer.state_names(""))
+        workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
+        return profile.problem(workload)
+
+    def _paced(self, edition: Edition) -> Edition:
+        """The edition with the times that its emulated devices shall take, where a profile says."""
+        problem = self.problem(edition)
+        emulated = [name for name in edition.plan.devices if self.members[name].capability.get("emulated")]
+        if problem is None or not emulated:
+            return edition
+        return replace(
+            edition, compiled={name: paced(item, problem, emulated) for name, item in edition.compiled.items()}
+        )
 
     # --- state --------------------------------------------------------------------------------------------------------
 

@@ -1,14 +1,18 @@
-"""What a run should do, foretold: its very own programs under virtual time. Pure."""
+"""What a run should do, foretold: its very own programs under virtual time, with the costs that were profiled. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from potluck.plan.cost import CostTable
 from potluck.records import Problem, Trace, Training
-from potluck.run.engine import IN_FLIGHT
 from potluck.run.history import in_turn_s
 from potluck.schedule import Compiled
 from potluck.simulate import simulate
+from potluck.simulate.duration import instruction_s
+from potluck_wire.program import NETWORK
 
 STEPS = 4  # the first fills the pipeline; the others show the steady pace
+IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one computes
 
 
 def foretell(compiled: Compiled, problem: Problem) -> Trace:
@@ -19,3 +23,19 @@ def foretell(compiled: Compiled, problem: Problem) -> Trace:
     steps = [[event for event in trace.events if event.step == step] for step in range(STEPS)]
     spans = [(min(e.start_s for e in events), max(e.stop_s for e in events)) for events in steps]
     return replace(trace, step_s=in_turn_s(spans))
+
+
+def paced(compiled: Compiled, problem: Problem, devices: Iterable[str]) -> Compiled:
+    """The programs, those of `devices` with the seconds that each computing instruction shall last there.
+
+    For emulated devices: what they emulate is their profile. The fixed cost of an instruction is theirs in reality.
+    """
+    table, programs = CostTable(problem), dict(compiled.programs)
+    for name in devices:
+        if name not in programs:
+            continue
+        device = replace(problem.device(name), overhead_s=0.0)
+        pairs = zip(programs[name].instructions, compiled.notes[name], strict=True)
+        lasts_s = tuple(0.0 if i.op in NETWORK else instruction_s(table, device, i, note) for i, note in pairs)
+        programs[name] = replace(programs[name], lasts_s=lasts_s)
+    return replace(compiled, programs=programs)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import FileError, PlanError, UserError
 from potluck.handle import Handle, Task
 from potluck.plan.cost import energy_j
-from potluck.records import Inference, Plan, Problem, Trace, Training
+from potluck.records import Plan, Problem, Trace
 from potluck.run import checkpoint, tensors
 from potluck.run.crew import outputs_of
 from potluck.run.edition import INFER, evaluation_plan, train_name
-from potluck.run.engine import IN_FLIGHT, Engine, same_state
+from potluck.run.engine import Engine, same_state
 from potluck.run.events import Execution
 from potluck.run.history import Comparison, History, measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import AdamW, Optimizer
-from potluck.run.prediction import foretell
+from potluck.run.prediction import IN_FLIGHT, foretell
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ OnStep = Callable[[int, float], None]
 class Run:
     """A plan at work on its devices; made by `home.deploy`."""
 
-    def __init__(self, engine: Engine, link: Link, profile: "Profile | None" = None) -> None:
-        self._engine, self._link, self._profile = engine, link, profile
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self._engine, self._link = engine, link
         self._evaluation: tuple[int, Run] | None = None  # at which step its weights were taken
 
     # --- what it is ---------------------------------------------------------------------------------------------------
@@ -73,20 +73,14 @@ class Run:
     @property
     def trace(self) -> Trace:
         """What the last steps (or requests) did, measured; its energy is modelled from busy and radio time."""
-        known = {device.name: device for device in self._profile.devices} if self._profile else {}
+        profile = self._engine.profile
+        known = {device.name: device for device in profile.devices} if profile else {}
         return measured_trace(tuple(self._engine.kept), known, energy_j)
 
     @property
     def problem(self) -> Problem | None:
         """The planning problem that this run solves; None without a profile."""
-        if self._profile is None:
-            return None
-        optimizer, plan = self._engine.edition.optimizer, self.plan
-        if not plan.training or optimizer is None:
-            return self._profile.problem(Inference(batch=plan.batch))
-        copies = sum(not name.startswith("step:") for name in optimizer.state_names(""))
-        workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
-        return self._profile.problem(workload)
+        return self._engine.problem(self._engine.edition)
 
     @property
     def predicted(self) -> Trace | None:
@@ -232,7 +226,12 @@ class Run:
             if self._evaluation is None:
                 plan = evaluation_plan(self._engine.model, self.plan, EVALUATION_ROWS)
                 engine = self._engine
-                inner = Run(Engine(self._link, engine.members, engine.model, plan, optimizer=None, seed=0), self._link)
+                inner = Run(
+                    Engine(
+                        self._link, engine.members, engine.model, plan, optimizer=None, seed=0, profile=engine.profile
+                    ),
+                    self._link,
+                )
                 self._evaluation = (-1, inner)
             step, inner = self._evaluation
             if step != self.step:
@@ -307,7 +306,7 @@ def deploy(
         optimizer, seed = optimizer or saved.optimizer, saved.seed
     task.update(0.1, "loading the plan")
     chosen = (optimizer or AdamW()) if plan.training else None
-    run = Run(Engine(link, members, model, plan, optimizer=chosen, seed=seed), link, profile)
+    run = Run(Engine(link, members, model, plan, optimizer=chosen, seed=seed, profile=profile), link)
     try:
         task.update(0.5, "sending weights")
         run._engine.push(saved.weights if saved else model.state())
