@@ -43,6 +43,7 @@ class Device:
     radio_w: float | None = None
     overhead_s: float = 0.0
     copy_bytes_per_s: float = 4e9
+    floor_bytes: int = 0  # what a worker takes beside its tensors
     host: str = ""
     kind: str = ""
     backends: tuple[str, ...] = ("torch",)

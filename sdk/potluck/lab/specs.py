@@ -52,10 +52,10 @@ class Spec:
 # Two cores run all four, so they must leave each other room: a slowdown of s computes 1/s of the time.
 # Watts: Jetson Orin Nano 2.6 W idle, 15 W mode; laptops and phone are plausible round numbers, not measurements.
 DEMO = (
-    Spec(name="laptop", slowdown=4, link_rate="200 Mbit/s", memory="1 GiB", power=(8.0, 38.0, 1.5)),
-    Spec(name="old-laptop", slowdown=6, link_rate="100 Mbit/s", memory="768 MiB", power=(7.0, 28.0, 1.5)),
-    Spec(name="jetson", slowdown=8, link_rate="100 Mbit/s", memory="512 MiB", power=(2.6, 15.0, 1.0)),
-    Spec(name="phone", slowdown=12, link_rate="50 Mbit/s", memory="384 MiB", power=(0.8, 6.0, 1.2)),
+    Spec(name="laptop", slowdown=6, link_rate="200 Mbit/s", memory="1 GiB", power=(8.0, 38.0, 1.5)),
+    Spec(name="old-laptop", slowdown=9, link_rate="100 Mbit/s", memory="768 MiB", power=(7.0, 28.0, 1.5)),
+    Spec(name="jetson", slowdown=12, link_rate="100 Mbit/s", memory="512 MiB", power=(2.6, 15.0, 1.0)),
+    Spec(name="phone", slowdown=18, link_rate="50 Mbit/s", memory="384 MiB", power=(0.8, 6.0, 1.2)),
 )
 NAMED: dict[str, tuple[Spec, ...]] = {"demo": DEMO}
 

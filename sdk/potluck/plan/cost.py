@@ -47,6 +47,7 @@ class CostTable:
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
         layers = problem.layers
+        self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
@@ -124,11 +125,11 @@ def optimizer_copies(problem: Problem) -> int:
 def static_bytes(table: CostTable, start: int, stop: int) -> int:
     """Bytes that stand as long as the plan does: weights and buffers, and for training gradients and optimizer state.
 
-    Asteroid, eq. (3), the terms of the model and of the optimizer.
+    Asteroid, eq. (3), the terms of the model and of the optimizer; and what a worker takes beside its tensors.
     """
     training = isinstance(table.problem.workload, Training)
     copies = (2 + optimizer_copies(table.problem)) if training else 1
-    return copies * table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
+    return table.floor_bytes + copies * table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
 
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
