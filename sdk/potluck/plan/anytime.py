@@ -16,12 +16,11 @@ from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct
 
-# How many cuts, whether only pipelines of single devices, simulations of each local search afterwards.
-PASSES = ((6, True, 20), (10, False, 60), (16, False, 100), (32, False, 150))
+# How many cuts, whether only pipelines of single devices; then how many plans are improved, with how many simulations.
+PASSES = ((6, True, 1, 0), (10, False, 2, 60), (16, False, 3, 100), (32, False, 3, 150))
 N_FINE = 32  # cuts tried along one order of devices
 MAX_WORK = 4e5  # a pass beyond takes seconds; only who gives a time limit gets it
 N_JUDGED = 8  # of a micro-batch size and pass, those of the best estimates
-N_IMPROVED = 3  # plans of different devices that the local search starts from
 MAX_EXACT = 8  # devices up to which every state is kept
 BEAM = 60  # states kept beyond
 
@@ -84,7 +83,7 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
         board.score(plan)
         yield
     sizes = list(choices.micro_batches(board.problem))
-    for n_cuts, pipelines_only, tries in PASSES:
+    for n_cuts, pipelines_only, n_improved, tries in PASSES:
         cuts = choices.cuts(board.problem, n_cuts)
         if n_cuts > PASSES[1][0] and _work(board, len(cuts)) > board.max_work:
             return
@@ -105,8 +104,8 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
                 board.score(search.plan(label))
                 yield
         sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
-        yield from _recut(board, sizes)
-        yield from _improve(board, tries)
+        yield from _recut(board, sizes, n_improved)
+        yield from _improve(board, n_improved, tries)
         if len(cuts) > len(board.problem.layers) and not pipelines_only:
             return
 
@@ -117,10 +116,10 @@ def _work(board: Board, n_cuts: int) -> float:
     return float(search.radix[-1] * len(search.codes) * n_cuts**2)
 
 
-def _recut(board: Board, sizes: Sequence[int]) -> Iterator[None]:
+def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
     """The best orders of devices again, over all cuts: a search along one order is cheap."""
     cuts = choices.cuts(board.problem, N_FINE)
-    for plan in _distinct(board):
+    for plan in _distinct(board, n):
         near = [size for size in sizes if plan.micro_batch / 2 <= size <= plan.micro_batch * 2]
         for micro_batch in near:
             search = SubsetSearch(board.table, micro_batch, cuts, along=plan)
@@ -137,19 +136,22 @@ def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only:
     return SubsetSearch(board.table, micro_batch, cuts, beam=beam, pipelines_only=pipelines_only)
 
 
-def _distinct(board: Board) -> list[Plan]:
-    """The best plans, one per set of devices in their order."""
-    starts: dict[tuple[tuple[str, ...], ...], Plan] = {}
+def _distinct(board: Board, n: int) -> list[Plan]:
+    """The best plans: of the `n` best orders of devices the best two, apart in their cuts."""
+    starts: dict[tuple[tuple[str, ...], ...], dict[tuple[int, ...], Plan]] = {}
     for plan in board.ranking():
-        starts.setdefault(tuple(stage.devices for stage in plan.stages), plan)
-        if len(starts) == N_IMPROVED:
-            break
-    return list(starts.values())
+        order = tuple(stage.devices for stage in plan.stages)
+        if order not in starts and len(starts) == n:
+            continue
+        same = starts.setdefault(order, {})
+        if len(same) < 2:
+            same.setdefault((plan.micro_batch, *(stage.stop for stage in plan.stages)), plan)
+    return [plan for same in starts.values() for plan in same.values()]
 
 
-def _improve(board: Board, max_tries: int) -> Iterator[None]:
+def _improve(board: Board, n: int, max_tries: int) -> Iterator[None]:
     """Local search from the best plans."""
-    for plan in _distinct(board):
+    for plan in _distinct(board, n):
         tries = 0
         better: Plan | None = plan
         while better is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from potluck.plan import cost
 from potluck.plan.hybrid import make_stage
@@ -13,9 +13,9 @@ STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 
 
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
-    """Plans that differ from `plan` in one thing and fit in memory, those that change much first."""
+    """Plans that differ from `plan` in one thing and fit in memory, those that help most often first."""
     seen = {plan.stages}
-    for stages in (*_swapped(table.problem, plan), *_moved(plan), *_shifted(plan), *_deeper(plan)):
+    for stages in chain(_deeper(plan), _moved(plan), _shifted(plan), _swapped(table.problem, plan)):
         if stages not in seen and fits(table, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
@@ -85,7 +85,7 @@ def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
 
 
 def _swapped(problem: Problem, plan: Plan) -> Iterator[tuple[Stage, ...]]:
-    """Two stages change their devices; a device makes room for an unused one."""
+    """Two stages change devices, two neighbours in a stage their places; a device makes room for an unused one."""
     stages = plan.stages
     for p in range(len(stages)):
         for q in range(p + 1, len(stages)):
@@ -94,6 +94,11 @@ def _swapped(problem: Problem, plan: Plan) -> Iterator[tuple[Stage, ...]]:
                 swapped[p] = replace(stages[p], devices=stages[q].devices, shares=stages[q].shares)
                 swapped[q] = replace(stages[q], devices=stages[p].devices, shares=stages[p].shares)
                 yield tuple(swapped)
+    for p, stage in enumerate(stages):  # the order within a stage: who sends which rows to whom
+        for i in range(len(stage.devices) - 1):
+            order = [*range(i), i + 1, i, *range(i + 2, len(stage.devices))]
+            names, shares = tuple(stage.devices[k] for k in order), tuple(stage.shares[k] for k in order)
+            yield (*stages[:p], replace(stage, devices=names, shares=shares), *stages[p + 1 :])
     used = set(plan.devices)
     for spare in (device.name for device in problem.devices if device.name not in used):
         for p, stage in enumerate(stages):

@@ -10,7 +10,7 @@ gradient (inference: the way of one micro-batch), `done_s` to the end of all upd
 `air_s` the load of the busiest medium over the round, `energy_j` beyond idling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple, Optional
 
@@ -19,6 +19,8 @@ from potluck.plan.groups import Pattern, alike, patterns
 from potluck.plan.heads import Head, Heads
 from potluck.records import Plan, Problem, QoE, Stage, Training
 
+WINDOW = 5  # layers to either side that a stage's begin may move when the order of devices is given
+SMALL = 3e4  # states x patterns x cuts^2: some 10 ms
 KEEP = 6  # labels per state; more find no better plan in bench `optimality`
 
 
@@ -66,10 +68,12 @@ class SubsetSearch:
             self.radix.append(self.radix[-1] * (size + 1))
         self.codes = [sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns]
         self._only = self._in_order(order)
+        self._near = self._windows(along) if along is not None else {}
         self._joins: dict[tuple[int, int], bool] = {}
         self._idle_w: dict[int, float] = {}
         self._speeds = [speeds[members[0]] for members in self.classes]
         self._free: dict[int, float] = {}
+        self.is_small = self.radix[-1] * len(self.codes) * len(cuts) ** 2 <= SMALL
         self.thrifty = is_thrifty(problem)
         self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
 
@@ -89,6 +93,13 @@ class SubsetSearch:
             only[state] = self.heads.patterns.index(pattern)
             state += self.codes[only[state]]
         return only
+
+    def _windows(self, along: Plan) -> dict[int, tuple[int, int]]:
+        """State in front of which a stage comes -> the first and last layer at which that stage may begin."""
+        windows, states = {}, list(self._only)
+        for state, stage in zip(states, reversed(along.stages), strict=False):
+            windows[state] = (stage.start - WINDOW, stage.start + WINDOW) if stage.start else (0, 0)
+        return windows
 
     def _front(self, micro_batch: int) -> tuple[list[float], list[float]]:
         """Seconds of the layers before each cut on the fastest device; micro-batches per second of each device."""
@@ -112,6 +123,8 @@ class SubsetSearch:
             found: dict[int, list[Label]] = {}
             for g, code in enumerate(self.codes):
                 for j in range(i + 1, last + 1):
+                    if self._near and not self._wanted(i, g, behind[j] if j < last else (0,)):
+                        continue
                     head = self.heads.head(i, j, g, limit_s)
                     if head is None:
                         break  # a longer stage neither fits nor is faster
@@ -128,6 +141,16 @@ class SubsetSearch:
                             self._put_before(head, i, j, g, state + code, labels, kept, limit)
             behind[i] = self._pruned(found)
         return sorted((label for labels in behind[0].values() for label in labels), key=lambda label: label.score)
+
+    def _wanted(self, i: int, g: int, states: Iterable[int]) -> bool:
+        """Whether a stage of pattern g that begins at cut i is what the given order has in front of one of `states`."""
+        at = self.cuts[i]
+        for state in states:
+            if self._only.get(state) == g and state in self._near:
+                first, last = self._near[state]
+                if first <= at <= last:
+                    return True
+        return False
 
     def _fits(self, state: int, g: int) -> bool:
         """Whether pattern g finds its devices free when those of `state` are taken."""
@@ -179,7 +202,8 @@ class SubsetSearch:
             labels.sort(key=lambda label: label.score)
             front: list[Label] = []
             for label in labels:
-                if not any(self._beats(other, label) for other in front):
+                # Of whole pipelines, and along one order, the runners-up are wanted too: estimates err.
+                if label.i == 0 or self._only or not any(self._beats(other, label) for other in front):
                     front.append(label)
             if front:
                 kept[state] = self._trim(front)
@@ -191,6 +215,8 @@ class SubsetSearch:
         return front[: self.keep]
 
     def _beats(self, a: Label, b: Label) -> bool:
+        if self.is_small and a.g != b.g:
+            return False  # estimates tie where shared links decide; where there is time, let the simulator see both
         return (
             a.span_s <= b.span_s and a.done_s <= b.done_s and a.air_s <= b.air_s
             and (not self.thrifty or a.energy_j <= b.energy_j)

@@ -1,0 +1,158 @@
+"""Our planner against every plan there is, its bound, its clock, and what must not change its answer."""
+
+from dataclasses import replace
+
+import pytest
+
+from potluck.plan import check_plan, make_plans
+from potluck.plan.anytime import plan_anytime
+from potluck.plan.bound import lower_bound_s, work_s
+from potluck.plan.cost import CostTable
+from potluck.plan.exhaustive import plan_exhaustive
+from potluck.plan.feasibility import breaches
+from potluck.plan.groups import alike, members, patterns
+from potluck.plan.judge import judge
+from potluck.plan.planners import RIVALS
+from potluck.records import Path, QoE, Training
+from potluck.simulate.direct import Direct
+
+from .homes import WORKLOADS, optimum_s, random_home
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
+@pytest.mark.parametrize("seed", range(12))
+def test_finds_the_optimum_of_small_homes(seed, workload):
+    problem = random_home(seed, workload)
+    best = make_plans(problem).best
+    check_plan(best, problem)
+    assert best.latency_s <= optimum_s(problem) * 1.01
+
+
+@pytest.mark.parametrize("workload", WORKLOADS[:2], ids=["training", "request"])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_is_below_the_bound(seed, workload):
+    problem = random_home(seed, workload)
+    table = CostTable(problem)
+    direct = Direct(problem, table)
+    latencies = [direct.run(plan).latency_s for plan in plan_exhaustive(problem, table)]
+    bound = lower_bound_s(problem, table, float("inf"))
+    assert 0 < bound <= min(latencies) * (1 + 1e-9)
+    best = make_plans(problem).best
+    assert 0 <= best.gap_frac < 1
+    assert best.latency_s * (1 - best.gap_frac) <= min(latencies) * (1 + 1e-9)
+
+
+def test_the_work_bound_by_hand():
+    assert work_s(8, [[1.0], [3.0]]) == pytest.approx(8 * 3 / 4)  # 6 rows and 2 rows, 6 s each
+    # Each layer on the device that does it well: 2 s of work per row, in parallel 1 s.
+    assert 0.9 <= work_s(1, [[1.0, 9.0], [9.0, 1.0]]) <= 1.0
+
+
+def test_one_device_alone_is_certified():
+    problem = random_home(3)
+    alone = replace(problem, devices=problem.devices[:1])
+    assert make_plans(alone).best.gap_frac == pytest.approx(0.0, abs=0.35)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_is_never_slower_than_any_rival(seed):
+    problem = random_home(seed, Training(batch=8), devices=4, layers=7)
+    table = CostTable(problem)
+    best = make_plans(problem).best
+    for name, planner in RIVALS.items():
+        plans = sorted(planner(problem, table), key=lambda plan: plan.latency_s)[:8]
+        judged = [judge(problem, plan, table) for plan in plans]
+        fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]
+        assert best.latency_s <= min(fitting, default=float("inf")) * (1 + 1e-6), name
+
+
+def test_plans_come_ever_better_and_always_the_same():
+    problem = random_home(5, Training(batch=16), devices=4, layers=7)
+    found = [plan.latency_s for plan in plan_anytime(problem)]
+    assert found == sorted(found, reverse=True)
+    assert found == [plan.latency_s for plan in plan_anytime(problem)]
+
+
+def test_a_clock_that_has_run_out_still_leaves_a_plan():
+    problem = random_home(5, Training(batch=16), devices=4, layers=7)
+    ticks = iter(range(10**9))
+    hurried = make_plans(problem, clock=lambda: float(next(ticks)), budget_s=1.0).best
+    check_plan(hurried, problem)
+    assert hurried.latency_s >= make_plans(problem).best.latency_s
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_of_devices_change_nothing(seed):
+    a = make_plans(random_home(seed, prefix="d")).best
+    b = make_plans(random_home(seed, prefix="z")).best
+    assert a.latency_s == pytest.approx(b.latency_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_bandwidth_or_a_faster_device_never_hurts_the_optimum(seed):
+    slow = optimum_s(random_home(seed, capacity=3e4))
+    assert optimum_s(random_home(seed, capacity=3e5)) <= slow * (1 + 1e-9)
+    assert make_plans(random_home(seed, capacity=3e5)).best.latency_s <= slow * 1.01
+    assert make_plans(random_home(seed, capacity=3e4, speedup=2.0)).best.latency_s <= slow * 1.01
+
+
+def test_a_latency_that_is_met_leaves_energy_to_decide():
+    problem = random_home(2, devices=3)
+    fastest = make_plans(problem).best
+    thrifty = make_plans(replace(problem, qoe=QoE(latency_s=fastest.latency_s * 3))).best
+    assert thrifty.energy_j <= fastest.energy_j
+    assert thrifty.latency_s <= fastest.latency_s * 3
+
+
+def test_an_energy_limit_is_held_even_if_the_fastest_plans_break_it():
+    problem = random_home(2, devices=3)
+    least = min(plan.energy_j for plan in make_plans(problem))
+    plans = make_plans(replace(problem, qoe=QoE(energy_j=least * 1.001)))
+    assert all(plan.energy_j <= least * 1.001 for plan in plans)
+
+
+def test_every_unused_device_has_its_reason():
+    problem = random_home(4, capacity=100.0)  # links too slow for anything
+    best = make_plans(problem).best
+    assert len(best.devices) == 1
+    assert set(best.unused) == {device.name for device in problem.devices} - set(best.devices)
+
+
+# --- alike devices ----------------------------------------------------------------------------------------------------
+
+
+def twins(**changes):
+    problem = random_home(0, devices=2)
+    a, b = problem.devices[0], problem.devices[1]
+    costs = {a.name: problem.costs[a.name], b.name: problem.costs[a.name]}
+    return replace(problem, devices=(a, replace(b, **changes)), costs=costs)
+
+
+def test_equal_devices_are_alike_and_others_are_not():
+    assert alike(twins()) == [[0, 1]]
+    assert alike(twins(memory_bytes=5)) == [[0], [1]]
+    assert alike(random_home(0, devices=2)) == [[0], [1]]
+    problem = twins()
+    one_way = {**problem.network.paths, ("d0", "d1"): Path(media=(("air", 2),))}
+    assert alike(replace(problem, network=replace(problem.network, paths=one_way))) == [[0], [1]]
+
+
+def test_patterns_take_alike_devices_in_order():
+    problem = twins()
+    assert patterns(problem, [[0, 1]], [1.0, 1.0]) == [(1,), (2,)]
+    assert members((1,), [[0, 1]], [1]) == (1,)
+
+
+def test_a_home_of_many_devices_gets_a_plan():
+    problem = random_home(1, Training(batch=8, micro_batch=4), devices=2, layers=5)
+    names = [f"d{i}" for i in range(12)]
+    first, second = problem.costs["d0"], problem.costs["d1"]
+    devices = tuple(replace(problem.devices[0], name=name) for name in names)
+    paths = {(a, b): Path(media=(("air", 1),)) for a in names for b in names if a != b}
+    many = replace(
+        problem, devices=devices, network=replace(problem.network, paths=paths),
+        costs={name: (first if i % 3 else second) for i, name in enumerate(names)},
+    )  # fmt: skip
+    best = make_plans(many).best
+    check_plan(best, many)
+    assert best.latency_s <= make_plans(problem).best.latency_s * 1.01
