@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-CODE := sdk device_agent tests
+CODE := sdk device_agent tests notebooks
 # Folders too: their time changes when a file goes away.
 SOURCES := $(shell find sdk device_agent -name __pycache__ -prune -o -print) pyproject.toml README.md LICENSE
 

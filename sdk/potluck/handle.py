@@ -168,10 +168,21 @@ class Handle(Generic[T]):
         return f"<{self._title}: {type(error).__name__}: {error}>" if error else repr(self._future.result())
 
     def _repr_html_(self) -> str | None:
-        if not self.done or self._future.exception():
-            return None
-        render = getattr(self._future.result(), "_repr_html_", None)
-        return render() if render else None
+        if self.done and not self._failed:
+            render = getattr(self._future.result(), "_repr_html_", None)
+            return render() if render else None
+        from potluck.display import html
+
+        return html.words(repr(self)) if self.done else html.progress(self._title, *self.progress)
+
+    def _ipython_display_(self) -> None:
+        from potluck.display import progress  # the last line of a cell: first how far it is, in the end its result
+
+        progress.show(self)
+
+    @property
+    def _failed(self) -> bool:
+        return self._future.cancelled() or self._future.exception() is not None
 
 
 def resolved(value: "Handle[T] | T") -> T:

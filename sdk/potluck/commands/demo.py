@@ -41,8 +41,8 @@ def main(args: argparse.Namespace) -> int:
     begun_s = time.monotonic()
     with _demo_home() as home:
         fragments = [html.members(home.devices.values())]
-        fragments += _train(home, args.steps, args.out)
-        fragments += _name_photographs(home, args.out)
+        fragments += [html.heading("Digits, learned together"), *_train(home, args.steps, args.out)]
+        fragments += [html.heading("Photographs, named together"), *_name_photographs(home, args.out)]
     html.save(args.out / "demo.html", "potluck demo", *fragments)
     _say(f"\nDone in {units.duration(time.monotonic() - begun_s)}. Look at {args.out / 'demo.html'};")
     _say(f"open {args.out / 'training.trace.json'} at https://ui.perfetto.dev (it stays in your browser).")
@@ -99,11 +99,13 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     run = home.deploy(plans.best, model, optimizer=potluck.AdamW(lr=LR)).wait()
     batches, half = list(digits.batches(BATCH, n_steps)), n_steps // 2
     losses = list(run.fit(batches[:half]).losses)
-    fragments = [run._repr_html_(), *_show_traces(run, out, "training")]
+    _show_traces(run, out, "training")
+    fragments = [run._repr_html_()]
 
     other = _another(plans, plans.best)
     _heading(f"Switching to another plan after {half} steps: {_where(plans.best)} becomes {_where(other)}")
     run.switch(other).wait()
+    fragments.append(html.heading(f"After a switch of plans at step {half}", level=3))
     losses += run.fit(batches[half:]).losses
     trained = digits_network(seed=1)  # other weights, to be overwritten
     run.load_into(trained)
@@ -131,7 +133,8 @@ def _where(plan: Plan) -> str:
 
 def _check_losses(losses: Sequence[float], reference: Sequence[float]) -> None:
     worst = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
-    _say(f"\n  loss {losses[0]:.3f} → {losses[-1]:.3f}; differs from one machine by at most {worst:.1e} in any step")
+    equal = f"differs from one machine by at most {worst:.1e} in any step" if worst else "bit for bit as on one machine"
+    _say(f"\n  loss {losses[0]:.3f} → {losses[-1]:.3f}; {equal}")
     if worst > TOLERANCE:
         raise PotluckError(f"the losses differ by {worst:.1e} from one machine, more than {TOLERANCE:g}.")
 
@@ -161,13 +164,14 @@ def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
         best = int(row.argmax())
         _say(f"  {name}: {IMAGENET_NAMES.get(best, 'class')} ({best}), {float(row[best]):.0%}")
     _say(f"  largest difference from the unsplit model {float((outputs - unsplit).abs().max()):.1e}\n")
-    return [run._repr_html_(), *_show_traces(run, out, "inference")]
+    _show_traces(run, out, "inference")
+    return [run._repr_html_()]
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _show_traces(run: "Run", out: Path, name: str) -> list[str]:
+def _show_traces(run: "Run", out: Path, name: str) -> None:
     """Print predicted against measured; write a timeline as PNG and a Chrome trace."""
     predicted, measured = _predicted(run), run.trace
     _say(text.comparison(predicted, measured))
@@ -176,7 +180,6 @@ def _show_traces(run: "Run", out: Path, name: str) -> list[str]:
     devices = run.problem.devices if run.problem else ()
     watts = [chrome.modelled_watts(trace, devices) for trace in (predicted, measured)]
     chrome.save(out / f"{name}.trace.json", predicted, measured, watts=watts)
-    return [html.picture(picture)]
 
 
 def _predicted(run: "Run") -> Trace:

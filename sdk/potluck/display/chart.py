@@ -28,7 +28,8 @@ def loss(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Scene:
     for index, curve in enumerate(curves.values()):
         points = tuple((x(step), y(value)) for step, value in enumerate(curve))
         items.append(Line(points=points, stroke=COLOURS[index % len(COLOURS)], width=2.0, dashed=index > 0))
-    items += legend([(COLOURS[i % len(COLOURS)], name) for i, name in enumerate(curves)], LEFT, 46)
+    if len(curves) > 1:
+        items += legend([(COLOURS[i % len(COLOURS)], name) for i, name in enumerate(curves)], LEFT, 46)
     return Scene(width=WIDTH, height=HEIGHT, title=f"{title}: {', '.join(curves)}", items=tuple(items))
 
 
@@ -54,6 +55,7 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
     note = "lower left is better" + (f"; {n_far} far off, not shown" if n_far else "")
     items = _frame(title, note, x, y, "ms", "J")
     items.append(Line(points=tuple((x(ms), y(j)) for ms, j in front), stroke="blue", width=1.5, opacity=0.5))
+    numbers: list[Text] = []
     for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):  # the front on top
         on_front = (ms, joules) in front
         told = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {units.energy(joules)}"
@@ -61,8 +63,18 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
         if plan == best:
             items.append(Dot(x=x(ms), y=y(joules), radius=9, fill="vermilion", ring=True))
         if on_front or plan == best or len(near) <= MOST_NUMBERED:
-            items.append(Text(x=x(ms) + 12, y=y(joules) - 8, text=str(index), size=11, fill="muted"))
+            numbers.append(Text(x=x(ms) + 12, y=y(joules) - 8, text=str(index), size=11, fill="muted"))
+    items += _apart(numbers)
     return Scene(width=WIDTH, height=HEIGHT, title=f"{title} by time and energy", items=tuple(items))
+
+
+def _apart(numbers: Sequence[Text]) -> list[Text]:
+    """Those that can be read: the lowest number first, without the ones that it would cover."""
+    kept: list[Text] = []
+    for text in sorted(numbers, key=lambda item: int(item.text)):
+        if all(abs(text.x - other.x) > 14 or abs(text.y - other.y) > 11 for other in kept):
+            kept.append(text)
+    return kept
 
 
 def _is_near(point: tuple[float, float], front: Sequence[tuple[float, float]]) -> bool:

@@ -13,25 +13,34 @@ from typing import Any
 from potluck.display import chart, tables, text, timeline
 from potluck.display.scene import PALETTE, Scene
 from potluck.display.tables import Bar, Cell, Heat, Table
-from potluck.records import Device, Plan, Problem, Trace
+from potluck.records import Device, Layer, Plan, Problem, Trace
 
-# Everything is scoped under .potluck; colours come from the page (ink) or work on white and on black (the palette).
+MOST_PLANS = 10  # rows of a table; the picture shows all
+MOST_STEPS = 3  # more of them in one timeline are too narrow to read
+
+# Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours come from the page
+# (ink) or work on white and on black (the palette).
 STYLE = f"""<style>
 .potluck-plain{{display:none!important}}
 .potluck{{display:block!important;margin:4px 0 14px;
   font:13px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}}
-.potluck table{{border-collapse:collapse;font-size:13px;margin:10px 0 6px;border:0;background:none}}
-.potluck caption{{caption-side:top;text-align:left;font-weight:600;font-size:14px;padding:4px 0;color:inherit}}
-.potluck th,.potluck td{{padding:3px 14px 3px 0;text-align:left;border:0;background:none;
+.potluck.potluck table{{border-collapse:collapse;font-size:13px;margin:10px 0 6px;border:0;background:none}}
+.potluck.potluck caption{{caption-side:top;text-align:left;font-weight:600;font-size:14px;padding:4px 0;
+  color:inherit;white-space:nowrap}}
+.potluck.potluck th,.potluck.potluck td{{padding:3px 14px 3px 0;text-align:left;border:0;background:none;
   font-variant-numeric:tabular-nums}}
-.potluck th{{font-weight:500;opacity:.62;border-bottom:1px solid color-mix(in srgb,currentColor 30%,transparent)}}
-.potluck .number{{text-align:right}}
-.potluck .note{{opacity:.62;margin:0 0 2px}}
-.potluck .bar{{display:inline-block;width:110px;height:9px;border-radius:5px;vertical-align:middle;
+.potluck.potluck th{{font-weight:500;opacity:.62;
+  border-bottom:1px solid color-mix(in srgb,currentColor 30%,transparent)}}
+.potluck.potluck tr{{background:none!important}}
+.potluck.potluck .number{{text-align:right}}
+.potluck.potluck summary{{font-weight:600;font-size:14px;cursor:pointer;padding:4px 0}}
+.potluck.potluck details caption{{display:none}}
+.potluck.potluck .note{{opacity:.62;margin:0 0 2px}}
+.potluck.potluck .bar{{display:inline-block;width:110px;height:9px;border-radius:5px;vertical-align:middle;
   margin-right:8px;overflow:hidden;background:color-mix(in srgb,currentColor 12%,transparent)}}
-.potluck .bar>i{{display:block;height:100%;border-radius:5px;background:{PALETTE["blue"]}}}
-.potluck .bar.over>i{{background:{PALETTE["vermilion"]}}}
-.potluck .heat{{padding:3px 14px 3px 10px!important;text-align:right}}
+.potluck.potluck .bar>i{{display:block;height:100%;border-radius:5px;background:{PALETTE["blue"]}}}
+.potluck.potluck .bar.over>i{{background:{PALETTE["vermilion"]}}}
+.potluck.potluck .heat{{padding:3px 14px 3px 10px!important;text-align:right}}
 </style>"""
 
 
@@ -80,16 +89,17 @@ def devices(found: Iterable[Device], title: str = "Devices") -> str:
     return fragment("devices", text.render(content), table(content))
 
 
-def members(found: Iterable[Any]) -> str:
+def members(found: Iterable[Any], title: str = "Devices") -> str:
     """Devices found or known, with their status."""
-    content = tables.members(found)
+    content = tables.members(found, title)
     return fragment("members", text.render(content), table(content))
 
 
 def profile(problem: Problem) -> str:
     """Heat table of layer by device, and the links."""
     heat, links = tables.costs(problem), tables.links(problem.network)
-    return fragment("profile", text.profile(problem), table(heat), table(links))
+    folded = f"<details><summary>{_escaped(links.title)}</summary>{table(links)}</details>"  # n² rows
+    return fragment("profile", text.profile(problem), table(heat), folded)
 
 
 def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None) -> str:
@@ -101,7 +111,7 @@ def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[st
 
 def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
     """Plans side by side, and by time and energy."""
-    content = tables.plans(candidates, best)
+    content = tables.plans(candidates, best, MOST_PLANS)
     known = [plan for plan in candidates if plan.latency_s is not None and plan.energy_j is not None]
     picture = [chart.pareto(candidates, best).svg()] if len(known) > 1 else []
     return fragment("plans", text.render(content), table(content), *picture)
@@ -109,10 +119,49 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
 
 def trace(measured: Trace, predicted: Trace | None = None) -> str:
     """Timeline and table of a trace; with its prediction above a typical step of it, and the comparison below."""
-    both = [timeline.typical(predicted), timeline.typical(measured)] if predicted else [measured]
+    several = len(measured.step_s) > MOST_STEPS
+    one = timeline.typical(measured) if predicted or several else measured
+    both = [timeline.typical(predicted), one] if predicted else [one]
     contents = [tables.trace(measured)] + ([tables.comparison(predicted, measured)] if predicted else [])
     plain = "\n\n".join(map(text.render, contents))
-    return fragment("trace", plain, timeline.gantt(*both).svg(), *map(table, contents))
+    title = "" if predicted or not several else f"A typical step of {len(measured.step_s)}, {measured.source}"
+    return fragment("trace", plain, timeline.gantt(*both, title=title).svg(), *map(table, contents))
+
+
+def layers(found: Sequence[Layer], title: str) -> str:
+    """What a model is made of."""
+    return _of_table("layers", tables.layers(found, title))
+
+
+def history(losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()) -> str:
+    """The loss by step as a curve."""
+    content = tables.history(losses, step_s, notes)
+    picture = [chart.loss({"loss": losses}).svg()] if len(losses) > 1 else []
+    return fragment("history", text.render(content), *picture, table(content))
+
+
+def compared(
+    predicted_s: float,
+    measured_s: float,
+    busy_s: Mapping[str, tuple[float, float]],
+    energy_j: Mapping[str, tuple[float, float]],
+) -> str:
+    """Per step, (predicted, measured): of the whole, and of each device."""
+    return _of_table("comparison", tables.compared(predicted_s, measured_s, busy_s, energy_j))
+
+
+def heading(said: str, level: int = 2) -> str:
+    """A heading between the fragments of a page."""
+    return f"<h{level}>{_escaped(said)}</h{level}>"
+
+
+def words(said: str) -> str:
+    """A sentence, such as how some work failed."""
+    return fragment("words", said, f"<p>{_escaped(said)}</p>")
+
+
+def _of_table(kind: str, content: Table) -> str:
+    return fragment(kind, text.render(content), table(content))
 
 
 def progress(title: str, done_frac: float, words: str = "") -> str:

@@ -37,6 +37,20 @@ def attach(handle: Working) -> None:
             _terminal().follow(handle)
 
 
+def show(handle: Any) -> None:
+    """Display a handle in the cell at hand; once its work has ended, the result takes the place of its progress."""
+    from IPython.display import display
+
+    place = display(_mime(handle), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    if not handle.done:
+        handle.on_done(lambda _handle: place.update(_mime(handle), raw=True))
+
+
+def _mime(handle: Any) -> dict[str, str]:
+    shown = {"text/plain": repr(handle), "text/html": handle._repr_html_()}
+    return {kind: content for kind, content in shown.items() if content is not None}
+
+
 def in_notebook() -> bool:
     """Whether this is a Jupyter kernel (asked without importing IPython: a kernel has done so)."""
     ipython = sys.modules.get("IPython")

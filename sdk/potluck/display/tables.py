@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from potluck.display import units
-from potluck.records import Device, Inference, LayerCost, Network, Plan, Problem, Trace
+from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,10 @@ def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
 
 
 def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
-    """Needed against available memory per device of the plan."""
+    """Needed against available memory per device of the plan; only needed, where nobody says what is available."""
+    if not available_bytes:
+        needs = tuple((name, units.size(plan.peak_bytes.get(name))) for name in plan.devices)
+        return Table(title="Memory", columns=("device", ">needed"), rows=needs)
     rows = []
     for name in plan.devices:
         needed, available = plan.peak_bytes.get(name), available_bytes.get(name)
@@ -188,8 +191,8 @@ def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
     return Table(title="Memory", columns=("device", ">needed", ">available", "used"), rows=tuple(rows))
 
 
-def plans(candidates: Sequence[Plan], best: Plan | None = None) -> Table:
-    """Plans side by side, the chosen one marked."""
+def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
+    """Plans side by side, the chosen one marked; at most `most` of them, the others are counted."""
     rows = tuple(
         (
             f"{'→ ' if plan == best else ''}{index}",
@@ -200,10 +203,11 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> Table:
             units.energy(plan.energy_j),
             units.size(max(plan.peak_bytes.values(), default=None)),
         )
-        for index, plan in enumerate(candidates)
+        for index, plan in enumerate(candidates[:most])
     )
+    more = len(candidates) - len(rows)
     columns = (">", "planner", "stages", ">micro-batches", ">time", ">energy", ">peak memory")
-    return Table(title="Plans", columns=columns, rows=rows)
+    return Table(title="Plans", columns=columns, rows=rows, notes=(f"and {more} more",) if more else ())
 
 
 def comparison(predicted: Trace, measured: Trace) -> Table:
@@ -224,6 +228,45 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
         rows.append(_compared("peak memory", name, [trace.peak_bytes.get(name) for trace in both], units.size))
     columns = ("what", "device", ">predicted", ">measured", ">difference")
     return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
+
+
+def compared(
+    predicted_s: float,
+    measured_s: float,
+    busy_s: Mapping[str, tuple[float, float]],
+    energy_j: Mapping[str, tuple[float, float]],
+) -> Table:
+    """Seconds and joules of one step as pairs (predicted, measured), of the whole and of each device."""
+    rows = [_compared("time per step", "all", (predicted_s, measured_s), units.duration)]
+    rows += [_compared("busy per step", name, pair, units.duration) for name, pair in busy_s.items()]
+    modelled = ("estimated", "estimated")
+    rows += [_compared("energy per step", name, pair, units.energy, modelled) for name, pair in energy_j.items()]
+    columns = ("what", "device", ">predicted", ">measured", ">difference")
+    return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
+
+
+def history(losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()) -> Table:
+    """Training in one row."""
+    first, last = (f"{losses[0]:.4g}", f"{losses[-1]:.4g}") if losses else (units.UNKNOWN, units.UNKNOWN)
+    row = (str(len(losses)), first, last, units.duration(median(step_s) if step_s else None))
+    columns = (">steps", ">first loss", ">last loss", ">median step")
+    return Table(title="Training", columns=columns, rows=(row,), notes=tuple(notes))
+
+
+def layers(found: Sequence[Layer], title: str) -> Table:
+    """What a model is made of: sizes of weights, and of what crosses a cut behind each layer."""
+    rows = tuple(
+        (
+            str(index),
+            layer.name,
+            units.size(layer.parameter_bytes),
+            units.size(layer.output_bytes),
+            units.count(layer.forward_flop),
+        )
+        for index, layer in enumerate(found)
+    )
+    columns = (">", "layer", ">weights", ">output per row", ">flop per row")
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def _compared(

@@ -206,6 +206,11 @@ class Model:
         name = self.kind if self._net is None else type(self._net).__name__
         return f"<Model {name}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
 
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.layers(self.layers(self.trains), repr(self).strip("<>"))
+
 
 def _rows_of(example: Any) -> "list[torch.Tensor]":
     import torch

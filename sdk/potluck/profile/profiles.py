@@ -62,5 +62,7 @@ class Profile:
     def _repr_html_(self) -> str:
         from potluck.display import html
 
-        workload = Training(batch=1) if self.training else Inference()
+        measured = self.training or self.inference
+        rows = max((cost.rows[-1] for costs in measured.costs.values() for cost in costs), default=1) if measured else 1
+        workload = Training(batch=rows) if self.training else Inference(batch=rows)
         return html.profile(self.problem(workload))

@@ -40,6 +40,7 @@ class Engine:
         self.step = self.n_requests = 0
         self.history = History()
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
+        self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
         self._turnstile, self._lock = threading.Lock(), threading.RLock()
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
@@ -103,7 +104,8 @@ class Engine:
         """Wait for the oldest step handed out; returns its loss."""
         future, compiled, rows = self._in_flight.popleft()
         execution = self.result(future)
-        loss, seconds = loss_of(execution, compiled), execution.stop_s - execution.start_s
+        loss, begun_s = loss_of(execution, compiled), max(execution.start_s, self._stopped_s)
+        seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
         self.step += 1
         self.kept.append((execution, compiled))
         h = self.history
@@ -173,7 +175,8 @@ class Engine:
             self.crew.drop(new.epoch, devices)
             raise
         self.edition = new
-        self.kept.clear()  # they show what the old plan did
+        if plan != old.plan:
+            self.kept.clear()  # a trace tells of one plan
         self.crew.drop(-1, [device for device in old.plan.devices if device not in plan.devices])
 
     def problem(self, edition: Edition) -> Problem | None:

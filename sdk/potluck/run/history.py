@@ -27,6 +27,11 @@ class History:
             return "<History: no steps>"
         return f"<History: {len(self.losses)} steps, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>"
 
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.history(self.losses, self.step_s, self.notes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -41,6 +46,11 @@ class Comparison:
     def error_frac(self) -> float:
         """|predicted - measured| / measured, of the step's time."""
         return abs(self.predicted_step_s - self.measured_step_s) / self.measured_step_s
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.compared(self.predicted_step_s, self.measured_step_s, self.busy_s, self.energy_j)
 
 
 def measured_trace(

@@ -43,6 +43,11 @@ class Member:
         where = f" at {self.addresses[0]}" if self.addresses else ""
         return f"<{self.name}: {self.status}{where}>"
 
+    def _repr_html_(self) -> str:
+        from potluck.display import html
+
+        return html.members([self], self.name)
+
 
 class Members(Mapping[str, Member]):
     """All devices by name. Sessions are opened with `join`; the roster is theirs to know one another."""

@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from potluck.display import chart, html
+from potluck.run.history import Comparison, History
+from potluck.run.members import Member
 
 from . import example
 
@@ -45,6 +47,10 @@ def everything() -> dict[str, str]:
         "plans": html.plans(plans, plans[0]),
         "trace": html.trace(example.MEASURED, example.PREDICTED),
         "progress": html.progress("profiling", 0.4, "conv1"),
+        "layers": html.layers(example.PROBLEM.layers, "Model"),
+        "history": html.history([1.0, 0.5], [0.1, 0.1], ["a last batch was smaller"]),
+        "comparison": html.compared(0.1, 0.2, {"phone": (0.1, 0.1)}, {"phone": (1.0, 2.0)}),
+        "words": html.words("it <failed>"),
         "picture": html.picture(chart.loss({"a": [1.0, 0.5]})),
     }
 
@@ -99,6 +105,21 @@ def test_a_page_is_whole_and_follows_light_and_dark(tmp_path):
     assert '<meta name="color-scheme" content="light dark">' in document
 
 
-@pytest.mark.parametrize("record", [example.PROBLEM, example.PLAN, example.MEASURED])
+RECORDS = [
+    example.PROBLEM,
+    example.PLAN,
+    example.MEASURED,
+    History(losses=(1.0, 0.5), rows=(8, 8), step_s=(0.1, 0.1)),
+    Comparison(predicted_step_s=0.1, measured_step_s=0.2, busy_s={}, energy_j={"phone": (1.0, 2.0)}),
+    Member(name="phone"),
+]
+
+
+def test_many_plans_are_counted_not_listed():
+    plans = [replace(example.PLAN, latency_s=0.1 + i / 100, energy_j=4.0) for i in range(html.MOST_PLANS + 3)]
+    assert "and 3 more" in html.plans(plans, plans[0])
+
+
+@pytest.mark.parametrize("record", RECORDS)
 def test_records_show_themselves_in_notebooks(record):
     assert record._repr_html_().startswith("<style>")

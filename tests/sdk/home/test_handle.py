@@ -61,10 +61,54 @@ def test_the_works_error_is_raised_at_use():
 def test_notebooks_that_probe_private_names_do_not_wait():
     go = threading.Event()
     made = Handle(lambda task: go.wait(10))
-    assert not hasattr(made, "_ipython_display_")
-    assert made._repr_html_() is None
+    assert not hasattr(made, "_repr_png_")
+    assert "0 %" in made._repr_html_()
     go.set()
     made.wait(10)
+
+
+def test_a_handle_shows_its_result_or_what_went_wrong():
+    class Shown:
+        def _repr_html_(self):
+            return "<b>result</b>"
+
+    made = Handle(lambda task: Shown(), "making")
+    made.wait(10)
+    assert made._repr_html_() == "<b>result</b>"
+    failed = Handle(lambda task: {}["a < b"], "looking")
+    with pytest.raises(KeyError):
+        failed.wait(10)
+    assert "looking: KeyError: &#x27;a &lt; b&#x27;" in failed._repr_html_()
+
+
+def test_a_handle_at_the_end_of_a_cell_is_replaced_by_its_result(monkeypatch):
+    display = pytest.importorskip("IPython.display")
+    places = []
+
+    class Place:
+        def __init__(self, shown):
+            self.shown = [shown]
+
+        def update(self, shown, raw):
+            assert raw
+            self.shown.append(shown)
+
+    def show(shown, raw, display_id):
+        assert raw
+        assert display_id
+        places.append(Place(shown))
+        return places[-1]
+
+    monkeypatch.setattr(display, "display", show)
+    go, heard = threading.Event(), threading.Event()
+    made = Handle(lambda task: go.wait(10), "waiting")
+    made._ipython_display_()
+    made.on_done(lambda handle: heard.set())
+    go.set()
+    assert heard.wait(10)
+    assert [shown["text/plain"] for shown in places[0].shown] == ["<waiting: 0%>", "True"]
+    assert "0 %" in places[0].shown[0]["text/html"]
+    assert "text/html" not in places[0].shown[1]
 
 
 def test_cancelling_interrupts_a_wait_inside():

@@ -1,0 +1,86 @@
+"""Every notebook runs from top to bottom, by this interpreter, against emulated devices, and leaves nobody behind."""
+
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+kernels = pytest.importorskip("ipykernel.kernelspec")
+jupyter_client = pytest.importorskip("jupyter_client")
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LEFT = """import psutil
+print("left:", [child.name() for child in psutil.Process().children(recursive=True)])"""
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def text_of(cell):
+    """All that a cell printed or displayed, as text and as HTML."""
+    parts = []
+    for output in cell.get("outputs", ()):
+        parts += [output.get("text", ""), *(str(value) for value in output.get("data", {}).values())]
+    return "\n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The first notebook with its outputs; the kernel is this very interpreter."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    folder = tmp_path_factory.mktemp("kernels")
+    kernels.write_kernel_spec(str(folder / "this"))
+    specs = jupyter_client.kernelspec.KernelSpecManager(kernel_dirs=[str(folder)], ensure_native_kernel=False)
+    manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
+    notebook = read(FOLDER / "01_first_home.ipynb")
+    notebook.cells.append(nbformat.v4.new_code_cell(LEFT))
+    client = nbclient.NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client.execute()
+    return notebook
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_valid_and_kept_without_outputs(path):
+    notebook = read(path)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    for cell in code:
+        assert cell.outputs == []
+        assert cell.execution_count is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_home_learns_and_names_the_flower(executed):
+    told = "\n".join(text_of(cell) for cell in executed.cells)
+    right = next(line for line in told.splitlines() if "of the test digits are right" in line)
+    assert float(right.split("%")[0]) > 80
+    assert "flower.jpg: daisy" in told
+    assert float(told.split("whole model on one machine: ")[1].split()[0]) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_step_shows_itself_as_html(executed):
+    shown = "\n".join(text_of(cell) for cell in executed.cells)
+    for kind in ("members", "layers", "profile", "plans", "plan", "history", "trace"):
+        assert f'id="potluck-{kind}-' in shown, kind
+    assert "FloatProgress" in shown  # a live bar for each long call
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_handle_at_the_end_of_a_cell_gives_way_to_its_result(executed):
+    shown = "\n".join(text_of(cell) for cell in executed.cells)
+    assert 'id="potluck-progress-' not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_closing_ends_every_agent(executed):
+    assert "closed" in text_of(executed.cells[-2])
+    assert "left: []" in text_of(executed.cells[-1])
