@@ -37,7 +37,9 @@ def executed(tmp_path_factory):
     manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
     notebook = read(FOLDER / "01_first_home.ipynb")
     notebook.cells.append(nbformat.v4.new_code_cell(LEFT))
-    client = nbclient.NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client = nbclient.NotebookClient(
+        notebook, km=manager, timeout=300, resources={"metadata": {"path": str(FOLDER.parent)}}
+    )
     client.execute()
     return notebook
 
