@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import threading
@@ -85,6 +86,8 @@ def _start(chosen: Options, directory: Path) -> int:
         state.release(directory)
         if announcement is not None:
             announcement.close()
+        if chosen.scratch is not None and chosen.parent_pid is not None and not _is_alive(chosen.parent_pid):
+            shutil.rmtree(chosen.scratch, ignore_errors=True)  # whoever would have done it was killed
     return 0
 
 
@@ -140,10 +143,7 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": chosen.threads,
-        "meters": [
-            {"name": found.meter, "source": "measured" if found.present else "", "reason": found.reason}
-            for found in explain()
-        ],
+        "meters": [_statement(found) for found in explain()],
     }
     if chosen.is_emulated:
         facts["emulated"] = {"slowdown": chosen.slowdown, "link_bytes_per_s": chosen.link_bytes_per_s or None}
@@ -151,6 +151,11 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         facts["power"] = {"idle_w": power.idle_w, "busy_w": power.busy_w, "radio_w": power.radio_w}
     watts = (power.idle_w, power.busy_w, power.radio_w) if power is not None else None
     return open_meter(power=watts, emulated=chosen.is_emulated), facts
+
+
+def _statement(found: Any) -> dict[str, str]:
+    source = "measured" if found.present else ""
+    return {"name": found.meter, "source": source, "reason": found.reason, "remedy": found.remedy}
 
 
 def _start_worker(chosen: Options, settings: Any) -> Any:

@@ -43,6 +43,7 @@ class Options:
     pair: bool = False
     trusted: tuple[Peer, ...] = ()
     parent_pid: int | None = None
+    scratch: Path | None = None
     mdns: bool = True
     as_json: bool = False
     ready_fd: int | None = None
@@ -95,6 +96,7 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     add("--link-rate", type=_rate, default=0.0, metavar="BYTES_PER_S", help="emulate a link that sends no faster")
     add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
     add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
+    add("--scratch", type=Path, default=None, metavar="DIR", help="remove this directory when that process was killed")
     add("--json", dest="as_json", action="store_true", help="print one JSON line when ready, and nothing else")
     add("--ready-fd", type=int, default=None, metavar="FD", help="write that line to this file descriptor")
     add(
@@ -132,6 +134,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         pair=given.pair,
         trusted=tuple(given.trust),
         parent_pid=given.parent_pid or (own_parent if given.die_with_parent else None),
+        scratch=given.scratch,
         mdns=given.mdns,
         as_json=given.as_json,
         ready_fd=given.ready_fd,

@@ -86,9 +86,9 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
     "battery_frac": (_or_none(_is_number), "a number or null", None, "charge, 0 to 1; null without a battery"),
     "meters": (
         _is_meters,
-        "a list of {name, source, reason}",
+        "a list of {name, source, reason, remedy}",
         [],
-        "where power comes from (`measured`, `estimated`, `simulated`), or the reason why a meter is absent",
+        "where power comes from (`measured`, `estimated`, `simulated`), or why a meter is absent and what would help",
     ),
     "power": (
         _or_none(lambda value: _is_numbers(value, {"idle_w", "busy_w", "radio_w"})),

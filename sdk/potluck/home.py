@@ -13,7 +13,7 @@ from potluck.run.members import Member, Members
 from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:
-    from potluck.discover.keyring import Keyring
+    from potluck.discover.keyring import Keyring, Known
     from potluck.lab.local import LocalAgents
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
@@ -114,21 +114,28 @@ class Home:
             assert home._ring is not None
             found = browse(timeout_s)
             for known in home._ring.devices():
-                seen = found.pop(known.name, ())
-                home._members.add(Member(name=known.name, key=known.key, addresses=(*seen, *known.addresses)))
-            for name, addresses in found.items():
-                home._members.add(Member(name=name, addresses=addresses))
+                home._members.add(Member(name=known.name, key=known.key, addresses=_candidates(known, found)))
+            home._members.join()
+            home._add_strangers(found)
             if not home._members:
                 raise EmptyHome(
                     f"nobody was found within {timeout_s:g} s.",
-                    next_step="Is `potluck agent run` on? Multicast may be blocked: try Home(peers=[ADDRESS]); "
+                    next_step="Is `potluck agent` running there? Multicast may be blocked: try Home(peers=[ADDRESS]); "
                     "`potluck doctor` looks closer.",
                 )
-            home._members.join()
         except BaseException:
             home.close()
             raise
         return home
+
+    def _add_strangers(self, found: "Mapping[str, tuple[Address, ...]]") -> None:
+        """Who was found and is none of those paired; one of the same name as another gets a number."""
+        from potluck.discover.keyring import free_name
+
+        met = {self._members[name].addresses[0] for name in self._members.ready}
+        for name, addresses in found.items():
+            if met.isdisjoint(addresses) and (name not in self._members or name in self._members.ready):
+                self._members.add(Member(name=free_name(name, self._members.__contains__), addresses=addresses))
 
     def _add_peer(self, address: Address) -> None:
         assert self._ring is not None
@@ -171,17 +178,28 @@ class Home:
         from potluck.discover.pairing import pair
 
         ring = self._need_ring()
-        member = self._members.get(device)
-        addresses = member.addresses if member else (parse_address(device),)
+        member, addresses = self._whom(device)
         paired = pair(addresses[0], code, name=self._name, key=self._keys.public, device=device)
         known = ring.remember(Known(name=paired.name, key=paired.key, addresses=addresses))
         if member is not None:
-            self._members.remove(device)
+            self._members.remove(member.name)
         self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
         return known.name
 
+    def _whom(self, device: str) -> tuple[Member | None, tuple[Address, ...]]:
+        """The member of that name or at that address, if there is one, and where to talk to it."""
+        member = self._members.get(device)
+        if member is not None:
+            return member, member.addresses
+        try:
+            address = parse_address(device)
+        except UserError as error:
+            known = ", ".join(self._members) or "nobody"
+            raise UserError(f"{device!r} is neither a device here ({known}) nor an address.") from error
+        return next((m for m in self._members.values() if not m.key and address in m.addresses), None), (address,)
+
     def trust(self, device: str, key: str, name: str = "") -> Member:
-        """Trust a device whose key you copied yourself (from `potluck agent key`), at this name or address.
+        """Trust a device whose key you copied yourself (`potluck agent --json` prints it), at this name or address.
 
         The device must trust this notebook too: give `home.key` to its `--trust`.
         """
@@ -190,11 +208,10 @@ class Home:
 
         if not is_key(key):
             raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
-        member = self._members.get(device)
-        addresses = member.addresses if member else (parse_address(device),)
+        member, addresses = self._whom(device)
         known = self._need_ring().remember(Known(name=name or _as_name(device), key=key, addresses=addresses))
         if member is not None:
-            self._members.remove(device)
+            self._members.remove(member.name)
         return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
 
     def forget(self, device: str) -> None:
@@ -334,6 +351,21 @@ def parse_address(text: str) -> Address:
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65532:
         raise UserError(f"{text!r} is not an address.", next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.")
     return Address(host=host, port=int(port))
+
+
+def _candidates(known: "Known", found: "Mapping[str, tuple[Address, ...]]") -> tuple[Address, ...]:
+    """Where a paired device may be: as it is announced, where it was, and as devices of a like name are announced.
+
+    Of two that are both called `phone`, whoever comes second announces itself as `phone-2`. Keys decide.
+    """
+    like = [addresses for name, addresses in found.items() if _unnumbered(name) == _unnumbered(known.name)]
+    places = (*found.get(known.name, ()), *known.addresses, *(place for places in like for place in places))
+    return tuple(dict.fromkeys(places))
+
+
+def _unnumbered(name: str) -> str:
+    base, hyphen, number = name.rpartition("-")
+    return base if hyphen and number.isdecimal() else name
 
 
 def _as_name(device: str) -> str:

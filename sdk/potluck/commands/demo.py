@@ -5,7 +5,6 @@ their speed, links, memory and power are emulated, and what is emulated or model
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     begun_s = time.monotonic()
     with _demo_home() as home:
-        fragments = [html.members(home.devices.values())]
+        fragments = [html.members([home.devices[name] for name in home.devices.ready])]
         fragments += [html.heading("Digits, learned together"), *_train(home, args.steps, args.out)]
         fragments += [html.heading("Photographs, named together"), *_name_photographs(home, args.out)]
     html.save(args.out / "demo.html", "potluck demo", *fragments)
@@ -58,16 +57,18 @@ def _demo_home() -> Iterator[potluck.Home]:
     _heading("A home of four devices")
     agents = LocalAgents(DEMO, trust=None, announce=True, extra=["--pair"])
     try:
-        with tempfile.TemporaryDirectory(prefix="potluck-demo-") as state, potluck.Home.discover(state=state) as home:
+        with potluck.Home.discover(state=agents.directory / "notebook") as home:
+            found = {address for member in home.devices.values() for address in member.addresses}
             for agent in agents.agents:
-                if agent.name not in home.devices:
+                if agent.address not in found:
                     raise HomeError(
                         "was started but not found by mDNS.", device=agent.name, next_step="Run `potluck doctor`."
                     )
                 _say(f"  found {agent.name} at {agent.address}")
-            home.pair_all({agent.name: agent.code for agent in agents.agents})
+            # by address: there may be other devices of these names, such as those of another demo
+            paired = home.pair_all({str(agent.address): agent.code for agent in agents.agents})
             _say("  paired, each with the code that it showed\n")
-            _say(text.render(tables.members(home.devices.values())))
+            _say(text.render(tables.members(paired)))
             yield home
     finally:
         agents.close()

@@ -188,8 +188,12 @@ def metered(name: str, rows: Sequence[Mapping[str, str]]) -> Finding:
     measuring = [row["name"] for row in rows if row.get("source") == "measured"]
     if measuring:
         return Finding(level=GOOD, what=f"{name} measures its power: {', '.join(measuring)}")
-    reasons = "; ".join(f"{row['name']}: {row['reason']}" for row in rows if row.get("reason"))
+    reasons = "; ".join(f"{row['name']}: {row['reason']}{_help(row)}" for row in rows if row.get("reason"))
     return Finding(level=HINT, what=f"{name} has no power meter, its energy is modelled", remedy=reasons)
+
+
+def _help(row: Mapping[str, str]) -> str:
+    return f" (to mend it, {row['remedy']})" if row.get("remedy") else ""
 
 
 def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Finding:

@@ -64,6 +64,11 @@ class Converter:
         elif isinstance(target, torch._ops.OpOverload):
             if target._opname not in _DROPPED:
                 self._operator(node, name)
+        elif isinstance(value, torch.SymBool | torch.SymFloat):
+            raise ModelError(
+                f"the shape of a value depends on the data{_where(node)}.",
+                next_step="Keep the shape, with torch.where or a mask that is multiplied.",
+            )
         else:
             raise ModelError(f"the operation {name} cannot be sent to a device{_where(node)}.")
 

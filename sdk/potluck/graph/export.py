@@ -1,8 +1,13 @@
 """torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
 
+import io
+import logging
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +37,7 @@ from .traced import Traced, Type
 
 SEQUENCE = "sequence"
 MAX_BATCH = 1 << 20
+_LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
 
@@ -95,20 +101,48 @@ def _mode(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
 
 def _export(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], dynamic: Any) -> Any:
     try:
-        return torch.export.export(module, tensors, dynamic_shapes=(dynamic,), strict=False)
+        with _quiet():
+            return torch.export.export(module, tensors, dynamic_shapes=(dynamic,), strict=False)
     except Exception as error:
-        text = str(error)
+        text, where = str(error), _where(error)
         if "data-dependent" in text or "DataDependent" in type(error).__name__:
             raise ModelError(
-                f"its control flow depends on the data: {_first_line(text)}",
+                f"its control flow depends on the data{where}: {_first_line(text)}",
                 next_step="Use torch.where or masks in place of if and loops over values.",
             ) from error
         if "Constraints violated" in text or "specialized" in text:
             raise ModelError(
-                f"it works only for one size of batch (or sequence): {_first_line(text)}",
+                f"it works only for one size of batch (or sequence){where}: {_first_line(text)}",
                 next_step="Write -1 or x.shape[0] for the batch in views and reshapes.",
             ) from error
-        raise ModelError(f"it cannot be exported: {type(error).__name__}: {_first_line(text)}") from error
+        raise ModelError(
+            f"it cannot be exported{where}: {type(error).__name__}: {_first_line(text)}",
+            next_step="Try it yourself with the examples you gave, as in net(example): does it run?",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs and prints the half-made graph before it raises; what we raise instead says enough."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    before, said = [logger.disabled for logger in loggers], io.StringIO()
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with redirect_stderr(said):
+            yield
+        sys.stderr.write(said.getvalue())  # it went well: these are warnings
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code on the way to an error."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    inside = [frame for frame in frames if frame.name == "forward"]
+    return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})" if inside else ""
 
 
 def _first_line(text: str) -> str:

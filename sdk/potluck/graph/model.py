@@ -57,8 +57,12 @@ class Model:
         Plans call it `name`. `sequence_dims[i]` is the dimension of input (then target) i that may change its length
         too. Raises ModelError.
         """
+        import torch
+
         from .export import trace
 
+        if not isinstance(net, torch.nn.Module):
+            raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         inputs, targets = _rows_of(example_inputs), _rows_of(example_targets)
         if not inputs:
             raise ModelError("an example of the inputs is needed.")
@@ -187,6 +191,9 @@ class Model:
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             raise ModelError(f"{len(tensors)} tensors came; {len(ports)} are expected: {expected}.")
+        for port, tensor in zip(ports, tensors, strict=True):
+            if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
+                raise ModelError(f"{port.name} is a {type(tensor).__name__}; a tensor is expected.")
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:
             shape = tuple(tensors[symbol.input].shape)
@@ -240,11 +247,16 @@ def _at_least_two(
 
 def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int]) -> str:
     words = [
-        "rows" if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes) for size in port.shape
+        _rows(sizes) if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes)
+        for size in port.shape
     ]
     expected = ", ".join(str(word) for word in words)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{port.name} is {dtype} {list(tensor.shape)}; {port.dtype} [{expected}] is expected."
+
+
+def _rows(sizes: Mapping[str, int]) -> str:
+    return f"{sizes[BATCH]} rows" if BATCH in sizes else "rows"
 
 
 def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:

@@ -1,7 +1,7 @@
 """Start real agents on this machine and make sure that none outlives us; the one file that knows how an agent starts.
 
 Each agent is a process of its own with its own sockets, state directory and key. It dies with us, even if we are
-killed: it watches our process id.
+killed: it watches our process id, and then removes the directory of us all.
 """
 
 import atexit
@@ -43,7 +43,7 @@ class Started:
 
 
 class LocalAgents:
-    """Agents of this process, one per spec; `close` ends them and removes what they wrote.
+    """Agents of this process, one per spec; `close` ends them and removes `directory`, where all that they write is.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class LocalAgents:
         self, specs: Iterable[Spec], trust: tuple[str, str] | None, *, announce: bool = False, extra: Sequence[str] = ()
     ) -> None:
         sweep()
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pid = os.getpid()
         _open.add(self)
@@ -73,15 +73,15 @@ class LocalAgents:
         self, spec: Spec, trust: tuple[str, str] | None, announce: bool, extra: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "potluck_agent", "start", *spec.arguments(), *extra]
-        command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self._directory / spec.name), "--json"]
-        command += ["--parent-pid", str(os.getpid())]
+        command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self.directory / spec.name), "--json"]
+        command += ["--parent-pid", str(os.getpid()), "--scratch", str(self.directory)]
         # one word: a key may begin with a hyphen
         command += [f"--trust={trust[1]}:{trust[0]}"] if trust else []
         command += [] if announce else ["--no-mdns"]
         package = Path(potluck_agent.__file__ or "").parent.parent
         path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path}
-        with (self._directory / f"{spec.name}.log").open("wb") as log:
+        with (self.directory / f"{spec.name}.log").open("wb") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment,
                 start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
@@ -103,7 +103,7 @@ class LocalAgents:
 
     def log(self, name: str) -> str:
         """What an agent has written to its log."""
-        return (self._directory / f"{name}.log").read_text(errors="replace")
+        return (self.directory / f"{name}.log").read_text(errors="replace")
 
     def process(self, name: str) -> "subprocess.Popen[bytes]":
         """The process of an agent."""
@@ -126,7 +126,7 @@ class LocalAgents:
             if process.stdout:
                 process.stdout.close()
         self._processes.clear()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def sweep(root: Path | None = None) -> None:

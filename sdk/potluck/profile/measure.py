@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from potluck.errors import FileError
+from potluck.errors import FileError, OutOfMemory
 from potluck.handle import Task
 from potluck.profile.links import Line, fit_line
 from potluck.profile.network import network_of
@@ -73,7 +73,10 @@ def profile(
     link: Link, members: Members, model: Any, task: Task, *, train: bool, rows: Sequence[int], repeats: int,
     store: Store | None, save: Store | None,
 ) -> Profile:  # fmt: skip
-    """The profile of `model` on every ready device; times that `store` holds are not measured again."""
+    """The profile of `model` on every ready device; times that `store` holds are not measured again.
+
+    A device with too little memory for a layer is left out, with a note and a warning; it is an error where all are.
+    """
     names = members.need()
     modes = [True, False] if train and model.trains else [False]
     n_layers = sum(len(model.layers(mode)) for mode in modes)
@@ -81,10 +84,25 @@ def profile(
     bench = Bench(link, members, task, n_layers * len(names) + len(pairs))
     notes: list[str] = []
 
-    def measure(device: str) -> dict[bool, tuple[LayerCost, ...]]:
-        return {mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in modes}
+    too_small: list[OutOfMemory] = []
 
-    found = by_host(names, lambda name: _host(members, name), measure)
+    def measure(device: str) -> dict[bool, tuple[LayerCost, ...]]:
+        try:
+            return {
+                mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in modes
+            }
+        except OutOfMemory as error:
+            too_small.append(error)
+            return {}
+
+    found = {name: costs for name, costs in by_host(names, lambda name: _host(members, name), measure).items() if costs}
+    if not found:
+        raise too_small[0]
+    for error in too_small:
+        notes.append(f"{error.device} is left out. {error}")
+        warnings.warn(notes[-1], stacklevel=2)
+    names = tuple(found)
+    pairs = _pairs_to_probe(names, members)
     lines = {pair: bench.line(*pair) for pair in pairs}
     capabilities = {name: members[name].capability for name in names}
     measured = {

@@ -39,6 +39,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     FileError
         Where it cannot be written; nothing is left behind.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {_WEIGHT + name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
@@ -57,7 +58,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the latter
         part.unlink(missing_ok=True)
         raise FileError(f"cannot write {path}: {error}.", path=str(path)) from error
 
@@ -77,7 +78,11 @@ def load(path: Path) -> Checkpoint:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError) as error:
-        raise FileError(f"cannot read {path}: {error}.", path=str(path)) from error
+        raise FileError(
+            f"cannot read {path}: {str(error).removesuffix(f': {path}')}.",
+            next_step="Give the path of a file that run.save wrote.",
+            path=str(path),
+        ) from error
     if metadata.get("format") != FORMAT:
         raise FileError(
             f"{path} is not a saved run of this version (its format is {metadata.get('format')!r}).", path=str(path)

@@ -343,6 +343,8 @@ class Controller:
             return
         if peer.session is None:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
+        else:  # before anybody learns that work has failed: they look at the device next
+            self._actions.append(Heard(device=device, message=error))
         for ticket, asking in tuple(self._asking.items()):
             if device in asking.waiting:
                 del self._asking[ticket]
@@ -350,7 +352,7 @@ class Controller:
         for launched in tuple(self._launched.values()):
             if device in launched.launch.devices and launched.launch.ticket in self._launched:
                 self._fail(launched.launch, error)
-        self._actions += [Disconnect(device=device), Heard(device=device, message=error)]
+        self._actions.append(Disconnect(device=device))
 
     def _tick(self) -> None:
         for device, peer in tuple(self._peers.items()):

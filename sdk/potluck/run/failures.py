@@ -83,10 +83,27 @@ def refused(device: str, message: Refused) -> PotluckError:
     if message.code == RefusalCode.NOT_PAIRED:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
-        numbers = [int(found) for found in re.findall(r"\d+", text)]
-        facts = dict(zip(("needed_bytes", "available_bytes"), numbers, strict=False))
-        return OutOfMemory(f"the plan does not fit: {text}", device=device, next_step="Use a smaller share.", **facts)
+        return _too_large(device, text)
     return RefusedError(f"it declined {what} ({message.code}): {text}", device=device, code=message.code)
+
+
+def _too_large(device: str, text: str) -> OutOfMemory:
+    """A plan larger than the device's memory, told in numbers; or a layer for which its worker found no room."""
+    numbers = re.match(r"(\d+) bytes needed, (\d+) bytes available", text)
+    if numbers is None:
+        return OutOfMemory(
+            f"it has too little memory: {text.rstrip('.')}.",
+            device=device,
+            next_step="Give it fewer layers or rows, or raise its --memory.",
+        )
+    needed, available = (int(number) for number in numbers.groups())
+    return OutOfMemory(
+        f"the plan does not fit: {needed / 2**20:.1f} MiB needed, {available / 2**20:.1f} MiB available.",
+        device=device,
+        next_step="Give it fewer layers or rows, or raise its --memory.",
+        needed_bytes=needed,
+        available_bytes=available,
+    )
 
 
 def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
@@ -101,7 +118,7 @@ def failed(device: str, message: Failed) -> PotluckError:
     """An execution ended badly."""
     told = _TOLD.get(message.cause, clean(message.cause))
     where = f" at instruction {message.instruction} of {clean(message.program)}" if message.instruction >= 0 else ""
-    text = f"{told}{where}, step {message.step}: {clean(message.text) or 'no more is known'}."
+    text = f"{told}{where}, step {message.step}: {clean(message.text).rstrip('.') or 'no more is known'}."
     if message.cause == FailureCause.MEMORY:
         return OutOfMemory(text, device=device, next_step="Give it fewer layers or rows.", cause=message.cause)
     if message.cause == FailureCause.PEER_LOST:

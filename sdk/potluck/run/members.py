@@ -111,10 +111,12 @@ class Members(Mapping[str, Member]):
     def join(self, names: Iterable[str] | None = None) -> None:
         """Open sessions with these devices (all paired ones by default) and tell everybody who belongs to the home.
 
-        Every address of a device is tried; what went wrong stands in `Member.error`.
+        Every address of a device is tried; what went wrong first stands in `Member.error`.
         """
         wanted = [name for name in (names or self) if name in self and self[name].key and self[name].session is None]
         attempts = {name: list(self[name].addresses) for name in wanted}
+        for name in wanted:
+            self.add(replace(self[name], error=None))
         while attempts:
             futures = {}
             for name, addresses in tuple(attempts.items()):
@@ -129,8 +131,8 @@ class Members(Mapping[str, Member]):
                 if error is None:
                     self._joined(name, future.result(), address)
                     attempts.pop(name, None)
-                elif isinstance(error, PotluckError):
-                    self.add(replace(self[name], session=None, error=error))
+                elif isinstance(error, PotluckError):  # the likeliest address comes first
+                    self.add(replace(self[name], session=None, error=self[name].error or error))
         if wanted:
             self.share_roster()
 
@@ -178,7 +180,7 @@ class Members(Mapping[str, Member]):
         if not self:
             raise EmptyHome(
                 "nobody is in this home.",
-                next_step="Start `potluck agent run` on a device, or try Home.local(); see `potluck doctor`.",
+                next_step="Start `potluck agent` on a device, or try Home.local(); see `potluck doctor`.",
             )
         for member in self.values():
             if member.error is not None:
