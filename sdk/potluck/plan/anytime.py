@@ -1,8 +1,9 @@
 """Our own planner: a first plan at once, better ones as long as time is left.
 
 First each device alone; then pipelines over few cuts for every micro-batch size; then, with what is known to beat, all
-groups of devices over ever finer cuts. The search estimates, the simulator decides, and the best plans are improved
-step by step. The clock comes in as an argument; without one the effort is fixed, and the outcome always the same.
+groups of devices over ever finer cuts; last, what other planners find. The search estimates, the simulator decides, and
+the best plans are improved step by step. The clock comes in as an argument; without one the effort is fixed, and the
+outcome always the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,19 +11,29 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from potluck.plan import choices, cost
+from potluck.plan.alpa import plan_alpa
+from potluck.plan.dapple import plan_dapple
+from potluck.plan.edgeshard import plan_edgeshard
+from potluck.plan.gpipe import plan_gpipe
+from potluck.plan.hetpipe import plan_hetpipe
 from potluck.plan.improve import floor_s, neighbours
+from potluck.plan.pipedream import plan_pipedream
 from potluck.plan.single import plan_single
 from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct
 
 # How many cuts, whether only pipelines of single devices; then how many plans are improved, with how many simulations.
-PASSES = ((6, True, 1, 0), (10, False, 2, 60), (16, False, 3, 100), (32, False, 3, 150))
+PASSES = ((6, True, 1, 0), (10, False, 2, 50), (16, False, 3, 80), (32, False, 3, 120))
 N_FINE = 32  # cuts tried along one order of devices
-MAX_WORK = 4e5  # a pass beyond takes seconds; only who gives a time limit gets it
+MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
+LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
+N_RIVAL = 6  # of every other planner's plans, those it thinks best
 N_JUDGED = 8  # of a micro-batch size and pass, those of the best estimates
 MAX_EXACT = 8  # devices up to which every state is kept
 BEAM = 60  # states kept beyond
+
+CHEAP = (plan_gpipe, plan_edgeshard, plan_pipedream, plan_hetpipe, plan_alpa, plan_dapple)  # some 0.1 s each at most
 
 
 @dataclass(slots=True)
@@ -48,6 +59,8 @@ class Board:
         score = outcome.latency_s
         if thrifty:
             score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
+            lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
+            score += LATE_J * lateness if lateness > 1 else 0.0
         self.scores[key] = score, replace(plan, latency_s=outcome.latency_s)
         self.best = min(self.best, score)
         return score
@@ -82,6 +95,20 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
         yield
+    yield from _passes(board)
+    if len(board.problem.devices) > MAX_EXACT:
+        return
+    for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
+        plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)
+        yield
+        for plan in plans[:N_RIVAL]:
+            board.score(plan)
+            yield
+    yield from _improve(board, 1, PASSES[1][3])
+
+
+def _passes(board: Board) -> Iterator[None]:
+    """Our own search over ever finer cuts."""
     sizes = list(choices.micro_batches(board.problem))
     for n_cuts, pipelines_only, n_improved, tries in PASSES:
         cuts = choices.cuts(board.problem, n_cuts)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations, product
 
 from potluck.plan import cost
-from potluck.records import HOME, Problem
+from potluck.records import Problem
 
 Pattern = tuple[int, ...]
 
@@ -20,7 +20,7 @@ def alike(problem: Problem) -> list[list[int]]:
     classes: list[list[int]] = []
     for i in range(len(problem.devices)):
         for members in classes:
-            if all(_same(problem, member, i) for member in members):
+            if _same(problem, members[0], i):  # swaps with the first give all other swaps
                 members.append(i)
                 break
         else:
@@ -36,15 +36,23 @@ def _same(problem: Problem, i: int, j: int) -> bool:
     for limits in (problem.qoe.memory_bytes, problem.qoe.device_energy_j):
         if limits.get(a.name) != limits.get(b.name):
             return False
-    paths = problem.network.paths
-    if paths.get((a.name, b.name)) != paths.get((b.name, a.name)):
-        return False
-    others = [d.name for d in problem.devices if d.name not in (a.name, b.name)] + [HOME]
-    return all(
-        paths.get((a.name, other)) == paths.get((b.name, other))
-        and paths.get((other, a.name)) == paths.get((other, b.name))
-        for other in others
-    )
+    return _paths_swap(problem, a.name, b.name)
+
+
+def _paths_swap(problem: Problem, a: str, b: str) -> bool:
+    """Whether the network is the same when two devices swap names, and media of their own with them: their cables."""
+    network, twin = problem.network, {a: b, b: a}
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
+    renamed: dict[str, str] = {}
+    for (source, target), path in network.paths.items():
+        other = network.paths.get((twin.get(source, source), twin.get(target, target)))
+        if other is None or other.latency_s != path.latency_s or len(other.media) != len(path.media):
+            return False
+        for (name, times), (name_there, times_there) in zip(path.media, other.media, strict=True):
+            same = renamed.setdefault(name, name_there) == name_there and renamed.setdefault(name_there, name) == name
+            if not same or times != times_there or capacity[name] != capacity[name_there]:
+                return False
+    return True
 
 
 def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequence[float]) -> list[Pattern]:

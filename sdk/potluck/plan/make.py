@@ -12,11 +12,12 @@ from potluck.plan.bound import lower_bound_s
 from potluck.plan.data_parallel import plan_data_parallel
 from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
-from potluck.records import Plan, Problem
+from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
+NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 
 
@@ -38,9 +39,6 @@ def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, bu
     judged = _judged(problem, table, lambda: is_late(BOUND_PART), thorough=end_s < inf)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
-        judged += _judged(problem, table, is_late, thrifty=True)
-        holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
-    if not holding:
         raise feasibility.infeasible(problem, judged or _unlimited(problem))
     holding.sort(key=lambda plan: preference(plan, problem.qoe))
     best = holding[0]
@@ -61,24 +59,26 @@ def gap_frac(
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], *, thorough: bool = False,
-    thrifty: bool = False,
-) -> list[Plan]:  # fmt: skip
-    """The best plans found, judged in full: of all, and of every set of devices. `thrifty`: least energy decides."""
-    asked = replace(problem, qoe=replace(problem.qoe, latency_s=1e12)) if thrifty else problem
-    simulator = direct.Direct(problem, table)
-    board = Board(asked, table, simulator, max_work=inf if thorough else MAX_WORK)
-    search(board, rivals(problem, table), is_late)
-    ranking, chosen = board.ranking(), dict[int, Plan]()
-    sets: dict[frozenset[str], Plan] = {}
-    for plan in ranking:
-        sets.setdefault(frozenset(plan.devices), plan)
-    for plan in (
-        *ranking[:MAX_SHOWN],
-        *list(sets.values())[:MAX_SETS],
-        *(p for p in sets.values() if len(p.devices) == 1),
-    ):
-        chosen.setdefault(id(plan), plan)
+    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], *, thorough: bool = False
+) -> list[Plan]:
+    """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest."""
+    simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
+    fastest = Board(replace(problem, qoe=replace(problem.qoe, latency_s=None)), table, simulator, max_work=max_work)
+    search(fastest, rivals(problem, table), is_late)
+    boards = [fastest]
+    qoe = problem.qoe
+    if qoe.latency_s is not None or qoe.energy_j is not None or qoe.device_energy_j:
+        asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
+        boards.append(Board(asked, table, simulator, max_work=max_work))
+        search(boards[-1], fastest.ranking()[:MAX_SHOWN], is_late)
+    chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
+    for board in boards:
+        sets: dict[frozenset[str], Plan] = {}
+        for plan in board.ranking():
+            sets.setdefault(frozenset(plan.devices), plan)
+        alone = [plan for plan in sets.values() if len(plan.devices) == 1]
+        for plan in (*board.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
+            chosen.setdefault((plan.stages, plan.micro_batch), plan)
     return [judge(problem, plan, table, simulator) for plan in chosen.values()]
 
 

@@ -13,7 +13,7 @@ from potluck.plan.feasibility import breaches
 from potluck.plan.groups import alike, members, patterns
 from potluck.plan.judge import judge
 from potluck.plan.planners import RIVALS
-from potluck.records import Path, QoE, Training
+from potluck.records import Medium, Network, Path, QoE, Training
 from potluck.simulate.direct import Direct
 
 from .homes import WORKLOADS, optimum_s, random_home
@@ -135,6 +135,16 @@ def test_equal_devices_are_alike_and_others_are_not():
     problem = twins()
     one_way = {**problem.network.paths, ("d0", "d1"): Path(media=(("air", 2),))}
     assert alike(replace(problem, network=replace(problem.network, paths=one_way))) == [[0], [1]]
+
+
+def test_devices_on_equal_cables_of_their_own_are_alike():
+    problem = replace(random_home(0, devices=2), costs=twins().costs)
+    names = ("d0", "d1")
+    media = tuple(Medium(name=f"{name} {way}", capacity_bytes_per_s=9.0) for name in names for way in ("up", "down"))
+    paths = {(a, b): Path(media=((f"{a} up", 1), (f"{b} down", 1))) for a in names for b in names if a != b}
+    assert alike(replace(problem, network=Network(media=media, paths=paths))) == [[0, 1]]
+    slower = (replace(media[0], capacity_bytes_per_s=8.0), *media[1:])
+    assert alike(replace(problem, network=Network(media=slower, paths=paths))) == [[0], [1]]
 
 
 def test_patterns_take_alike_devices_in_order():
