@@ -12,12 +12,20 @@ SMALL = {
     "interpreter": {"rows": 2, "repeats": 1},
     "agent": {"repeats": 1, "settle_s": 0},
     "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
+    "planners": {"judged": 2, "candidates": 20, "every": 1000},
+    "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
+    "planning_time": {"repeats": 1},
+    "simulator": {"micro_batches": 4, "repeats": 1},
 }
 PROMISED = {
     "stream": {"ratio_to_curve_16mib", "ratio_to_plain_16mib"},
     "interpreter": {"ratio_to_eager_train", "ratio_to_eager_forward"},
     "agent": {"import_ms", "help_ms", "ready_s", "idle_mib"},
     "digits": {"plain_step_ms", "agents_1_step_ms", "prediction_error_frac"},
+    "planners": {"worst_ratio_to_best_rival"},
+    "optimality": {"gap_median_frac", "gap_p95_frac"},
+    "planning_time": {"dora_cases_max_s", "b1_213_layers_s"},
+    "simulator": {"actions_per_s", "actions_per_s_fair"},
 }
 
 
@@ -29,4 +37,4 @@ def test_gives_every_promised_figure(name):
     assert result.name == name
     assert PROMISED[name] <= set(result.figures)
     assert set(importlib.import_module(f"potluck.bench.{name}").GOALS) <= set(result.figures)
-    assert all(math.isfinite(value) and value > 0 for value in result.figures.values())
+    assert all(math.isfinite(value) and value >= 0 for value in result.figures.values())
