@@ -12,8 +12,6 @@ from math import inf
 
 from potluck.plan import choices, cost
 from potluck.plan.alpa import plan_alpa
-from potluck.plan.dapple import plan_dapple
-from potluck.plan.edgeshard import plan_edgeshard
 from potluck.plan.gpipe import plan_gpipe
 from potluck.plan.hetpipe import plan_hetpipe
 from potluck.plan.improve import floor_s, neighbours
@@ -33,7 +31,7 @@ N_JUDGED = 8  # of a micro-batch size and pass, those of the best estimates
 MAX_EXACT = 8  # devices up to which every state is kept
 BEAM = 60  # states kept beyond
 
-CHEAP = (plan_gpipe, plan_edgeshard, plan_pipedream, plan_hetpipe, plan_alpa, plan_dapple)  # some 0.1 s each at most
+CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
 
 
 @dataclass(slots=True)
