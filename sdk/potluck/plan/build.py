@@ -148,6 +148,6 @@ def mean_problem(problem: Problem) -> Problem:
 def _mean(costs: Sequence[LayerCost]) -> LayerCost:
     rows, n = costs[0].rows, len(costs)
     forward = tuple(sum(cost.interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows)
-    trains = all(c.backward_s for c in costs)
-    backward = tuple(sum(cost.interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows)
-    return LayerCost(rows=rows, forward_s=forward, backward_s=backward if trains else (), source=costs[0].source)
+    trains = all(c.backward_s for c in costs)  # a profile for inference has no backward times
+    backward = tuple(sum(cost.interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains)
+    return LayerCost(rows=rows, forward_s=forward, backward_s=backward, source=costs[0].source)

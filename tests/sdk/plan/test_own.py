@@ -13,7 +13,7 @@ from potluck.plan.feasibility import breaches
 from potluck.plan.groups import alike, members, patterns
 from potluck.plan.judge import judge
 from potluck.plan.planners import RIVALS
-from potluck.records import Medium, Network, Path, QoE, Training
+from potluck.records import Inference, Medium, Network, Path, QoE, Training
 from potluck.simulate.direct import Direct
 
 from .homes import WORKLOADS, optimum_s, random_home
@@ -166,3 +166,9 @@ def test_a_home_of_many_devices_gets_a_plan():
     best = make_plans(many).best
     check_plan(best, many)
     assert best.latency_s <= make_plans(problem).best.latency_s * 1.01
+
+
+def test_a_profile_measured_for_inference_alone_is_enough():
+    problem = random_home(3, Inference(batch=2))
+    bare = {name: tuple(replace(c, backward_s=()) for c in costs) for name, costs in problem.costs.items()}
+    assert make_plans(replace(problem, costs=bare)).best.stages == make_plans(problem).best.stages
