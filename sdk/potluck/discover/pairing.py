@@ -87,7 +87,8 @@ def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Pa
 def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError:
     if failure.code == WRONG_VERSION:
         return ProtocolError(clean(failure.text) + ".", device=label)
-    tries = f" {failure.tries_left} tries are left." if failure.tries_left > 0 else ""
+    left = "1 try is" if failure.tries_left == 1 else f"{failure.tries_left} tries are"
+    tries = f" {left} left." if failure.tries_left > 0 else ""
     if failure.tries_left == 0 and failure.code == WRONG_CODE:
         tries = " The window is closed now."
     return PairingError(

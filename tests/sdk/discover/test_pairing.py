@@ -43,7 +43,7 @@ def answering():
     [
         (pack(PairRefused(code="closed", text="not open")), PairingError, "potluck agent pair"),
         (pack(PairRefused(code="expired", text="too late")), PairingError, "three minutes"),
-        (pack(PairRefused(code="wrong-code", text="wrong", tries_left=1)), PairingError, "1 tries are left"),
+        (pack(PairRefused(code="wrong-code", text="wrong", tries_left=1)), PairingError, "1 try is left"),
         (pack(PairRefused(code="version", text="speaks 2.0")), ProtocolError, "2.0"),
         (pack(PairHello(major=9, name="x", key="b" * 40)), ProtocolError, "9.0"),
         (pack(PairHello(major=1, name="x", key=KEY)), PairingError, "claims to be this one"),

@@ -1,0 +1,219 @@
+"""What a user meets when something is not as it should be, with real agents: a clear error, and nothing lost."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from tests.sdk.run.conftest import make_data, make_model, make_plan
+
+import potluck
+from potluck.discover.keyring import Known
+from potluck.errors import FileError, HomeError, IdentityChanged, OutOfMemory, PairingError, ProtocolError, WorkerFailed
+from potluck.home import _candidates
+from potluck.lab.specs import Spec
+from potluck.run.events import Address
+from potluck_agent import state as agent_state
+
+psutil = pytest.importorskip("psutil")
+torch = pytest.importorskip("torch")
+
+PLAIN = "from potluck_agent.main import run; import sys; sys.exit(run(sys.argv[1:]))"
+MAJOR_9 = (
+    "import potluck_wire.version as v; v.VERSION = (9, 0); v.agree.__defaults__ = v.show.__defaults__ = ((9, 0),); "
+    + PLAIN
+)
+
+
+@contextmanager
+def agent(directory, *arguments, name="jetson", port=0, code=PLAIN):
+    """A real agent; what it says of itself when it is ready."""
+    command = [sys.executable, "-c", code, "start", "--name", name, "--port", str(port), "--bind", "127.0.0.1"]
+    command += ["--state", str(directory), "--json", "--no-mdns", "--memory", "256Mi", *arguments]
+    command += ["--parent-pid", str(os.getpid())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def place(ready):
+    return f"127.0.0.1:{ready['port']}"
+
+
+def other_than(code):
+    return "00000000" if code != "00000000" else "11111111"
+
+
+# --- pairing ----------------------------------------------------------------------------------------------------------
+
+
+def test_three_wrong_codes_close_the_window_and_leave_no_trace(tmp_path):
+    with agent(tmp_path / "agent", "--pair") as ready, potluck.Home(state=tmp_path / "home") as home:
+        for words in ("2 tries are left", "1 try is left", "The window is closed now"):
+            with pytest.raises(PairingError, match=words):
+                home.pair(place(ready), other_than(ready["code"]))
+        with pytest.raises(PairingError, match="potluck agent pair"):
+            home.pair(place(ready), ready["code"])
+        assert not home.devices
+        assert not (tmp_path / "home" / "devices.json").exists()
+        assert not (tmp_path / "agent" / "peers.json").exists()
+
+
+def test_a_code_that_has_expired_is_told(tmp_path):
+    with agent(tmp_path / "agent") as ready, potluck.Home(state=tmp_path / "home") as home:
+        agent_state.ask_window(tmp_path / "agent", "12345678", 0.0)
+        while (tmp_path / "agent" / agent_state.WINDOW).exists():  # the agent takes it several times a second
+            assert home.key
+        with pytest.raises(PairingError, match=r"expired.*three minutes|closed.*potluck agent pair"):
+            home.pair(place(ready), "12345678")
+        assert not home.devices
+
+
+def test_a_reinstalled_device_is_not_trusted_until_it_is_forgotten_and_paired_again(tmp_path):
+    with potluck.Home(state=tmp_path / "home") as home, agent(tmp_path / "old", "--pair") as ready:
+        home.pair(place(ready), ready["code"])
+    with (
+        agent(tmp_path / "new", "--pair", port=ready["port"]) as again,
+        potluck.Home(peers=[place(ready)], state=tmp_path / "home") as home,
+    ):
+        member = home.devices["jetson"]
+        assert member.status == "identity changed"
+        assert isinstance(member.error, IdentityChanged)
+        assert "potluck forget" in str(member.error)
+        home.forget("jetson")
+        assert home.pair(place(again), again["code"]).status == "ready"
+
+
+def test_another_major_version_of_the_protocol_is_named_on_both_doors(tmp_path):
+    with (
+        potluck.Home(state=tmp_path / "home") as home,
+        agent(tmp_path / "agent", "--pair", f"--trust={home.key}:ada", code=MAJOR_9) as ready,
+    ):
+        with pytest.raises(ProtocolError, match=r"9\.0"):
+            home.pair(place(ready), ready["code"])
+        member = home.trust(place(ready), ready["key"], name="jetson")
+        assert isinstance(member.error, ProtocolError)
+        assert "version" in str(member.error)
+
+
+def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "cache"))
+    with (
+        agent(tmp_path / "a", "--pair") as one,
+        agent(tmp_path / "b", "--pair") as two,
+        potluck.Home(peers=[place(one), place(two)], state=tmp_path / "home") as home,
+    ):
+        home.pair_all({place(one): one["code"], place(two): two["code"]})
+        assert set(home.devices.ready) == set(home.devices) == {"jetson", "jetson-2"}
+        _, model = make_model("mlp")
+        plan = make_plan(model, (("jetson",), (4,)), (("jetson-2",), (4,)), micro_batch=4, n_micro_batches=2)
+        assert len(home.deploy(plan, model).wait(60).fit(make_data("mlp", 8)).wait(60).losses) == 1
+
+        home.profile(model, train=False, rows=(1,), repeats=1).wait(60)
+        bad, *good = sorted((tmp_path / "cache" / "profiles").iterdir())
+        before = [path.read_bytes() for path in good]
+        bad.write_text("{")
+        with pytest.warns(UserWarning, match=bad.name):
+            profile = home.profile(model, train=False, rows=(1,), repeats=1).wait(60)
+        assert any(bad.name in note for note in profile.notes)
+        assert json.loads(bad.read_text())["modes"]
+        assert [path.read_bytes() for path in good] == before
+
+
+def test_a_known_device_is_looked_for_under_every_like_name():
+    old, own, like, other = (Address(host=f"192.168.1.{i}", port=47600) for i in range(4))
+    known = Known(name="phone-2", key="k", addresses=(old,))
+    assert _candidates(known, {"phone": (like,), "phone-2": (own,), "tv": (other,)}) == (own, old, like)
+    assert _candidates(known, {"tv": (other,)}) == (old,)
+
+
+@pytest.mark.parametrize("name", ["devices.json", "notebook.json"])
+def test_a_corrupt_file_of_keys_is_named_and_left_as_it_is(tmp_path, name):
+    (tmp_path / name).write_text("{")
+    with pytest.raises(FileError, match=name):
+        potluck.Home.discover(0.05, state=tmp_path)
+    assert (tmp_path / name).read_text() == "{"
+
+
+def test_a_name_that_is_no_device_and_no_address_is_told_who_is_here(tmp_path):
+    with potluck.Home(peers=["127.0.0.1:1"], state=tmp_path) as home:
+        with pytest.raises(HomeError, match="nobody pairs"):
+            home.pair("127.0.0.1:1", "12345678")
+        with pytest.raises(potluck.errors.UserError, match=r"127\.0\.0\.1:1"):
+            home.pair("a:b", "12345678")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_home():
+    """A device with little memory, and one that has enough."""
+    torch.set_num_threads(1)
+    with potluck.Home.lab([Spec(name="tiny", memory="64 MiB"), Spec(name="big")], extra=["--hang", "2"]) as opened:
+        yield opened
+
+
+def wide_model():
+    """25 MiB of weights; training needs more than `tiny` has."""
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(8, 2560), nn.ReLU(), nn.Linear(2560, 2560), nn.ReLU(), nn.Linear(2560, 4))
+    x, y = make_data("mlp", 6)
+    return potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
+
+
+def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_home):
+    model = wide_model()
+    with pytest.raises(OutOfMemory, match=r"tiny: the plan needs .* MiB there; 64\.0 MiB are available") as caught:
+        small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait(60)
+    assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"] == 64 * 2**20
+
+
+def test_a_device_too_small_for_a_layer_is_left_out_of_the_profile_and_of_plans(small_home):
+    model = wide_model()
+    with pytest.warns(UserWarning, match="tiny is left out"):
+        profile = small_home.profile(model, rows=(2,), repeats=1).wait(90)
+    assert [device.name for device in profile.devices] == ["big"]
+    plan = potluck.plan(profile, potluck.Training(batch=4, micro_batch=4)).best
+    assert set(plan.devices) == {"big"}
+
+
+class Exploding(torch.nn.Module):
+    def forward(self, x):
+        return x.unsqueeze(-1).expand(-1, -1, 1_000_000).exp().sum(-1)
+
+
+def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
+    x, _ = make_data("mlp", 4)
+    model = potluck.Model.from_torch(torch.nn.Sequential(torch.nn.Linear(8, 8), Exploding()), x)
+    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model).wait(60)
+    with pytest.raises(OutOfMemory, match=r"tiny.*aten\.exp"):
+        run(x)
+    assert works(small_home, "tiny")
+
+
+def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
+    _, model = make_model("mlp")
+    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait(60)
+    handle = run.fit(make_data("mlp", 8), epochs=1_000_000)
+    (worker,) = psutil.Process(small_home._agents.process("tiny").pid).children(recursive=True)
+    worker.suspend()
+    with pytest.raises(WorkerFailed, match=r"tiny.*no progress|tiny.*stopped making progress"):
+        handle.wait(60)
+    assert works(small_home, "tiny")
+
+
+def works(home, device):
+    net, model = make_model("mlp")
+    x, _ = make_data("mlp", 4)
+    run = home.deploy(make_plan(model, ((device,), (4,)), micro_batch=4, training=False), model).wait(60)
+    with torch.no_grad():
+        near = (run(x) - net(x)).abs().max().item() <= 1e-6
+    run.close()
+    return near
