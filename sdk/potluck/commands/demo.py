@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from potluck.run.run import Run
 
 BATCH, MICRO_BATCH, LR = 64, 16, 2e-3
-TOLERANCE = 1e-3  # of losses near 2.3: float32 sums in another order differ by some 1e-6 a step
+TOLERANCE = 1e-5  # of losses near 2.3; 0 is expected, see `_two_pipelines`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,17 +94,17 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     )
     profile = home.profile(model, rows=(4, 8, 16)).wait()
     plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
+    first, other = _two_pipelines(plans)
     _say(text.plans(plans[:6], plans.best))
-    _say("\n" + text.plan(plans.best, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))))
+    _say("\n" + text.plan(first, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))))
 
-    run = home.deploy(plans.best, model, optimizer=potluck.AdamW(lr=LR)).wait()
+    run = home.deploy(first, model, optimizer=potluck.AdamW(lr=LR)).wait()
     batches, half = list(digits.batches(BATCH, n_steps)), n_steps // 2
     losses = list(run.fit(batches[:half]).losses)
     _show_traces(run, out, "training")
     fragments = [run._repr_html_()]
 
-    other = _another(plans, plans.best)
-    _heading(f"Switching to another plan after {half} steps: {_where(plans.best)} becomes {_where(other)}")
+    _heading(f"Switching to another plan after {half} steps: {_where(first)} becomes {_where(other)}")
     run.switch(other).wait()
     fragments.append(html.heading(f"After a switch of plans at step {half}", level=3))
     losses += run.fit(batches[half:]).losses
@@ -120,12 +120,18 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     return [*fragments, run._repr_html_(), html.picture(curves)]
 
 
-def _another(plans: Sequence[Plan], best: Plan) -> Plan:
-    """The fastest plan that uses other devices and more than one of them."""
-    for plan in plans:
-        if set(plan.devices) != set(best.devices) and len(plan.devices) > 1:
-            return plan
-    raise PotluckError("there is only one plan.", next_step="Give the home more devices.")
+def _two_pipelines(plans: Sequence[Plan]) -> tuple[Plan, Plan]:
+    """The fastest two plans over several devices, other ones each time, in which no two devices share a stage.
+
+    They sum in the order of one machine, so their losses are its losses to the bit. Devices that share a stage sum in
+    another order; that is rounding, but sixty steps of training make it grow until curves cannot be compared.
+    """
+    pipelines = [p for p in plans if len(p.stages) > 1 and all(len(stage.devices) == 1 for stage in p.stages)]
+    for first in pipelines[:1]:
+        for other in pipelines:
+            if set(other.devices) != set(first.devices):
+                return first, other
+    raise PotluckError("there are no two pipelines to choose from.", next_step="Give the home more devices.")
 
 
 def _where(plan: Plan) -> str:
