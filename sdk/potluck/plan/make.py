@@ -63,13 +63,14 @@ def _judged(
 ) -> list[Plan]:
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest."""
     simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
-    fastest = Board(replace(problem, qoe=replace(problem.qoe, latency_s=None)), table, simulator, max_work=max_work)
+    hasty = replace(problem, qoe=replace(problem.qoe, latency_s=None))
+    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work)  # searches ask their table's problem
     search(fastest, rivals(problem, table), is_late)
     boards = [fastest]
     qoe = problem.qoe
     if qoe.latency_s is not None or qoe.energy_j is not None or qoe.device_energy_j:
         asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
-        boards.append(Board(asked, table, simulator, max_work=max_work))
+        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work))
         search(boards[-1], fastest.ranking()[:MAX_SHOWN], is_late)
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
     for board in boards:
