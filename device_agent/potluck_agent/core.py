@@ -141,8 +141,10 @@ class Core:
 
     def wake_s(self) -> float | None:
         """When the next `Tick` is needed, if no event comes first."""
-        times = [time_s for time_s in (self._outgoing.wake_s(), self._measuring.wake_s()) if time_s is not None]
-        return min(times, default=None)
+        air_s, meter_s = self._outgoing.wake_s(), self._measuring.wake_s()
+        if air_s is None or meter_s is None:
+            return meter_s if air_s is None else air_s
+        return min(air_s, meter_s)
 
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
@@ -279,7 +281,7 @@ class Core:
 
     def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:
         try:
-            parcel = self._outgoing.credited(key, message)
+            parcel = self._outgoing.credited(key, message, now_s)
         except WireError as error:  # it counts wrongly: this value cannot be finished with it
             self._rejected(key, Rejected(transfer=message.transfer, code=error.code, text=error.text), (), now_s)
             return

@@ -4,8 +4,6 @@ Both are written atomically and readable by the owner only. A file that does not
 make new keys: that would silently break every pairing.
 """
 
-import hashlib
-import json
 import os
 import time
 from dataclasses import asdict, dataclass, replace
@@ -43,6 +41,8 @@ class Peer:
 
 def fingerprint(key: str) -> str:
     """25 characters to compare by eye: `k3f2q-...`, the first 125 bits of the key's SHA-256 in base 32."""
+    import hashlib  # here and below: --help needs neither this nor json
+
     digest = int.from_bytes(hashlib.sha256(key.encode()).digest()) >> (256 - 125)
     letters = "".join("abcdefghijklmnopqrstuvwxyz234567"[digest >> shift & 31] for shift in range(120, -1, -5))
     return "-".join(letters[start : start + 5] for start in range(0, 25, 5))
@@ -139,6 +139,8 @@ def _write_peers(state: Path, peers: tuple[Peer, ...]) -> tuple[Peer, ...]:
 
 
 def _read(path: Path) -> Any:
+    import json
+
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -151,6 +153,8 @@ def _read(path: Path) -> Any:
 
 def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> None:
     """All of it or nothing, never readable by others. `only_if_new`: two agents that start at once get one file."""
+    import json
+
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -1,8 +1,6 @@
 """`potluck agent`: reads the command line, starts the agent, and talks to one that runs."""
 
-import json
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -135,6 +133,8 @@ def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -
 
 def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
     """Where power readings come from, and what the capability statement says about this machine."""
+    import platform
+
     from potluck_agent.meters import explain, open_meter
 
     power = chosen.power
@@ -190,6 +190,8 @@ def _allow_connections() -> None:
 
 def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
     """Say where this agent listens: one JSON line for programs, some words for people."""
+    import json
+
     facts = {"name": chosen.name, "address": chosen.bind, "port": port, "key": key, "code": code}
     line = json.dumps(facts)
     if chosen.ready_fd is not None:

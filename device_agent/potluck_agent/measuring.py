@@ -179,7 +179,7 @@ class Measuring:
 
     def wake_s(self) -> float | None:
         """When the next reading is due."""
-        return min((meter.due_s for meter in self._meters.values()), default=None)
+        return min((meter.due_s for meter in self._meters.values()), default=None) if self._meters else None
 
     def leave(self, key: str) -> None:
         """A notebook is gone."""

@@ -40,18 +40,18 @@ from potluck_agent.events import (
 from potluck_agent.keys import Identity, Peer
 from potluck_agent.links import Links
 from potluck_agent.pairing import Desk
+from potluck_agent.passing import hand_over, receive
 from potluck_agent.reception import Reception
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import CHUNK_BYTES
+from potluck_wire.limits import MAX_CHUNK_BYTES
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, FailureCause, Message, Reading, Value
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
-SMALL_BYTES = 32 * 1024  # below it zmq copies faster than it hands over
 
-_ZEROS = memoryview(bytes(CHUNK_BYTES))
+_ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
 
 class Sample(Protocol):
@@ -245,7 +245,7 @@ class Net:
         router = self._door.routers[channel]
         for _ in range(AT_ONCE[channel]):
             try:
-                route, *frames = router.recv_multipart(zmq.DONTWAIT, copy=False)
+                route, *frames = receive(router)
             except zmq.Again:
                 return
             if frames:
@@ -312,12 +312,11 @@ class Net:
         except (WireError, LookupError) as error:
             self._note(f"cannot send {type(action.message).__name__}: {error}")
             return
-        copy = sum(len(frame) for frame in frames) < SMALL_BYTES
-        with suppress(zmq.Again, zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
+        with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
             if link is not None:
-                link.socket.send_multipart(frames, zmq.DONTWAIT, copy=copy)
+                hand_over(link.socket, frames)
             else:
-                self._door.routers[channel].send_multipart([route, *frames], zmq.DONTWAIT, copy=copy)
+                hand_over(self._door.routers[channel], [route, *frames])
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
         if not isinstance(part, Span):

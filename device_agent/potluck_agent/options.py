@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +149,8 @@ def state_dir(given: argparse.Namespace) -> Path:
 
 def host_name() -> str:
     """This host's name as a device's name."""
+    import socket  # --help does not need it
+
     name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:40]
     return name or "device"
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from potluck_agent.events import Span, ToPeer
 from potluck_wire.chunks import Departure
-from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Value
 
 MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
+FAST_CHUNK_S = 0.005  # a link that carries more than the usual chunk in so long gets larger ones: fewer to handle
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -46,6 +47,7 @@ class Outgoing:
         self._waiting: dict[str, list[Parcel]] = {}  # by receiver: heaps of parcels with unsent chunks
         self._under_way: dict[tuple[str, int], Parcel] = {}  # by receiver and transfer: not acknowledged in full
         self._outstanding: dict[str, int] = {}  # by receiver: bytes sent and not credited
+        self._fast_chunk_bytes: dict[str, int] = {}  # by receiver: what its link has shown that it carries
         self._reachable: set[str] = set()
         self._n_parcels = self._n_transfers = 0
         self._on_air: ToPeer | None = None  # paced: it leaves at `_air_free_s`
@@ -73,7 +75,7 @@ class Outgoing:
     def _begin(self, parcel: Parcel) -> None:
         self._n_transfers += 1
         parcel.transfer = self._n_transfers
-        parcel.departure = Departure(parcel.value.nbytes, self._chunk_bytes)
+        parcel.departure = Departure(parcel.value.nbytes, self._fast_chunk_bytes.get(parcel.key, self._chunk_bytes))
         self._under_way[parcel.key, parcel.transfer] = parcel
         heapq.heappush(self._waiting.setdefault(parcel.key, []), parcel)
 
@@ -82,6 +84,7 @@ class Outgoing:
         again = sorted(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
         self._waiting.pop(key, None)
         self._outstanding.pop(key, None)
+        self._fast_chunk_bytes.pop(key, None)
         for parcel in again:
             del self._under_way[key, parcel.transfer]
             self._begin(parcel)
@@ -98,10 +101,11 @@ class Outgoing:
             self._end(parcel)
         self._waiting.pop(key, None)
         self._outstanding.pop(key, None)
+        self._fast_chunk_bytes.pop(key, None)
         self._reachable.discard(key)
         return lost
 
-    def credited(self, key: str, credit: Credit) -> Parcel | None:
+    def credited(self, key: str, credit: Credit, now_s: float) -> Parcel | None:
         """The receiver has more of a value; returns the parcel once it has all. WireError where that cannot be."""
         parcel = self._under_way.get((key, credit.transfer))
         if parcel is None:
@@ -111,7 +115,19 @@ class Outgoing:
         if not parcel.departure.done:
             return None
         self._end(parcel)
+        self._judge(parcel, now_s)
         return parcel
+
+    def _judge(self, parcel: Parcel, now_s: float) -> None:
+        """Size the next chunks for this receiver by how fast it got a value that took more than one."""
+        if self._rate or parcel.start_s is None or not parcel.departure.all_sent or parcel.value.nbytes <= CHUNK_BYTES:
+            return
+        elapsed_s = now_s - parcel.start_s
+        fits = parcel.value.nbytes * FAST_CHUNK_S
+        chunk_bytes = CHUNK_BYTES
+        while chunk_bytes < MAX_CHUNK_BYTES and 2 * chunk_bytes * elapsed_s <= fits:
+            chunk_bytes *= 2
+        self._fast_chunk_bytes[parcel.key] = chunk_bytes
 
     def rejected(self, key: str, transfer: int) -> Parcel | None:
         """The receiver does not want it."""

@@ -4,7 +4,6 @@
 peers file, which a running agent reads again when it changes.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -75,6 +74,8 @@ def asked_window(state: Path) -> tuple[str, float | None] | None:
 
 
 def _read(path: Path) -> Any:
+    import json  # --help does not need it
+
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

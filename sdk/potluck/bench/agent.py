@@ -1,7 +1,7 @@
 """How light the agent and the command are: time to import, to print help, to be ready; memory at rest.
 
 Each figure is a median over processes of their own, started one after another. Python's own start is part of
-`help_ms` and `ready_s`, as it is for whoever waits.
+`help_ms`, `agent_help_ms` and `ready_s`, as it is for whoever waits.
 """
 
 import json
@@ -20,7 +20,7 @@ from potluck.bench.frame import Result
 from potluck.errors import DeviceError
 
 SETTINGS: Mapping[str, float] = {"repeats": 7, "settle_s": 1.0}
-GOALS = {"help_ms": ("<=", 100.0), "command_help_ms": ("<=", 100.0), "ready_s": ("<=", 1.0), "idle_mib": ("<=", 40.0)}
+GOALS = {"help_ms": ("<=", 100.0), "agent_help_ms": ("<=", 100.0), "ready_s": ("<=", 1.0), "idle_mib": ("<=", 40.0)}
 IMPORT = "import time; t = time.perf_counter(); import potluck_agent.main; print(time.perf_counter() - t)"
 MIB = 2**20
 
@@ -36,8 +36,8 @@ def run(settings: Mapping[str, float]) -> Result:
         starts.append(_start(settings["settle_s"]))
     figures = {
         "import_ms": 1e3 * median(imports),
-        "help_ms": 1e3 * median(agent_help),
-        "command_help_ms": 1e3 * median(command_help),
+        "help_ms": 1e3 * median(command_help),
+        "agent_help_ms": 1e3 * median(agent_help),
         "ready_s": median(ready_s for ready_s, _, _ in starts),
         "idle_mib": median(nbytes for _, nbytes, _ in starts) / MIB,
         "idle_private_mib": median(nbytes for _, _, nbytes in starts) / MIB,

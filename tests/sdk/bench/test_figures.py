@@ -20,7 +20,7 @@ SMALL = {
 PROMISED = {
     "stream": {"ratio_to_curve_16mib", "ratio_to_plain_16mib"},
     "interpreter": {"ratio_to_eager_train", "ratio_to_eager_forward"},
-    "agent": {"import_ms", "help_ms", "ready_s", "idle_mib"},
+    "agent": {"import_ms", "help_ms", "agent_help_ms", "ready_s", "idle_mib"},
     "digits": {"plain_step_ms", "agents_1_step_ms", "prediction_error_frac"},
     "planners": {"worst_ratio_to_best_rival"},
     "optimality": {"gap_median_frac", "gap_p95_frac"},
