@@ -16,6 +16,7 @@ from potluck_agent.core import read_address
 from potluck_agent.door import Socket, endpoint
 from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.keys import Identity
+from potluck_agent.passing import receive
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
 from potluck_wire.limits import DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES
@@ -130,7 +131,7 @@ class Links:
             if self._links.get(link.member.key) is not link:  # closed by what it said
                 return
             try:
-                message, buffers = decode(link.socket.recv_multipart(zmq.DONTWAIT), Channel.DATA)
+                message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)
             except zmq.Again:
                 return
             except WireError:

@@ -51,6 +51,7 @@ from potluck_wire.pairing import Paired
 TICK_S = 0.2
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
 
+_BOTH_WAYS = zmq.POLLIN | zmq.POLLOUT
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
 
@@ -364,7 +365,7 @@ class Net:
         """Poll for room in the pipe only while something waits for it."""
         if self._worker is None:
             return
-        events = zmq.POLLIN | (zmq.POLLOUT if self._worker.wants_write else 0)
+        events = _BOTH_WAYS if self._worker.wants_write else zmq.POLLIN
         if events != self._worker_events:
             self._worker_events = events
             self._poller.modify(self._worker.socket.fileno(), events)
