@@ -316,7 +316,7 @@ class Net:
         with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
             if link is not None:
                 hand_over(link.socket, frames)
-            else:
+            elif route is not None:
                 hand_over(self._door.routers[channel], [route, *frames])
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
