@@ -65,7 +65,7 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Table:
 
 def members(found: Iterable[Any], title: str = "Devices") -> Table:
     """Devices found or known (`run.members.Member`): status, address, and what each says of itself."""
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             member.name,
             member.status,
@@ -76,7 +76,10 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
         )
         for member in found
     )
-    return Table(title=title, columns=("device", "status", "address", ">memory", ">power", "trouble"), rows=rows)
+    columns: tuple[str, ...] = ("device", "status", "address", ">memory", ">power", "trouble")
+    if not any(row[-1] for row in rows):  # no trouble: no column of blanks
+        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def peers(known: Iterable[Any], own_key: str) -> Table:
