@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
     from potluck.records import Network, Plan
     from potluck.run.run import Run
+    from potluck.schedule.policies import Policy
 
 DISCOVER_S = 3.0  # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
@@ -276,8 +277,9 @@ class Home:
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
 
     def deploy(
-        self, plan: "Plan", model: Any = None, *, optimizer: Any = None, seed: int = 0, resume: str | Path | None = None
-    ) -> "Handle[Run]":
+        self, plan: "Plan", model: Any = None, *, optimizer: Any = None, seed: int = 0,
+        resume: str | Path | None = None, schedule: "str | Policy | None" = None,
+    ) -> "Handle[Run]":  # fmt: skip
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
 
         Parameters
@@ -288,6 +290,9 @@ class Home:
             `potluck.AdamW(lr)` (the default) or `potluck.SGD(lr, momentum)`.
         resume
             A file from `run.save`: goes on where that run was.
+        schedule
+            In which order the stages act: "1f1b" (the default for training), "fill-drain", "interleaved",
+            "forward-only" (for inference), or a function from a plan to a `potluck.schedule.ir.Schedule`.
         """
         from potluck.profile.measure import name_of
         from potluck.run.run import deploy
@@ -303,7 +308,7 @@ class Home:
         def work(task: Task) -> "Run":
             return deploy(
                 self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
-                profile=self._profiles.get(chosen.signature),
+                profile=self._profiles.get(chosen.signature), schedule=schedule,
             )  # fmt: skip
 
         return Handle(work, f"deploying {plan.model}")

@@ -12,6 +12,7 @@ from potluck.errors import ModelError, PlanError
 from potluck.records import Plan, Segment, Stage
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import Compiled, State, compile_inference, compile_pull, compile_push, compile_training
+from potluck.schedule.policies import Policy, policy
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
 
@@ -86,6 +87,7 @@ class Edition:
     optimizer: Optimizer | None
     compiled: Mapping[str, Compiled]
     seed: int = 0
+    schedule: str | Policy | None = None
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -165,8 +167,11 @@ def make_edition(
     optimizer: Optimizer | None,
     sizes: Sequence[int] = (),
     seed: int = 0,
+    schedule: str | Policy | None = None,
 ) -> Edition:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
+
+    `schedule`: see `schedule.policies.policy`.
 
     Raises
     ------
@@ -176,16 +181,22 @@ def make_edition(
     pieces = cut(model, plan)
     segments = tuple(piece.segment for piece in pieces)
     compiled: dict[str, Compiled] = {}
+    order = policy(schedule, training=plan.training)
     if plan.training:
         if optimizer is None:
             raise PlanError("a plan for training needs an optimizer.")
         for rows in dict.fromkeys((plan.batch, *sizes)):
             name = train_name(rows, plan)
             fitted = plan if rows == plan.batch else resized(plan, rows)
-            compiled[name] = renamed(compile_training(fitted, segments, optimizer.to_json()), name)
+            compiled[name] = renamed(
+                compile_training(fitted, segments, optimizer.to_json(), schedule=order(fitted)), name
+            )
     else:
-        compiled[INFER] = compile_inference(plan, segments)
-    bare = Edition(run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed)
+        compiled[INFER] = compile_inference(plan, segments, schedule=order(plan))
+    bare = Edition(
+        run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed,
+        schedule=schedule,
+    )  # fmt: skip
     everything = bare.states(optimizer=False)
     compiled[PUSH] = compile_push(plan, segments, everything)
     if plan.training:

@@ -21,6 +21,8 @@ from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
 from potluck.run.prediction import paced
 from potluck.schedule import Compiled, compile_move
+from potluck.schedule.policies import Policy
+from potluck.simulate import simulate
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +36,7 @@ class Engine:
 
     def __init__(
         self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
-        profile: Profile | None = None,
+        profile: Profile | None = None, schedule: str | Policy | None = None,
     ) -> None:  # fmt: skip
         self.model, self.members, self.profile = model, members, profile
         self.step = self.n_requests = 0
@@ -48,7 +50,7 @@ class Engine:
         members.need(plan.devices)
         name = f"run-{uuid.uuid4().hex[:12]}"
         self.edition: Edition = self._paced(
-            make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed)
+            make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed, schedule=schedule)
         )
         self.crew = Crew(link, members, name)
         self.crew.commit(0, self.crew.prepare(self.edition))
@@ -156,11 +158,11 @@ class Engine:
         self.check()
         old = self.edition
         fitting = [rows for rows in dict.fromkeys(sizes) if rows != plan.batch and usable_rows(plan, rows) == rows]
-        new = self._paced(
-            make_edition(
-                self.model, plan, run=old.run, epoch=old.epoch + 1, optimizer=optimizer, sizes=fitting, seed=old.seed
-            )
-        )
+        new = make_edition(
+            self.model, plan, run=old.run, epoch=old.epoch + 1, optimizer=optimizer, sizes=fitting, seed=old.seed,
+            schedule=old.schedule,
+        )  # fmt: skip
+        new = self._paced(new)
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
         move = compile_move(
             old.plan, old.segments, old.states(optimizer=moments), old.epoch,
@@ -191,8 +193,15 @@ class Engine:
         return profile.problem(workload)
 
     def _paced(self, edition: Edition) -> Edition:
-        """The edition with the times that its emulated devices shall take, where a profile says."""
+        """The edition with the times that its emulated devices shall take, where a profile says.
+
+        A schedule of the user's own keeps other values than the one that was planned for: its peaks are foretold here.
+        """
         problem = self.problem(edition)
+        if problem is not None and edition.schedule is not None:
+            step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
+            peaks = simulate(edition.compiled[step], problem).peak_bytes
+            edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
         emulated = [name for name in edition.plan.devices if self.members[name].capability.get("emulated")]
         if problem is None or not emulated:
             return edition

@@ -22,6 +22,7 @@ from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import AdamW, Optimizer
 from potluck.run.prediction import IN_FLIGHT, foretell
+from potluck.schedule.policies import Policy
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ class Run:
 def deploy(
     link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
     seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
+    schedule: str | Policy | None = None,
 ) -> Run:  # fmt: skip
     """Load `plan` on its devices with the model's weights, or those of a saved run."""
     saved = checkpoint.load(Path(resume)) if resume is not None else None
@@ -306,7 +308,7 @@ def deploy(
         optimizer, seed = optimizer or saved.optimizer, saved.seed
     task.update(0.1, "loading the plan")
     chosen = (optimizer or AdamW()) if plan.training else None
-    run = Run(Engine(link, members, model, plan, optimizer=chosen, seed=seed, profile=profile), link)
+    run = Run(Engine(link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule), link)
     try:
         task.update(0.5, "sending weights")
         run._engine.push(saved.weights if saved else model.state())

@@ -35,11 +35,12 @@ class Action:
         return cls(int(match[1]), match[2], int(match[3]))
 
 
-Schedule = tuple[tuple[Action, ...], ...]  # per stage, its actions in the order in which it takes them
+# Rows of actions in the order in which they are taken. A row is one stage, or all stages of one set of devices.
+Schedule = tuple[tuple[Action, ...], ...]
 
 
 def dumps(schedule: Schedule) -> str:
-    """One line per stage, actions separated by commas (the form torch.distributed.pipelining reads and writes)."""
+    """One line per row, actions separated by commas (the form torch.distributed.pipelining reads and writes)."""
     return "\n".join(",".join(str(action) for action in row) for row in schedule)
 
 

@@ -1,9 +1,13 @@
-"""Schedule policies: pure functions from the pipeline's shape to each stage's order of actions."""
+"""Schedule policies: pure functions from the pipeline's shape to the order of actions, and by name from a plan."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
-from potluck.errors import UserError
+from potluck.errors import PlanError, UserError
+from potluck.records import Plan
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
+
+Policy = Callable[[Plan], Schedule]
 
 
 def warm_up_depth(stage: int, n_stages: int, n_micro_batches: int) -> int:
@@ -22,16 +26,20 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | No
     depths = warm_up if warm_up is not None else [warm_up_depth(p, n_stages, n_micro_batches) for p in range(n_stages)]
     if len(depths) != n_stages or any(depth < 1 for depth in depths):
         raise UserError(f"1F1B needs a warm-up depth of 1 or more for each of {n_stages} stages, got {tuple(depths)}.")
-    return tuple(_one_stage(p, n_micro_batches, min(depth, n_micro_batches)) for p, depth in enumerate(depths))
+    return tuple(
+        _alternating(
+            [Action(p, FORWARD, m) for m in range(n_micro_batches)],
+            [Action(p, BACKWARD, m) for m in range(n_micro_batches)],
+            depth,
+        )
+        for p, depth in enumerate(depths)
+    )
 
 
-def _one_stage(stage: int, n_micro_batches: int, depth: int) -> tuple[Action, ...]:
-    actions = [Action(stage, FORWARD, m) for m in range(depth)]
-    for m in range(n_micro_batches):
-        actions.append(Action(stage, BACKWARD, m))
-        if m + depth < n_micro_batches:
-            actions.append(Action(stage, FORWARD, m + depth))
-    return tuple(actions)
+def _alternating(forwards: Sequence[Action], backwards: Sequence[Action], depth: int) -> tuple[Action, ...]:
+    """`depth` forwards first, then one backward and one forward in turn, then the backwards left."""
+    pairs = zip_longest(backwards, forwards[depth:])
+    return (*forwards[:depth], *(action for pair in pairs for action in pair if action is not None))
 
 
 def fill_drain(n_stages: int, n_micro_batches: int) -> Schedule:
@@ -39,6 +47,68 @@ def fill_drain(n_stages: int, n_micro_batches: int) -> Schedule:
     return one_f_one_b(n_stages, n_micro_batches, [n_micro_batches] * n_stages)
 
 
+def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
+    """1F1B with `n_chunks` stages per row: row r has the stages r, r + n_rows, r + 2 n_rows, ...
+
+    Every chunk is a shorter stage, so a pipeline fills and drains sooner, for more transfers (Narayanan et al. 2021,
+    section 2.2). Micro-batches go through the chunks in rounds of `n_rows`, so they must be a multiple of that.
+    """
+    if n_rows < 1 or n_chunks < 1 or n_micro_batches % n_rows:
+        raise UserError(
+            f"interleaving needs micro-batches in rounds of {n_rows}, got {n_micro_batches}.",
+            next_step="Use a multiple of the number of devices in the pipeline.",
+        )
+    rounds = [
+        (chunk, first + m)
+        for first in range(0, n_micro_batches, n_rows) for chunk in range(n_chunks) for m in range(n_rows)
+    ]  # fmt: skip
+    rows = []
+    for r in range(n_rows):
+        forwards = [Action(chunk * n_rows + r, FORWARD, m) for chunk, m in rounds]
+        backwards = [Action((n_chunks - 1 - chunk) * n_rows + r, BACKWARD, m) for chunk, m in rounds]
+        # One more than before the first backward could be due: steady turns begin with the backward.
+        depth = (n_chunks - 1) * n_rows + 2 * (n_rows - r - 1) + 1
+        rows.append(_alternating(forwards, backwards, min(depth, len(forwards))))
+    return tuple(rows)
+
+
 def forward_only(n_stages: int, n_micro_batches: int) -> Schedule:
-    """Inference: every micro-batch forward, in order."""
+    """Inference: every micro-batch forward, in order. One micro-batch is a single request; a stream is many of these
+    programs in flight, of which the oldest goes first."""
     return tuple(tuple(Action(p, FORWARD, m) for m in range(n_micro_batches)) for p in range(n_stages))
+
+
+def _interleaved_of(plan: Plan) -> Schedule:
+    """Rows are the sets of devices that the stages repeat in turn."""
+    devices, n_stages = [stage.devices for stage in plan.stages], len(plan.stages)
+    for n_rows in range(1, n_stages):
+        if n_stages % n_rows == 0 and devices == devices[:n_rows] * (n_stages // n_rows):
+            return interleaved(n_rows, n_stages // n_rows, plan.n_micro_batches)
+    raise PlanError(
+        "interleaving needs stages that go round the same devices several times.",
+        next_step="Use 1f1b, or a plan whose stages are on a, b, a, b.",
+    )
+
+
+POLICIES: dict[str, Policy] = {
+    "1f1b": lambda plan: one_f_one_b(len(plan.stages), plan.n_micro_batches, [s.warm_up for s in plan.stages]),
+    "fill-drain": lambda plan: fill_drain(len(plan.stages), plan.n_micro_batches),
+    "interleaved": _interleaved_of,
+    "forward-only": lambda plan: forward_only(len(plan.stages), plan.n_micro_batches),
+}
+
+
+def policy(choice: str | Policy | None, *, training: bool) -> Policy:
+    """The policy of that name (default: 1F1B, or forward only), or a function of your own from plan to schedule.
+
+    Raises
+    ------
+    UserError
+        Where no policy has that name.
+    """
+    if callable(choice):
+        return choice
+    name = choice or ("1f1b" if training else "forward-only")
+    if name not in POLICIES:
+        raise UserError(f"no schedule is called {name!r}.", next_step=f"There are {', '.join(POLICIES)}.")
+    return POLICIES[name]

@@ -12,7 +12,7 @@ from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment, Tensor
 from potluck.schedule import policies
 from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
-from potluck.schedule.ir import FORWARD, Action, Schedule
+from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
 from potluck.schedule.reduce import FLOAT_BYTES, ring_all_reduce
 from potluck.schedule.rows import intervals, overlaps
 from potluck.schedule.validate import check
@@ -33,7 +33,7 @@ def compile_training(
     The loss of each share comes home; its mean weighted by rows is the batch's loss.
     """
     if schedule is None:
-        schedule = policies.one_f_one_b(len(plan.stages), plan.n_micro_batches, [s.warm_up for s in plan.stages])
+        schedule = policies.POLICIES["1f1b"](plan)
     pipeline = _Pipeline("train", plan, segments, schedule, home, training=True)
     pipeline.actions()
     for p in range(len(plan.stages)):
@@ -46,7 +46,7 @@ def compile_inference(
 ) -> Compiled:
     """The program `infer` of every device of `plan`: one request of `plan.batch` rows; the outputs come home."""
     if schedule is None:
-        schedule = policies.forward_only(len(plan.stages), plan.n_micro_batches)
+        schedule = policies.POLICIES["forward-only"](plan)
     pipeline = _Pipeline("infer", plan, segments, schedule, home, training=False)
     pipeline.actions()
     return pipeline.programs.finish()
@@ -81,7 +81,10 @@ class _Pipeline:
     ) -> None:
         match(plan, segments, training=training)
         self.plan, self.segments, self.home, self.training = plan, segments, home, training
-        self.order = check(schedule, plan.n_micro_batches, training=training)
+        self.order = check(schedule, plan.n_micro_batches, n_stages=len(plan.stages), training=training)
+        halves = [str(action) for _, action in self.order if action.kind not in (FORWARD, BACKWARD)]
+        if halves:
+            raise PlanError(f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B.")
         self.programs = Assembler(name, plan.devices, home)
         self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
         self.n_turns = max(self.turn.values()) + 1

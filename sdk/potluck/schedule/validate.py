@@ -19,73 +19,91 @@ def needs(action: Action, n_stages: int, split: bool = False) -> tuple[Action, .
 
 
 def check(
-    schedule: Schedule, n_micro_batches: int, *, training: bool = True, max_kept: Sequence[int] | None = None
+    schedule: Schedule,
+    n_micro_batches: int,
+    *,
+    n_stages: int | None = None,
+    training: bool = True,
+    max_kept: Sequence[int] | None = None,
 ) -> tuple[tuple[int, Action], ...]:
     """All actions in a legal order, each with its turn when every action takes one turn.
 
-    Raises `PlanError`, with the grid drawn up to the first error, unless the schedule can run to its end.
-    `max_kept[p]`: how many micro-batches stage p may keep for their backward at once.
+    Raises `PlanError`, with the grid drawn up to the first error, unless the schedule can run to its end. A row may
+    hold several stages, a stage is in one row. `max_kept[p]`: how many micro-batches stage p may keep for their
+    backward at once. `n_stages`: how many there must be; default: as many as rows, or as the schedule shows.
     """
     split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
     kinds = FORWARD if not training else FORWARD + (INPUT_GRADIENT + WEIGHT_GRADIENT if split else BACKWARD)
-    for p, row in enumerate(schedule):
-        _each_once(schedule, p, row, [Action(p, kind, m) for kind in kinds for m in range(n_micro_batches)])
-        if max_kept is not None:
-            _within_depth(schedule, p, row, max_kept[p])
+    shown = max((action.stage for row in schedule for action in row), default=-1) + 1
+    n_stages = max(shown, len(schedule)) if n_stages is None else n_stages
+    _each_once(schedule, [Action(p, k, m) for p in range(n_stages) for k in kinds for m in range(n_micro_batches)])
+    if max_kept is not None:
+        _within_depth(schedule, max_kept)
     done: set[Action] = set()
     position = [0] * len(schedule)
     order: list[tuple[int, Action]] = []
-    turn = 0
-    while any(position[p] < len(row) for p, row in enumerate(schedule)):
+    while len(order) < sum(map(len, schedule)):
+        turn = order[-1][0] + 1 if order else 0
         ready = [
-            p
-            for p, row in enumerate(schedule)
-            if position[p] < len(row) and done.issuperset(needs(row[position[p]], len(schedule), split))
+            r
+            for r, row in enumerate(schedule)
+            if position[r] < len(row) and done.issuperset(needs(row[position[r]], n_stages, split))
         ]
         if not ready:
-            p = next(p for p, row in enumerate(schedule) if position[p] < len(row))
-            action = schedule[p][position[p]]
-            missing = [str(n) for n in needs(action, len(schedule), split) if n not in done]
-            _refuse(schedule, p, position[p], f"{action} waits for ever for {', '.join(missing)}")
-        for p in ready:
-            order.append((turn, schedule[p][position[p]]))
-            done.add(schedule[p][position[p]])
-            position[p] += 1
-        turn += 1
+            r = next(r for r, row in enumerate(schedule) if position[r] < len(row))
+            action = schedule[r][position[r]]
+            missing = [str(n) for n in needs(action, n_stages, split) if n not in done]
+            _refuse(schedule, r, position[r], f"{action} waits for ever for {', '.join(missing)}")
+        for r in ready:
+            order.append((turn, schedule[r][position[r]]))
+            position[r] += 1
+        done.update(schedule[r][position[r] - 1] for r in ready)
     return tuple(order)
 
 
-def _each_once(schedule: Schedule, stage: int, row: Sequence[Action], expected: Sequence[Action]) -> None:
-    wanted, seen = set(expected), set[Action]()
-    for column, action in enumerate(row):
-        if action not in wanted:
-            _refuse(schedule, stage, column, f"{action} does not belong to stage {stage} of this schedule")
-        if action in seen:
-            _refuse(schedule, stage, column, f"{action} comes twice")
-        seen.add(action)
-    missing = [str(action) for action in expected if action not in seen]
+def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:
+    wanted, seen, row_of = set(expected), set[Action](), dict[int, int]()
+    for r, row in enumerate(schedule):
+        for column, action in enumerate(row):
+            if action not in wanted:
+                _refuse(schedule, r, column, f"{action} does not belong to this schedule")
+            if row_of.setdefault(action.stage, r) != r:
+                other = row_of[action.stage]
+                _refuse(schedule, r, column, f"{action} does not belong here, stage {action.stage} is in row {other}")
+            if action in seen:
+                _refuse(schedule, r, column, f"{action} comes twice")
+            seen.add(action)
+    missing = [action for action in expected if action not in seen]
     if missing:
-        _refuse(schedule, stage, len(row), f"stage {stage} never does {', '.join(missing)}")
+        stage = missing[0].stage
+        never = ", ".join(str(action) for action in missing if action.stage == stage)
+        r = row_of.get(stage, min(stage, len(schedule) - 1))
+        _refuse(schedule, r, len(schedule[r]) if schedule else 0, f"stage {stage} never does {never}")
 
 
-def _within_depth(schedule: Schedule, stage: int, row: Sequence[Action], depth: int) -> None:
-    kept = 0
-    for column, action in enumerate(row):
-        kept += {FORWARD: 1, BACKWARD: -1, WEIGHT_GRADIENT: -1}.get(action.kind, 0)
-        if kept > depth:
-            _refuse(schedule, stage, column, f"{action} would keep {kept} micro-batches where {depth} fit")
+def _within_depth(schedule: Schedule, max_kept: Sequence[int]) -> None:
+    for r, row in enumerate(schedule):
+        kept = dict.fromkeys((action.stage for action in row), 0)
+        for column, action in enumerate(row):
+            stage = action.stage
+            kept[stage] += {FORWARD: 1, BACKWARD: -1, WEIGHT_GRADIENT: -1}.get(action.kind, 0)
+            if kept[stage] > max_kept[stage]:
+                why = f"{action} would keep {kept[stage]} micro-batches where {max_kept[stage]} fit"
+                _refuse(schedule, r, column, why)
 
 
-def _refuse(schedule: Schedule, stage: int, column: int, why: str) -> None:
-    raise PlanError(f"The schedule does not hold: {why}.\n{grid(schedule, stage, column)}")
+def _refuse(schedule: Schedule, row: int, column: int, why: str) -> None:
+    raise PlanError(f"The schedule does not hold: {why}.\n{grid(schedule, row, column)}")
 
 
-def grid(schedule: Schedule, stage: int | None = None, column: int = 0) -> str:
-    """The schedule as text, one line per stage; `<-- ERROR HERE` behind action `column` of `stage`."""
-    width = max((len(str(action)) for row in schedule for action in row), default=2)
+def grid(schedule: Schedule, row: int | None = None, column: int = 0) -> str:
+    """The schedule as text, one line per row; `<-- ERROR HERE` behind action `column` of `row`."""
+    width = max((len(str(action)) for line in schedule for action in line), default=2)
     lines = []
-    for p, row in enumerate(schedule):
-        shown = row if p != stage else row[: column + 1]
+    for r, line in enumerate(schedule):
+        stages = sorted({action.stage for action in line}) or [r]
+        shown = line if r != row else line[: column + 1]
         cells = " ".join(str(action).ljust(width) for action in shown)
-        lines.append(f"stage {p}: {cells}" + (" <-- ERROR HERE" if p == stage else ""))
-    return "\n".join(line.rstrip() for line in lines)
+        name = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+        lines.append(f"{name}: {cells}" + (" <-- ERROR HERE" if r == row else ""))
+    return "\n".join(text.rstrip() for text in lines)

@@ -3,6 +3,7 @@
 import pytest
 
 from potluck.errors import PlanError, UserError
+from potluck.records import Plan, Stage
 from potluck.schedule import policies
 from potluck.schedule.ir import Action, dumps, loads
 from potluck.schedule.rows import intervals, overlaps
@@ -45,14 +46,57 @@ def test_every_policy_is_legal(n_stages, n_micro_batches):
     check(policies.forward_only(n_stages, n_micro_batches), n_micro_batches, training=False)
 
 
+@pytest.mark.parametrize("n_rows", range(1, 5))
+@pytest.mark.parametrize("n_chunks", range(1, 4))
+@pytest.mark.parametrize("n_rounds", range(1, 4))
+def test_interleaving_is_legal(n_rows, n_chunks, n_rounds):
+    schedule = policies.interleaved(n_rows, n_chunks, n_rows * n_rounds)
+    check(schedule, n_rows * n_rounds, n_stages=n_rows * n_chunks)
+    assert loads(dumps(schedule)) == schedule
+
+
+def test_interleaved_by_hand():
+    assert dumps(policies.interleaved(2, 2, 2)) == ("0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1")
+
+
+def test_refuses_to_interleave_what_does_not_go_round():
+    with pytest.raises(UserError, match="rounds of 2, got 3"):
+        policies.interleaved(2, 2, 3)
+    plan = make_plan("a", "b", "c")
+    with pytest.raises(PlanError, match="go round the same devices"):
+        policies.policy("interleaved", training=True)(plan)
+
+
+def test_policies_have_names():
+    plan = make_plan("a", "b", "a", "b")
+    assert policies.policy("interleaved", training=True)(plan) == policies.interleaved(2, 2, 4)
+    assert policies.policy(None, training=True)(plan) == policies.one_f_one_b(4, 4, [1, 1, 1, 1])
+    assert policies.policy(None, training=False)(plan) == policies.forward_only(4, 4)
+    assert policies.policy(policies.POLICIES["fill-drain"], training=True)(plan) == policies.fill_drain(4, 4)
+    with pytest.raises(UserError, match=r"no schedule is called 'gpipe'.*1f1b, fill-drain"):
+        policies.policy("gpipe", training=True)
+
+
+def test_refuses_a_schedule_of_other_stages_than_the_plan():
+    with pytest.raises(PlanError, match="stage 2 never does 2F0"):
+        check(policies.fill_drain(2, 1), 1, n_stages=3)
+
+
+def make_plan(*devices):
+    stages = tuple(Stage(start=p, stop=p + 1, devices=(name,), shares=(2,)) for p, name in enumerate(devices))
+    return Plan(planner="test", model="m", stages=stages, micro_batch=2, n_micro_batches=4)
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("0F0,0B0\n1B0,1F0", "stage 0: 0F0 0B0 <-- ERROR HERE"),  # stage 1 can never begin
         ("0F0,0F0,0B0\n1F0,1B0", "0F0 comes twice"),
         ("0F0\n1F0,1B0", "stage 0 never does 0B0"),
-        ("0F0,0B0\n1F0,0B0,1B0", "0B0 does not belong to stage 1"),
+        ("0F0,0B0\n1F0,0B0,1B0", "0B0 does not belong here, stage 0 is in row 0"),
         ("0F0,0B0,0F1,0B1\n1F0,1B0", "0F1 does not belong"),
+        ("0F0,2B0,2F0,0B0\n1F0,1B0", "stages 0, 2: 0F0 2B0 <-- ERROR HERE"),  # a backward before its forward
+        ("0F0,0B0,0W0", "0W0 does not belong"),
     ],
 )
 def test_refuses_an_illegal_schedule_and_shows_where(text, error):

@@ -1,0 +1,91 @@
+"""Every schedule on every pattern of stages: ten steps of AdamW over real agents are those of one machine."""
+
+import copy
+
+import pytest
+from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
+
+import potluck
+from potluck.schedule import policies
+
+torch = pytest.importorskip("torch")
+
+A, B = "local-1", "local-2"
+PATTERNS = {  # (devices, shares) per stage, and how far rounding may lead off: sums of shares are in another order
+    "two stages": ([((A,), (4,)), ((B,), (4,))], 0.0),
+    "round and round": ([((A,), (4,)), ((B,), (4,)), ((A,), (4,)), ((B,), (4,))], 0.0),  # this can be interleaved
+    "unequal shares on both sides": ([((A, B), (3, 1)), ((A, B), (1, 3))], 1e-5),
+    "shared, then one, and again": ([((A, B), (2, 2)), ((B,), (4,)), ((A, B), (2, 2)), ((B,), (4,))], 1e-5),
+}
+SCHEDULES = {
+    "1f1b": "1f1b",
+    "shallow": lambda plan: policies.one_f_one_b(
+        len(plan.stages), plan.n_micro_batches, range(len(plan.stages), 0, -1)
+    ),
+    "fill-drain": "fill-drain",
+    "interleaved": "interleaved",
+}
+CASES = [(s, p) for p in PATTERNS for s in SCHEDULES if s != "interleaved" or p in list(PATTERNS)[1::2]]
+
+
+def make_deep():
+    torch.manual_seed(0)
+    inner = [layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), *inner, torch.nn.Linear(16, 4))
+    x, y = make_data("mlp", 6)
+    return net, potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return make_deep()
+
+
+@pytest.fixture(scope="module")
+def alone(deep):
+    """One machine: the losses of ten steps, and the weights after them."""
+    trained = copy.deepcopy(deep[0])
+    x, y = make_data("mlp", 16)
+    losses = train_alone(
+        trained, x, y, batch=16, micro_batch=4, epochs=10, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
+    )
+    return losses, trained.state_dict()
+
+
+@pytest.mark.parametrize(("schedule", "pattern"), CASES)
+def test_ten_steps_of_adamw_are_those_of_one_machine(home, deep, alone, schedule, pattern):
+    stages, tolerance = PATTERNS[pattern]
+    _, model = deep
+    plan = make_plan(model, *stages, micro_batch=4, n_micro_batches=4)
+    run = home.deploy(plan, model, schedule=SCHEDULES[schedule]).wait(60)
+    history = run.fit(make_data("mlp", 16), epochs=10).wait(60)
+    losses, state = alone
+    got = run.state_dict()
+    run.close()
+    assert history.losses == pytest.approx(losses, rel=1e-6, abs=tolerance)
+    assert max((got[name] - tensor).abs().max().item() for name, tensor in state.items()) <= tolerance
+
+
+def test_inference_takes_its_schedule_too(home):
+    net, model = make_model("mlp")
+    x, _ = make_data("mlp", 12)
+    plan = make_plan(model, ((A, B), (3, 1)), ((B, A), (2, 2)), micro_batch=4, n_micro_batches=3, training=False)
+    run = home.deploy(plan, model, schedule="forward-only").wait(60)
+    with torch.no_grad():
+        assert (run(x) - net(x)).abs().max().item() <= 1e-6
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "error", "says"),
+    [
+        ("zigzag", potluck.errors.UserError, "no schedule is called 'zigzag'"),
+        ("interleaved", potluck.errors.PlanError, "go round the same devices"),
+        ("forward-only", potluck.errors.PlanError, "stage 0 never does 0B0"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(home, schedule, error, says):
+    _, model = make_model("mlp")
+    plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
+    with pytest.raises(error, match=says):
+        home.deploy(plan, model, schedule=schedule).wait(60)
