@@ -46,10 +46,13 @@ class Ready:
 
 
 class Execution:
-    """The state of one execution. `owner` is the key of the notebook that asked for it; `order` is its age."""
+    """The state of one execution. `owner` is the key of the notebook that asked for it; `order` is its age.
 
-    def __init__(self, name: Name, layout: Layout, owner: str, order: int) -> None:
-        self.name, self.layout, self.owner, self.order = name, layout, owner, order
+    `begin_s`: when all devices begin it together, by our clock; 0: nobody knows.
+    """
+
+    def __init__(self, name: Name, layout: Layout, owner: str, order: int, begin_s: float = 0.0) -> None:
+        self.name, self.layout, self.owner, self.order, self.begin_s = name, layout, owner, order, begin_s
         self.places: dict[str, Located] = {}  # values that are to be sent
         self.busy_s = 0.0
         self.peak_bytes = 0
@@ -111,6 +114,11 @@ class Execution:
         self._sends_left[value] -= 1
         last = not self._sends_left[value]
         return self._release(list(self.layout.followers[index])), last
+
+    def release_s(self, index: int) -> float:
+        """When send `index` had better leave, by our clock; 0: at once."""
+        after_s = self.layout.release_s(index)
+        return self.begin_s + after_s if self.begin_s and after_s else 0.0
 
     def exports(self, index: int) -> tuple[str, ...]:
         """Outputs of a task that are to be sent."""

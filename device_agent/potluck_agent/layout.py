@@ -33,6 +33,14 @@ class Layout:
         """How long it shall last on an emulated device; 0: nobody says."""
         return self.program.lasts_s[index] if self.program.lasts_s else 0.0
 
+    def release_s(self, index: int) -> float:
+        """How long after the common begin of the step it had better wait; 0: it need not."""
+        return self.program.release_s[index] if self.program.release_s else 0.0
+
+    def pace_bytes_per_s(self, index: int) -> float:
+        """How fast its chunks may leave; 0: as fast as they can."""
+        return self.program.pace_bytes_per_s[index] if self.program.pace_bytes_per_s else 0.0
+
     def is_network(self, index: int) -> bool:
         """Whether the agent does this instruction, not its worker."""
         return self.program.instructions[index].op in NETWORK

@@ -1,7 +1,8 @@
 """Values on their way out: the device's one network lane. Which chunk leaves next, and when.
 
 Among all values that wait, the one with the smallest priority goes first, as far as its receiver's credit window lets
-it; so a bulky gradient never delays an urgent activation by more than a chunk. Pure: the time comes in.
+it; so a bulky gradient never delays an urgent activation by more than a chunk. A value with a release time is not among
+them before that; one with a pace keeps the lane for as long as its chunks take at that pace. Pure: the time comes in.
 """
 
 import heapq
@@ -15,18 +16,24 @@ from potluck_wire.messages import Chunk, Credit, Value
 
 MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
+CATCH_UP_S = 0.05  # a pace is made up for when the loop came that much late; not more, or it would be a burst
 FAST_CHUNK_S = 0.005  # a link that carries more than the usual chunk in so long gets larger ones: fewer to handle
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Parcel:
-    """One value to be sent. `value` carries everything but the transfer's number; `about` says whose it is."""
+    """One value to be sent. `value` carries everything but the transfer's number; `about` says whose it is.
+
+    `release_s`: not before that; `pace_bytes_per_s`: no faster than that. 0: at once, as fast as it goes.
+    """
 
     key: str
     value: Value
     place: Span
     priority: int
     about: Hashable
+    release_s: float = 0.0
+    pace_bytes_per_s: float = 0.0
     order: int = 0
     transfer: int = 0
     start_s: float | None = None
@@ -50,13 +57,15 @@ class Outgoing:
         self._fast_chunk_bytes: dict[str, int] = {}  # by receiver: what its link has shown that it carries
         self._reachable: set[str] = set()
         self._n_parcels = self._n_transfers = 0
+        self._held: list[tuple[float, int, Parcel]] = []  # by release time: a heap
+        self._paced_until_s = self._pumped_s = 0.0
         self._on_air: ToPeer | None = None  # paced: it leaves at `_air_free_s`
         self._air_free_s = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether anything is on its way."""
-        return bool(self._under_way)
+        return bool(self._under_way or self._held)
 
     def reach(self, key: str) -> None:
         """There is a data connection to this receiver."""
@@ -66,11 +75,14 @@ class Outgoing:
         """There is none any more."""
         self._reachable.discard(key)
 
-    def add(self, parcel: Parcel) -> None:
+    def add(self, parcel: Parcel, now_s: float = 0.0) -> None:
         """Send this when its turn comes."""
         self._n_parcels += 1
         parcel.order = self._n_parcels
-        self._begin(parcel)
+        if parcel.release_s > now_s:
+            heapq.heappush(self._held, (parcel.release_s, parcel.order, parcel))
+        else:
+            self._begin(parcel)
 
     def _begin(self, parcel: Parcel) -> None:
         self._n_transfers += 1
@@ -93,12 +105,19 @@ class Outgoing:
         """Forget the parcels of this."""
         for parcel in [parcel for parcel in self._under_way.values() if parcel.about == about]:
             self._end(parcel)
+        self._keep([held for held in self._held if held[2].about != about])
+
+    def _keep(self, held: list[tuple[float, int, Parcel]]) -> None:
+        self._held = held
+        heapq.heapify(held)
 
     def forget(self, key: str) -> tuple[Parcel, ...]:
         """This receiver is gone; returns what it will not get."""
         lost = tuple(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
         for parcel in lost:
             self._end(parcel)
+        lost += tuple(parcel for _, _, parcel in self._held if parcel.key == key)
+        self._keep([held for held in self._held if held[2].key != key])
         self._waiting.pop(key, None)
         self._outstanding.pop(key, None)
         self._fast_chunk_bytes.pop(key, None)
@@ -142,16 +161,24 @@ class Outgoing:
 
     def pump(self, now_s: float) -> list[ToPeer]:
         """Everything that may leave by now."""
-        if not self._rate:
-            sent = []
-            while (chunk := self._next(now_s)) is not None:
-                sent.append(chunk[0])
-            return sent
-        return self._pump_paced(now_s)
+        self._pumped_s = now_s
+        while self._held and self._held[0][0] <= now_s:
+            self._begin(heapq.heappop(self._held)[2])
+        if self._rate:
+            return self._pump_paced(now_s)
+        sent = []
+        while self._paced_until_s <= now_s and (chunk := self._next(now_s)) is not None:
+            sent.append(chunk[0])
+        return sent
 
     def wake_s(self) -> float | None:
         """When `pump` is to be called again, if no event comes first."""
-        return self._air_free_s if self._on_air is not None else None
+        times = [self._air_free_s] if self._on_air is not None else []
+        if self._held:
+            times.append(self._held[0][0])
+        if self._paced_until_s > self._pumped_s and self._under_way:
+            times.append(self._paced_until_s)
+        return min(times, default=None)
 
     def _pump_paced(self, now_s: float) -> list[ToPeer]:
         """A chunk is on the air for its bytes over the rate, and handed over when it has left the air."""
@@ -187,6 +214,9 @@ class Outgoing:
         assert cut is not None  # `_has_credit` saw room
         index, start, stop = cut
         self._outstanding[best.key] = self._outstanding.get(best.key, 0) + stop - start
+        if best.pace_bytes_per_s:
+            since_s = max(self._paced_until_s, now_s - CATCH_UP_S)
+            self._paced_until_s = since_s + (stop - start) / best.pace_bytes_per_s
         span = Span(best.place.arena, best.place.offset + start, stop - start)
         if index:
             return ToPeer(best.key, Chunk(transfer=best.transfer, index=index), (span,)), stop - start

@@ -34,6 +34,7 @@ from potluck_wire.messages import (
     Value,
 )
 
+MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 MAX_EARLY = 1024  # executions that values came for before they began
 
 
@@ -118,7 +119,7 @@ class Work:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
             return
         self._n_executions += 1
-        execution = self._executions[name] = Execution(name, layout, key, self._n_executions)
+        execution = self._executions[name] = Execution(name, layout, key, self._n_executions, message.begin_s)
         self._go_on(execution, execution.start(), now_s)
         for value, early in self._early.pop(name, {}).items():
             if execution.over:
@@ -217,7 +218,16 @@ class Work:
             nbytes=located.span.nbytes,
         )
         about = SendOf(execution.name, index)
-        self._outgoing.add(Parcel(key=key, value=value, place=located.span, priority=instruction.priority, about=about))
+        parcel = Parcel(
+            key=key,
+            value=value,
+            place=located.span,
+            priority=instruction.priority,
+            about=about,
+            release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
+            pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
+        )
+        self._outgoing.add(parcel, now_s)
 
     def delivered(self, parcel: Parcel, now_s: float) -> None:
         """A value of ours has arrived where it should."""

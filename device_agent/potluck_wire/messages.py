@@ -142,12 +142,17 @@ class Dropped(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute(Message):
-    """Run a loaded program once. (run, epoch, program, step) is executed at most once; a repeat is answered again."""
+    """Run a loaded program once. (run, epoch, program, step) is executed at most once; a repeat is answered again.
+
+    `begin_s`: when all devices begin this step together, by this device's own clock (that of its `Pong`); the
+    program's `release_s` count from then. 0: nobody knows, nothing is held back.
+    """
 
     run: str = ""
     epoch: int = 0
     program: str = ""
     step: int = 0
+    begin_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,10 @@ ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 }
 
 MAX_LASTS_S = 3600.0  # no instruction of a real model takes an hour
+MAX_RELEASE_S = 3600.0  # nor does a step
+MAX_PACE_BYTES_PER_S = 1e12  # no link of a home carries a terabyte per second
+# Columns that a program may have besides its rows -> the largest number in it.
+COLUMNS = {"lasts_s": MAX_LASTS_S, "release_s": MAX_RELEASE_S, "pace_bytes_per_s": MAX_PACE_BYTES_PER_S}
 MAX_INSTRUCTIONS = 100_000  # 64 micro-batches on 8 stages with a 64-way all-reduce are some 20,000
 MAX_OPTIMIZER_ENTRIES = 16
 
@@ -95,21 +99,26 @@ class Instruction:
 class Program:
     """The instructions of one device for one step; instruction ids are their positions.
 
-    `lasts_s`, one number per instruction or empty, is for emulated devices: how long each computing instruction shall
-    last by the device's profile. Others pay no attention to it.
+    Each of `COLUMNS` holds one number per instruction or is empty. `lasts_s` is for emulated devices: how long each
+    computing instruction shall last by the device's profile; others pay no attention to it. `release_s`: how long after
+    the step's common begin (`Execute.begin_s`) a send had better wait, so that more urgent transfers of other devices
+    have the shared medium; a hint, see PROTOCOL.md. `pace_bytes_per_s`: no faster than that (0: as fast as it goes),
+    so that what waits does so in the agent, where something more urgent can overtake it.
     """
 
     name: str
     instructions: tuple[Instruction, ...] = ()
     lasts_s: tuple[float, ...] = ()
+    release_s: tuple[float, ...] = ()
+    pace_bytes_per_s: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The program as plain JSON data: short rows [op, inputs, outputs, after, priority, attrs]."""
         rows = [
             [i.op, list(i.inputs), list(i.outputs), list(i.after), i.priority, dict(i.attrs)] for i in self.instructions
         ]
-        document: dict[str, Any] = {"name": self.name, "instructions": rows}
-        return document | {"lasts_s": list(self.lasts_s)} if self.lasts_s else document
+        columns = {name: list(getattr(self, name)) for name in COLUMNS if getattr(self, name)}
+        return {"name": self.name, "instructions": rows, **columns}
 
     def dumps(self) -> bytes:
         """The program as JSON text."""
@@ -139,8 +148,9 @@ def from_json(document: Any) -> Program:
     WireError
         With code `document`, naming the instruction and what is wrong with it.
     """
-    if type(document) is not dict or set(document) - {"lasts_s"} != {"name", "instructions"}:
-        raise WireError(WireCode.DOCUMENT, 'a program is {"name", "instructions"}, and perhaps "lasts_s"')
+    if type(document) is not dict or document.keys() - COLUMNS.keys() != {"name", "instructions"}:
+        known = ", ".join(COLUMNS)
+        raise WireError(WireCode.DOCUMENT, f'a program is {{"name", "instructions"}}, and perhaps {known}')
     name, rows = document["name"], document["instructions"]
     if not is_identifier(name):
         raise WireError(WireCode.DOCUMENT, f"{name!r:.40} cannot name a program")
@@ -157,12 +167,18 @@ def from_json(document: Any) -> Program:
             op = f" ({row[0]!r:.20})" if type(row) is list and row else ""
             raise WireError(WireCode.DOCUMENT, f"program {name}, instruction {index}{op}: {wrong}") from None
         instructions.append(instruction)
-    lasts_s = document.get("lasts_s", [])
-    if type(lasts_s) is not list or not all(type(s) in (int, float) and 0 <= s <= MAX_LASTS_S for s in lasts_s):
-        raise WireError(WireCode.DOCUMENT, f"program {name}: lasts_s are numbers of seconds, at most {MAX_LASTS_S}")
-    if lasts_s and len(lasts_s) != len(rows):
-        raise WireError(WireCode.DOCUMENT, f"program {name}: {len(lasts_s)} lasts_s for {len(rows)} instructions")
-    return Program(name=name, instructions=tuple(instructions), lasts_s=tuple(map(float, lasts_s)))
+    columns = {column: _column(name, document.get(column, []), column, len(rows)) for column in COLUMNS}
+    return Program(name=name, instructions=tuple(instructions), **columns)
+
+
+def _column(name: str, numbers: Any, column: str, n_rows: int) -> tuple[float, ...]:
+    """One number per instruction, or none at all."""
+    limit = COLUMNS[column]
+    if type(numbers) is not list or not all(type(n) in (int, float) and 0 <= n <= limit for n in numbers):
+        raise WireError(WireCode.DOCUMENT, f"program {name}: {column} are numbers of 0 to {limit:g}")
+    if numbers and len(numbers) != n_rows:
+        raise WireError(WireCode.DOCUMENT, f"program {name}: {len(numbers)} {column} for {n_rows} instructions")
+    return tuple(map(float, numbers))
 
 
 def is_segment(name: object) -> bool:

@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.program import ARITY, MAX_INSTRUCTIONS, OPERATIONS, Instruction, Program, from_json, loads
+from potluck_wire.program import ARITY, COLUMNS, MAX_INSTRUCTIONS, OPERATIONS, Instruction, Program, from_json, loads
 
 RUN = {"segment": "s0", "key": "0.0", "train": True, "rows": [0, 4, 8], "micro_batch": 0}
 
@@ -192,3 +193,15 @@ def test_ids_are_positions():
         ),
     )
     assert loads(program.dumps()) == program
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_has_one_number_for_every_instruction_or_is_not_there(column):
+    program = Program(name="p", instructions=(Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "a"}),))
+    assert column not in program.to_json()
+    full = replace(program, **{column: (0.5,)})
+    assert loads(full.dumps()) == full
+    assert from_json(program.to_json() | {column: []}) == program
+    for wrong in ([1, 2], [-1], ["1"], [True], [COLUMNS[column] * 2], 3):
+        with pytest.raises(WireError, match=column):
+            from_json(program.to_json() | {column: wrong})
