@@ -68,6 +68,7 @@ from potluck_wire.messages import (
     Welcome,
     WorkerReady,
 )
+from potluck_wire.version import VERSION, show
 
 READY = json.dumps(CAN).encode()
 
@@ -82,7 +83,7 @@ def test_welcome_waits_for_the_worker():
     early = talk.hear(Meter(period_s=1.0))
     assert early == [refused(Meter, RefusalCode.STATE, "there is no session yet; say Hello first")]
     (welcome,) = talk.work(WorkerReady(), READY)
-    assert (welcome.key, welcome.message) == (OWNER_KEY, Welcome(major=1, minor=0, name="jetson"))
+    assert (welcome.key, welcome.message) == (OWNER_KEY, Welcome(major=VERSION[0], minor=VERSION[1], name="jetson"))
     said = statement.read(welcome.buffers[0])
     assert (said["name"], said["memory_bytes"], said["operators"]) == ("jetson", 1000, ["aten.add"])
 
@@ -97,7 +98,7 @@ def test_second_hello_is_welcomed_at_once_and_keeps_the_runs():
 def test_another_major_version_is_refused_and_starts_nothing():
     (answer,) = Talk().hear(Hello(major=2))
     assert answer.message.code == RefusalCode.VERSION
-    assert "it speaks 2.0, we speak 1.0" in answer.message.text
+    assert f"it speaks 2.0, we speak {show()}" in answer.message.text
 
 
 @pytest.mark.parametrize("entry", MESSAGES.values(), ids=lambda entry: entry.type.__name__)

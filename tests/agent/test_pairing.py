@@ -19,6 +19,7 @@ from potluck_wire.pairing import (
     show_secret,
 )
 from potluck_wire.stream import Reader, pack
+from potluck_wire.version import VERSION, show
 
 NOTEBOOK, DEVICE, MALLORY = (zmq.curve_keypair()[0].decode() for _ in range(3))
 CODE = "48291305"
@@ -125,7 +126,7 @@ def test_refuses_messages_that_do_not_hold_and_never_pairs(what, messages):
 
 def test_another_major_version_is_named():
     _, agent = sides()
-    with pytest.raises(PairingFailed, match=r"it speaks 2\.0, we speak 1\.0") as failure:
+    with pytest.raises(PairingFailed, match=rf"it speaks 2\.0, we speak {show()}") as failure:
         agent.receive(replace(HELLO, major=2))
     assert failure.value.code == "version"
 
@@ -252,4 +253,4 @@ def test_a_message_may_come_byte_by_byte():
     made.arrive(0.0)
     replies = [made.receive(bytes([byte]), 1.0) for byte in pack(HELLO)]
     ((answer, _),) = Reader(Channel.PAIRING).feed(b"".join(reply.data for reply in replies))
-    assert answer == PairHello(major=1, name="jetson", key=DEVICE)
+    assert answer == PairHello(major=VERSION[0], minor=VERSION[1], name="jetson", key=DEVICE)

@@ -26,6 +26,7 @@ from potluck.run.events import (
 from potluck.run.traffic import Raw
 from potluck_wire import messages as m
 from potluck_wire.limits import PULSE_LOST_S
+from potluck_wire.version import VERSION
 
 STATEMENT = json.dumps(
     {"name": "a", "memory_bytes": 1000, "backends": {"torch": "2"}, "dtypes": ["float32"], "operators": []}
@@ -39,7 +40,7 @@ class Play:
         self.controller, self.now_s, self.actions = Controller(), 100.0, []
         for ticket, device in enumerate(devices, 900):
             self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
-            self.hear(device, m.Welcome(major=1, minor=0, name=device), STATEMENT)
+            self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)
 
     def do(self, event):
         self.actions = self.controller.handle(event, self.now_s)
@@ -85,8 +86,8 @@ def test_joining_says_hello_and_resolves_with_what_the_device_says():
     play = Play()
     play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
     assert isinstance(play.actions[0], Connect)
-    assert play.sent(m.Hello) == [("a", m.Hello(major=1, minor=0, name="notebook"))]
-    play.hear("a", m.Welcome(major=1, minor=0, name="a"), STATEMENT)
+    assert play.sent(m.Hello) == [("a", m.Hello(major=VERSION[0], minor=VERSION[1], name="notebook"))]
+    play.hear("a", m.Welcome(major=VERSION[0], minor=VERSION[1], name="a"), STATEMENT)
     session = play.ended()[1].result
     assert session.capability["memory_bytes"] == 1000
     assert play.controller.session("a") == session
