@@ -121,13 +121,32 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """What a layer hands to the later layers `to`, the same to each; bytes per row, and the part with a gradient."""
+
+    to: tuple[int, ...]
+    output_bytes: int = 0
+    gradient_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.to or not 0 <= self.gradient_bytes <= self.output_bytes:
+            raise UserError(
+                f"an edge to the layers {self.to} needs somebody who takes it, and a gradient within its output: got "
+                f"gradient_bytes {self.gradient_bytes} and output_bytes {self.output_bytes}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """A run of neighbouring operators that is never cut. Sizes are per row (sample) of the batch unless they say
     otherwise.
 
-    `output_bytes` counts every tensor alive at the cut behind this layer, skip connections too. `gradient_bytes` is
-    the part of it that carries a gradient back. `activation_bytes` is kept from forward to backward. `parameter_bytes`
-    and `buffer_bytes` are totals.
+    `output_bytes` counts every tensor alive at the cut behind this layer, skip connections and other branches too.
+    `gradient_bytes` is the part of it that carries a gradient back. `activation_bytes` is kept from forward to
+    backward. `parameter_bytes` and `buffer_bytes` are totals. `edges`: to whom it hands what, where the model has
+    parallel branches; none in a chain, where all goes to the next layer. Along a branch tensors are handed on from
+    layer to layer, into another branch they go directly. `feed_bytes`: inputs of the model that no earlier layer reads
+    (those of the first layer are not stated).
     """
 
     name: str
@@ -138,9 +157,12 @@ class Layer:
     activation_bytes: int = 0
     forward_flop: float = 0.0
     backward_flop: float = 0.0
+    edges: tuple[Edge, ...] = ()
+    feed_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for field_name in ("parameter_bytes", "buffer_bytes", "output_bytes", "gradient_bytes", "activation_bytes"):
+        sizes = ("parameter_bytes", "buffer_bytes", "output_bytes", "gradient_bytes", "activation_bytes", "feed_bytes")
+        for field_name in sizes:
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         if self.gradient_bytes > self.output_bytes:
             raise UserError(
@@ -230,8 +252,8 @@ class QoE:
 class Problem:
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
-    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage; `result_bytes` comes
-    back.
+    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
+    layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back.
     """
 
     model: str
@@ -257,9 +279,16 @@ class Problem:
                     device=device.name,
                     next_step="Profile this model on this device.",
                 )
+        if self.branches:
+            _check_edges(self.layers)
         for name in (*self.qoe.memory_bytes, *self.qoe.device_energy_j):
             if all(name != device.name for device in self.devices):
                 raise UserError(f"A limit names the device {name!r}, which is not in this home.")
+
+    @property
+    def branches(self) -> bool:
+        """Whether some layers can run at the same time: the model is no chain."""
+        return any(layer.edges for layer in self.layers)
 
     def device(self, name: str) -> Device:
         """The device of that name; `UserError` where there is none."""
@@ -272,6 +301,17 @@ class Problem:
         from potluck.display import html
 
         return html.profile(self)
+
+
+def _check_edges(layers: Sequence[Layer]) -> None:
+    """Raise `UserError` unless every edge leads to later layers, and every layer but the last has one."""
+    for index, layer in enumerate(layers):
+        for to in (to for edge in layer.edges for to in edge.to):
+            if not index < to < len(layers):
+                fault = f"there are {len(layers)} layers" if to >= len(layers) else "that would be a cycle"
+                raise UserError(f"layer {layer.name} (number {index}) hands its output to layer {to}: {fault}.")
+        if not layer.edges and index < len(layers) - 1:
+            raise UserError(f"layer {layer.name} (number {index}) hands its output to nobody; other layers have edges.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +415,8 @@ class Segment:
     """Layers [start, stop) as one piece that a device can load, seen from outside.
 
     Its inputs in order: `feeds`, model inputs and targets that home sends to this very stage, then `inputs` from the
-    stage before. `outputs` go to the next stage; those of the last stage go home (in training the first is the loss).
+    stages that hold the layers `sources` (one for each input; none: the layer before `start`). `outputs` go to the
+    stages that take them; those of the last stage go home (in training the first is the loss).
     """
 
     name: str
@@ -383,6 +424,7 @@ class Segment:
     stop: int
     feeds: tuple[Tensor, ...] = ()
     inputs: tuple[Tensor, ...] = ()
+    sources: tuple[int, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     parameter_count: int = 0
     buffer_count: int = 0  # elements of float buffers (running statistics)

@@ -1,8 +1,9 @@
 """Score any planner's plan by simulating its very tasks on the shared network: one judge for all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from potluck.plan import cost
+from potluck.plan import cost, flows
 from potluck.plan.check import check_plan
 from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
 from potluck.schedule.compiled import Compiled
@@ -51,33 +52,42 @@ def compile_plan(problem: Problem, plan: Plan) -> Compiled:
 
 
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
-    """The segments of `plan` as the layers' sizes tell: one tensor over each cut with a gradient, one without."""
-    layers, n_stages = problem.layers, len(plan.stages)
-    crossing: list[tuple[Tensor, ...]] = []
-    for stage in plan.stages:
-        layer = layers[stage.stop - 1]
-        sizes = [("y", layer.gradient_bytes, True), ("z", layer.output_bytes - layer.gradient_bytes, False)]
-        crossing.append(tuple(_tensor(f"{name}{stage.stop}", size, grad) for name, size, grad in sizes if size))
+    """The segments of `plan` as the layers' sizes tell: of every bundle one tensor with a gradient, one without."""
+    n_stages, handed = len(plan.stages), flows.bundles(problem, plan.stages)
+    made = [_tensors(p, given) for p, given in enumerate(handed)]
     segments = []
     for p, stage in enumerate(plan.stages):
-        inside = layers[stage.start : stage.stop]
-        feeds = [_tensor("input", problem.input_bytes)] if p == 0 and problem.input_bytes else []
+        inside = problem.layers[stage.start : stage.stop]
+        fed = flows.feed_bytes(problem, stage.start, stage.stop)
+        feeds = [_tensor("input", fed)] if fed else []
         if plan.training and p == n_stages - 1 and problem.target_bytes:
             feeds.append(_tensor("target", problem.target_bytes))
         last = _tensor("loss", 4) if plan.training else _tensor("output", problem.result_bytes)
+        taken = [(q, tensor) for q, tensors in enumerate(made) for tensor, takers in tensors if p in takers]
         segments.append(
             Segment(
                 name=f"stage{p}",
                 start=stage.start,
                 stop=stage.stop,
                 feeds=tuple(feeds),
-                inputs=crossing[p - 1] if p else (),
-                outputs=crossing[p] if p < n_stages - 1 else (last,),
+                inputs=tuple(tensor for _, tensor in taken),
+                sources=tuple(plan.stages[q].stop - 1 for q, _ in taken),
+                outputs=tuple(tensor for tensor, _ in made[p]) if p < n_stages - 1 else (last,),
                 parameter_count=sum(layer.parameter_bytes for layer in inside) // 4,
                 buffer_count=sum(layer.buffer_bytes for layer in inside) // 4,
             )
         )
     return tuple(segments)
+
+
+def _tensors(p: int, given: Sequence[flows.Bundle]) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """What stage p makes, and who takes each."""
+    found = []
+    for k, (to, output_bytes, gradient_bytes) in enumerate(given):
+        for name, size, gradient in (("y", gradient_bytes, True), ("z", output_bytes - gradient_bytes, False)):
+            if size:
+                found.append((_tensor(f"{name}{p}.{k}", size, gradient), to))
+    return found
 
 
 def _tensor(name: str, row_bytes: int, gradient: bool = False) -> Tensor:

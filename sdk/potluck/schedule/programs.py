@@ -1,11 +1,11 @@
 """Compile a plan: the schedule's actions become instructions, cuts become slices, transfers and concatenations.
 
 Glossary of value names, all local to one device: `in` fed by home, `x` input of a stage, `y` output, `dy` and `dx`
-their gradients, `f` and `b` pieces passed over a cut forward and backward; then stage, tensor, micro-batch, row.
+their gradients, `f` and `b` pieces passed over a cut forward and backward (`b` and `dy` with the stage they come from);
+then stage, tensor, micro-batch, row.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from potluck.errors import PlanError
@@ -16,6 +16,7 @@ from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
 from potluck.schedule.reduce import FLOAT_BYTES, ring_all_reduce
 from potluck.schedule.rows import intervals, overlaps
 from potluck.schedule.validate import check
+from potluck.schedule.wiring import wire
 
 LOSS_BYTES = 4
 
@@ -52,36 +53,15 @@ def compile_inference(
     return pipeline.programs.finish()
 
 
-def match(plan: Plan, segments: Sequence[Segment], *, training: bool) -> None:
-    """Raise `PlanError` unless segment p is stage p and every cut's tensors meet on both sides."""
-    if [(s.start, s.stop) for s in segments] != [(s.start, s.stop) for s in plan.stages]:
-        cuts = ", ".join(f"[{s.start}, {s.stop})" for s in segments)
-        raise PlanError(f"The segments {cuts} are not the plan's stages.", next_step="Cut the model by this plan.")
-    if not segments[-1].outputs:
-        raise PlanError(f"The last segment, {segments[-1].name}, has no output.")
-    for left, right in pairwise(segments):
-        made = {tensor.name: tensor for tensor in left.outputs}
-        for tensor in right.inputs:
-            if made.get(tensor.name) != tensor:
-                raise PlanError(f"{right.name} needs {tensor}, but {left.name} gives {made.get(tensor.name)}.")
-            if tensor.gradient and tensor.multiple == 0:
-                raise PlanError(f"{tensor.name} carries a gradient but has no batch dimension: it cannot be cut.")
-        unused = {t.name for t in left.outputs if t.gradient} - {t.name for t in right.inputs}
-        if training and unused:
-            raise PlanError(
-                f"{left.name} gives {', '.join(sorted(unused))}, whose gradient {right.name} never returns."
-            )
-
-
 class _Pipeline:
     """One compilation: walks a legal order of all actions and appends to the devices' programs."""
 
     def __init__(
         self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool
     ) -> None:
-        match(plan, segments, training=training)
+        self.wiring = wire(plan, segments, training=training)
         self.plan, self.segments, self.home, self.training = plan, segments, home, training
-        self.order = check(schedule, plan.n_micro_batches, n_stages=len(plan.stages), training=training)
+        self.order = check(schedule, plan.n_micro_batches, before=self.wiring.before, training=training)
         halves = [str(action) for _, action in self.order if action.kind not in (FORWARD, BACKWARD)]
         if halves:
             raise PlanError(f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B.")
@@ -89,12 +69,9 @@ class _Pipeline:
         self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
         self.n_turns = max(self.turn.values()) + 1
         self.rows = [intervals(stage.shares) for stage in plan.stages]
-        last = len(segments) - 1
-        self.learns = [
-            training and (p == last or any(t.gradient for t in _passed(segments, p))) for p in range(last + 1)
-        ]
-        # (action kind, receiving stage, tensor, micro-batch, device index) -> pieces (value, first row, bytes)
-        self.pieces: dict[tuple[str, int, str, int, int], list[tuple[str, int, int]]] = {}
+        self.learns = self.wiring.learns
+        # (action, tensor, device index, sending stage) -> pieces (value, first row, bytes)
+        self.pieces: dict[tuple[Action, str, int, int], list[tuple[str, int, int]]] = {}
 
     def actions(self) -> None:
         for _, action in self.order:
@@ -111,7 +88,8 @@ class _Pipeline:
         p, m = action.stage, action.micro_batch
         segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
         inputs = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
-        inputs += [self._gather(action, index, tensor, "x") for tensor in segment.inputs]
+        sources = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
+        inputs += [self._gather(action, index, tensor, source) for tensor, source in sources]
         names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
         sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
         if self.training and p == len(self.segments) - 1:
@@ -123,9 +101,9 @@ class _Pipeline:
             rows=[start, stop, self.plan.micro_batch], micro_batch=m,
         )  # fmt: skip
         if p < len(self.segments) - 1:
-            value = dict(zip((t.name for t in segment.outputs), names, strict=True))
-            for tensor in self.segments[p + 1].inputs:
-                self._pass(action, Action(p + 1, FORWARD, m), index, tensor, value[tensor.name])
+            for tensor, name in zip(segment.outputs, names, strict=True):
+                for taker in self.wiring.takers[p].get(tensor.name, ()):
+                    self._pass(action, Action(taker, FORWARD, m), index, tensor, name)
         else:
             self._results(action, device, names, start, stop)
 
@@ -133,18 +111,35 @@ class _Pipeline:
         p, m = action.stage, action.micro_batch
         segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
         last = p == len(self.segments) - 1
-        inputs = [] if last else [self._gather(action, index, t, "dy") for t in _passed(self.segments, p) if t.gradient]
-        back = [tensor for tensor in segment.inputs if tensor.gradient]
+        returned = [] if last else [t for t in segment.outputs if self.wiring.returning(p, t)]
+        inputs = [self._returned(action, index, tensor) for tensor in returned]
+        pairs = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
+        back = [(tensor, source) for tensor, source in pairs if tensor.gradient]
         names = [f"dx{p}.{i}.{m}" for i in range(len(back))]
         self.programs.compute(
             device, "backward", inputs,
-            {name: _nbytes(tensor, stop - start) for name, tensor in zip(names, back, strict=True)},
+            {name: _nbytes(tensor, stop - start) for name, (tensor, _) in zip(names, back, strict=True)},
             note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
             priority=self.turn[action], segment=segment.name, key=f"{p}.{m}",
             scale=(stop - start) / self.plan.batch if last else 1.0,
         )  # fmt: skip
-        for name, tensor in zip(names, back, strict=True):
-            self._pass(action, Action(p - 1, action.kind, m), index, tensor, name)
+        for name, (tensor, source) in zip(names, back, strict=True):
+            if self.learns[source]:
+                self._pass(action, Action(source, action.kind, m), index, tensor, name)
+
+    def _returned(self, action: Action, index: int, tensor: Tensor) -> str:
+        """The gradient of an output: the sum of what comes back from all stages that took it, in a fixed order."""
+        givers = self.wiring.returning(action.stage, tensor)
+        parts = [self._gather(action, index, tensor, giver) for giver in givers]
+        if len(parts) == 1:
+            return parts[0]
+        start, stop = self.rows[action.stage][index]
+        name, nbytes = f"dy{action.stage}.{tensor.name}.{action.micro_batch}", _nbytes(tensor, stop - start)
+        self.programs.compute(
+            self.plan.stages[action.stage].devices[index], "add", parts, {name: nbytes},
+            note=Note(label=f"{action} add", nbytes=nbytes), priority=self.turn[action],
+        )  # fmt: skip
+        return name
 
     def _feed(self, action: Action, device: str, tensor: Tensor, start: int, stop: int) -> str:
         first = action.micro_batch * self.plan.micro_batch  # feeds are counted over the whole batch
@@ -189,9 +184,9 @@ class _Pipeline:
         """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in `target`."""
         left, right = self.plan.stages[source.stage], self.plan.stages[target.stage]
         device, (first, stop) = left.devices[index], self.rows[source.stage][index]
-        direction = "f" if target.kind == FORWARD else "b"
+        direction = "f" if target.kind == FORWARD else f"b{source.stage}."
         for piece in overlaps(left.shares, right.shares):
-            key = (target.kind, target.stage, tensor.name, target.micro_batch, piece.right)
+            key = (target, tensor.name, piece.right, source.stage)
             if piece.left != index or (tensor.multiple == 0 and key in self.pieces):
                 continue
             sent, nbytes, peer = value, _nbytes(tensor, piece.stop - piece.start), right.devices[piece.right]
@@ -209,12 +204,13 @@ class _Pipeline:
                 sent = name
             self.pieces.setdefault(key, []).append((sent, piece.start, nbytes))
 
-    def _gather(self, action: Action, index: int, tensor: Tensor, kind: str) -> str:
-        """The name of `tensor` for this device and action, put together in row order from the pieces passed to it."""
-        pieces = self.pieces[action.kind, action.stage, tensor.name, action.micro_batch, index]
+    def _gather(self, action: Action, index: int, tensor: Tensor, source: int) -> str:
+        """The name of `tensor` for this device and action, put together in row order from what `source` passed on."""
+        pieces = self.pieces[action, tensor.name, index, source]
         if len(pieces) == 1:
             return pieces[0][0]
         pieces.sort(key=lambda piece: piece[1])
+        kind = "x" if action.kind == FORWARD else f"dy{source}."
         name, nbytes = f"{kind}{action.stage}.{tensor.name}.{action.micro_batch}", sum(piece[2] for piece in pieces)
         self.programs.compute(
             self.plan.stages[action.stage].devices[index], "concat", [piece[0] for piece in pieces], {name: nbytes},
@@ -255,9 +251,3 @@ class _Pipeline:
 
 def _nbytes(tensor: Tensor, rows: int) -> int:
     return tensor.row_bytes * (rows if tensor.multiple else 1)
-
-
-def _passed(segments: Sequence[Segment], p: int) -> tuple[Tensor, ...]:
-    """The outputs of stage p that the next stage takes, in the order of stage p's outputs."""
-    wanted = {tensor.name for tensor in segments[p + 1].inputs}
-    return tuple(tensor for tensor in segments[p].outputs if tensor.name in wanted)

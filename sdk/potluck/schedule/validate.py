@@ -4,25 +4,28 @@ from collections.abc import Sequence
 
 from potluck.errors import PlanError
 from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
+from potluck.schedule.wiring import Before, behind, chain
 
 
-def needs(action: Action, n_stages: int, split: bool = False) -> tuple[Action, ...]:
-    """The actions that must be done before `action`; `split`: this schedule's backwards come as I and W."""
+def needs(action: Action, before: Before, split: bool = False) -> tuple[Action, ...]:
+    """The actions that must be done before `action`; `split`: this schedule's backwards come as I and W.
+
+    `before`: per stage, the stages that it takes tensors from.
+    """
     stage, m = action.stage, action.micro_batch
     if action.kind == FORWARD:
-        return (Action(stage - 1, FORWARD, m),) if stage else ()
+        return tuple(Action(source, FORWARD, m) for source in before[stage])
     if action.kind == WEIGHT_GRADIENT:
         return (Action(stage, INPUT_GRADIENT, m),)
     gradient = INPUT_GRADIENT if split else BACKWARD
-    behind = (Action(stage + 1, gradient, m),) if stage + 1 < n_stages else ()
-    return (Action(stage, FORWARD, m), *behind)
+    return (Action(stage, FORWARD, m), *(Action(taker, gradient, m) for taker in behind(before)[stage]))
 
 
 def check(
     schedule: Schedule,
     n_micro_batches: int,
     *,
-    n_stages: int | None = None,
+    before: Before | None = None,
     training: bool = True,
     max_kept: Sequence[int] | None = None,
 ) -> tuple[tuple[int, Action], ...]:
@@ -30,13 +33,13 @@ def check(
 
     Raises `PlanError`, with the grid drawn up to the first error, unless the schedule can run to its end. A row may
     hold several stages, a stage is in one row. `max_kept[p]`: how many micro-batches stage p may keep for their
-    backward at once. `n_stages`: how many there must be; default: as many as rows, or as the schedule shows.
+    backward at once. `before`: the graph of stages; default: a chain of as many as rows, or as the schedule shows.
     """
     split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
     kinds = FORWARD if not training else FORWARD + (INPUT_GRADIENT + WEIGHT_GRADIENT if split else BACKWARD)
     shown = max((action.stage for row in schedule for action in row), default=-1) + 1
-    n_stages = max(shown, len(schedule)) if n_stages is None else n_stages
-    _each_once(schedule, [Action(p, k, m) for p in range(n_stages) for k in kinds for m in range(n_micro_batches)])
+    before = chain(max(shown, len(schedule))) if before is None else before
+    _each_once(schedule, [Action(p, k, m) for p in range(len(before)) for k in kinds for m in range(n_micro_batches)])
     if max_kept is not None:
         _within_depth(schedule, max_kept)
     done: set[Action] = set()
@@ -47,12 +50,12 @@ def check(
         ready = [
             r
             for r, row in enumerate(schedule)
-            if position[r] < len(row) and done.issuperset(needs(row[position[r]], n_stages, split))
+            if position[r] < len(row) and done.issuperset(needs(row[position[r]], before, split))
         ]
         if not ready:
             r = next(r for r, row in enumerate(schedule) if position[r] < len(row))
             action = schedule[r][position[r]]
-            missing = [str(n) for n in needs(action, n_stages, split) if n not in done]
+            missing = [str(n) for n in needs(action, before, split) if n not in done]
             _refuse(schedule, r, position[r], f"{action} waits for ever for {', '.join(missing)}")
         for r in ready:
             order.append((turn, schedule[r][position[r]]))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from potluck.plan import cost
+from potluck.plan import cost, flows
 from potluck.records import HOME, Plan, Problem, Training
 from potluck.schedule.reduce import FLOAT_BYTES
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
-from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Item, Layout, Shape, lay_out
+from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Handed, Item, Layout, Shape, lay_out
 from potluck.simulate.spans import middle_s, union_s
 
 STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
@@ -133,6 +133,7 @@ class Direct:
         self._has_home = any(HOME in pair for pair in problem.network.paths)
         self._routes: dict[tuple[str, str], tuple[tuple[tuple[int, int], ...], float]] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
+        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
 
     @property
     def n_layouts(self) -> int:
@@ -182,20 +183,29 @@ class Direct:
         return found
 
     def _shape(self, plan: Plan) -> Shape:
-        layers, slot = self.problem.layers, {name: i for i, name in enumerate(plan.devices)}
-        last = [layers[stage.stop - 1] for stage in plan.stages[:-1]]
+        slot = {name: i for i, name in enumerate(plan.devices)}
+        handed = self._handed(plan)
         return Shape(
             slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
             shares=tuple(stage.shares for stage in plan.stages),
             warm_up=tuple(stage.warm_up for stage in plan.stages),
             n_micro_batches=plan.n_micro_batches,
             training=plan.training,
-            smooth=tuple(layer.gradient_bytes > 0 for layer in last),
-            rough=tuple(layer.output_bytes > layer.gradient_bytes for layer in last),
-            has_input=self.problem.input_bytes > 0,
+            handed=tuple(
+                tuple(Handed(b.to, b.gradient_bytes > 0, b.output_bytes > b.gradient_bytes) for b in given)
+                for given in handed
+            ),
+            learns=flows.learning(handed) if plan.training else (False,) * len(plan.stages),
+            fed=tuple(flows.feed_bytes(self.problem, stage.start, stage.stop) > 0 for stage in plan.stages),
             has_target=plan.training and self.problem.target_bytes > 0,
             n_elements=tuple(min(self._n_elements(s.start, s.stop), len(s.devices)) for s in plan.stages),
         )
+
+    def _handed(self, plan: Plan) -> tuple[tuple[flows.Bundle, ...], ...]:
+        key = tuple(stage.start for stage in plan.stages)
+        if key not in self._bundles:
+            self._bundles[key] = flows.bundles(self.problem, plan.stages)
+        return self._bundles[key]
 
     def _n_elements(self, start: int, stop: int) -> int:
         return self.table.parameter_bytes(start, stop) // 4 + self.table.buffer_bytes(start, stop) // 4
@@ -225,8 +235,8 @@ class Direct:
     def _nbytes(self, plan: Plan, item: Item) -> int:
         problem, stage, tensor = self.problem, plan.stages[item.stage], item.tensor
         if tensor in ("y", "z"):
-            layer = problem.layers[stage.stop - 1]
-            return item.rows * (layer.gradient_bytes if tensor == "y" else layer.output_bytes - layer.gradient_bytes)
+            _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.bundle]
+            return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
         if tensor in ("vector", "piece"):
             n_elements, n = self._n_elements(stage.start, stage.stop), len(stage.devices)
             if tensor == "vector":
@@ -234,7 +244,9 @@ class Direct:
             return ((item.rows + 1) * n_elements // n - item.rows * n_elements // n) * FLOAT_BYTES
         if tensor == "loss":
             return LOSS_BYTES
-        per_row = {"input": problem.input_bytes, "target": problem.target_bytes, "output": problem.result_bytes}
+        if tensor == "input":
+            return item.rows * flows.feed_bytes(problem, stage.start, stage.stop)
+        per_row = {"target": problem.target_bytes, "output": problem.result_bytes}
         return item.rows * per_row[tensor]
 
 

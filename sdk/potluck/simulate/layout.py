@@ -13,9 +13,18 @@ from typing import NamedTuple
 
 from potluck.errors import PlanError
 from potluck.schedule.rows import overlaps
+from potluck.schedule.wiring import Before, behind, chain
 
 HOME_PRIORITY = 1 << 32  # home feeds an earlier step before a later one; devices go by priority, then by age
 RUN, BACKWARD, COPY, STEP, SEND = range(5)
+
+
+class Handed(NamedTuple):
+    """A bundle that goes to the stages `to`: whether it has a tensor with a gradient, and one without."""
+
+    to: tuple[int, ...]
+    smooth: bool
+    rough: bool
 
 
 class Shape(NamedTuple):
@@ -26,18 +35,18 @@ class Shape(NamedTuple):
     warm_up: tuple[int, ...]
     n_micro_batches: int
     training: bool
-    smooth: tuple[bool, ...]  # per cut: whether a tensor with a gradient crosses it
-    rough: tuple[bool, ...]  # per cut: whether one without crosses it
-    has_input: bool
+    handed: tuple[tuple["Handed", ...], ...]  # per stage: what it hands on
+    learns: tuple[bool, ...]  # per stage: whether a gradient comes back to it
+    fed: tuple[bool, ...]  # per stage: whether home feeds it
     has_target: bool
     n_elements: tuple[int, ...]  # per stage to update; where there are as many as replicas, no more are counted
 
 
 class Item(NamedTuple):
-    """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` over cut `stage`; or ring piece `rows`.
+    """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` that it makes; or ring piece `rows`.
 
-    Tensors: "input", "target", "loss", "output"; over a cut "y" with a gradient and "z" without; "vector" the flat
-    gradient of a replicated stage and "piece" one of its pieces.
+    Tensors: "input", "target", "loss", "output"; of bundle `bundle` "y" with a gradient and "z" without; "vector" the
+    flat gradient of a replicated stage and "piece" one of its pieces.
     """
 
     kind: int
@@ -46,6 +55,15 @@ class Item(NamedTuple):
     rows: int = 0
     tensor: str = ""
     to: int = -1  # the slot that a transfer goes to
+    bundle: int = 0
+
+
+class Tensor(NamedTuple):
+    """The tensor "y" or "z" of bundle `bundle` of stage `stage`."""
+
+    stage: int
+    bundle: int
+    name: str
 
 
 class Value(NamedTuple):
@@ -70,11 +88,15 @@ class Layout:
     kept: list[tuple[int, int, int]] = field(default_factory=list)  # (item, run, backward or -1 for none)
 
 
-def turns(warm_up: Sequence[int], n_micro_batches: int, *, training: bool) -> list[tuple[int, int, int, int]]:
+def turns(
+    warm_up: Sequence[int], n_micro_batches: int, *, before: Before | None = None, training: bool
+) -> list[tuple[int, int, int, int]]:
     """Every action (turn, stage, kind, micro-batch) of 1F1B, or of inference, in the order of `schedule.validate`.
 
-    An action's turn is one after those of what it waits for and of the one before it on its stage.
+    An action's turn is one after those of what it waits for and of the one before it on its stage. `before`: the graph
+    of stages; a chain unless given.
     """
+    before = chain(len(warm_up)) if before is None else before
     rows = []
     for depth in warm_up:
         depth = min(depth, n_micro_batches) if training else n_micro_batches
@@ -86,17 +108,17 @@ def turns(warm_up: Sequence[int], n_micro_batches: int, *, training: bool) -> li
         rows.append(row)
     n_stages, found = len(rows), dict[tuple[int, int, int], int]()
     position, last = [0] * n_stages, [-1] * n_stages
+    needed = {RUN: before, BACKWARD: behind(before)}
     moved = True
     while moved:
         moved = False
         for p in (*range(n_stages), *reversed(range(n_stages - 1))):
             while position[p] < len(rows[p]):
                 kind, m = rows[p][position[p]]
-                other = p - 1 if kind == RUN else p + 1
-                before = found.get((other, kind, m)) if 0 <= other < n_stages else -1
-                if before is None:
+                done = [found.get((q, kind, m)) for q in needed[kind][p]]
+                if None in done:
                     break
-                last[p] = found[p, kind, m] = max(before, last[p]) + 1
+                last[p] = found[p, kind, m] = max([last[p], *(turn for turn in done if turn is not None)]) + 1
                 position[p] += 1
                 moved = True
     if any(position[p] < len(rows[p]) for p in range(n_stages)):
@@ -129,18 +151,28 @@ class _Step:
         self.shape, self.n_stages = shape, len(shape.slots)
         self.home = 1 + max(max(slots) for slots in shape.slots)
         self.layout = Layout(self.home)
-        self.order = turns(shape.warm_up, shape.n_micro_batches, training=shape.training)
+        before: Before = tuple(
+            tuple(p for p, given in enumerate(shape.handed) if any(q in b.to for b in given if b.smooth or b.rough))
+            for q in range(self.n_stages)
+        )
+        self.order = turns(shape.warm_up, shape.n_micro_batches, before=before, training=shape.training)
         self.turn = {(p, kind, m): turn for turn, p, kind, m in self.order}
         self.n_turns = self.order[-1][0] + 1
-        self.learns = [shape.training and (p == self.n_stages - 1 or shape.smooth[p]) for p in range(self.n_stages)]
+        self.learns = shape.learns
         self._numbers: dict[Item, int] = {}
         self._last: dict[int, int] = {}  # per slot: the computing task before
         self._runs: dict[tuple[int, int, int], int] = {}
-        self._pieces: dict[tuple[int, int, str, int, int], list[tuple[int, Value]]] = {}
-        self._overlaps = {
-            (p, q): overlaps(shape.shares[p], shape.shares[q])
-            for p in range(self.n_stages) for q in (p - 1, p + 1) if 0 <= q < self.n_stages
-        }  # fmt: skip
+        self._pieces: dict[tuple[int, int, int, Tensor, int, int], list[tuple[int, Value]]] = {}
+        joined = [pair for q, sources in enumerate(before) for p in sources for pair in ((p, q), (q, p))]
+        self._overlaps = {(p, q): overlaps(shape.shares[p], shape.shares[q]) for p, q in joined}
+        # Per stage: the tensors that it makes and who takes each, and those that it takes.
+        self._made = [
+            [(Tensor(p, k, name), bundle.to) for k, bundle in enumerate(given) for name in _names(bundle)]
+            for p, given in enumerate(shape.handed)
+        ]
+        self._taken = [
+            [tensor for made in self._made for tensor, takers in made if q in takers] for q in range(self.n_stages)
+        ]
 
     # --- tasks and values ---------------------------------------------------------------------------------------------
 
@@ -181,11 +213,10 @@ class _Step:
         shape, slot, rows = self.shape, self.shape.slots[p][index], self.shape.shares[p][index]
         priority, last = self.turn[p, RUN, m], p == self.n_stages - 1
         inputs = []
-        for name, wanted in (("input", shape.has_input and p == 0), ("target", shape.has_target and last)):
+        for name, wanted in (("input", shape.fed[p]), ("target", shape.has_target and last)):
             if wanted:
                 inputs.append(self._move(Item(SEND, self.home, p, rows, name, slot), (), priority))
-        if p:
-            inputs += [self._gather(RUN, p, m, index, name) for name in self._tensors(p - 1)]
+        inputs += [self._gather(RUN, p, m, index, tensor, tensor.stage) for tensor in self._taken[p]]
         run = Item(RUN, slot, p, rows)
         task = self._task(run, inputs, priority)
         if self.learns[p]:
@@ -193,45 +224,59 @@ class _Step:
         else:
             self.layout.kept.append((self._number(run), task, -1))
         if not last:
-            for name in self._tensors(p):
-                value = self._value(Item(COPY, slot, p, rows, name), task, slot)
-                self._pass(p, p + 1, RUN, m, index, name, value)
+            for tensor, takers in self._made[p]:
+                value = self._value(self._copy_of(slot, tensor, rows), task, slot)
+                for taker in takers:
+                    self._pass(p, taker, RUN, m, index, tensor, value)
             return
         name, priority = ("loss", self.n_turns) if shape.training else ("output", priority)
         value = self._value(Item(COPY, slot, p, rows, name), task, slot)
         self._task(Item(SEND, slot, p, rows, name, self.home), (value,), priority)
 
-    def _tensors(self, cut: int) -> list[str]:
-        return ["y"] * self.shape.smooth[cut] + ["z"] * self.shape.rough[cut]
-
     def backward(self, p: int, m: int, index: int) -> None:
         """Its gradient back through stage p."""
-        shape, slot, rows = self.shape, self.shape.slots[p][index], self.shape.shares[p][index]
-        inputs = [self._gather(BACKWARD, p, m, index, "y")] if p < self.n_stages - 1 else []
+        slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
+        inputs = []
+        for tensor, takers in self._made[p]:
+            if tensor.name == "y":
+                parts = [
+                    self._gather(BACKWARD, p, m, index, tensor, q) for q in reversed(takers) if self.learns[q]
+                ]  # fmt: skip
+                if len(parts) > 1:
+                    parts = [self._copy(self._copy_of(slot, tensor, rows), parts, self.turn[p, BACKWARD, m])]
+                inputs += parts
         task = self._task(Item(BACKWARD, slot, p, rows), inputs, self.turn[p, BACKWARD, m])
         self.layout.kept.append((self._number(Item(RUN, slot, p, rows)), self._runs[p, m, index], task))
-        if p and shape.smooth[p - 1]:
-            value = self._value(Item(COPY, slot, p - 1, rows, "y"), task, slot)
-            self._pass(p, p - 1, BACKWARD, m, index, "y", value)
+        back = [tensor for tensor in self._taken[p] if tensor.name == "y"]
+        values = [self._value(self._copy_of(slot, tensor, rows), task, slot) for tensor in back]
+        for tensor, value in zip(back, values, strict=True):
+            if self.learns[tensor.stage]:
+                self._pass(p, tensor.stage, BACKWARD, m, index, tensor, value)
 
-    def _pass(self, p: int, q: int, kind: int, m: int, index: int, name: str, value: Value) -> None:
+    def _copy_of(self, slot: int, tensor: Tensor, rows: int) -> Item:
+        return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)
+
+    def _pass(self, p: int, q: int, kind: int, m: int, index: int, tensor: Tensor, value: Value) -> None:
         """Hand a value of stage p to the devices of stage q that need rows of it."""
-        shape, cut, slot, priority = self.shape, min(p, q), self.shape.slots[p][index], self.turn[q, kind, m]
+        shape, slot, priority = self.shape, self.shape.slots[p][index], self.turn[q, kind, m]
         for piece in self._overlaps[p, q]:
             if piece.left != index:
                 continue
             rows, peer, part = piece.stop - piece.start, shape.slots[q][piece.right], value
             if rows != shape.shares[p][index]:
-                part = self._copy(Item(COPY, slot, cut, rows, name), (value,), priority)
+                part = self._copy(self._copy_of(slot, tensor, rows), (value,), priority)
             if peer != slot:
-                part = self._move(Item(SEND, slot, cut, rows, name, peer), (part,), priority)
-            self._pieces.setdefault((kind, q, name, m, piece.right), []).append((piece.start, part))
+                item = Item(SEND, slot, tensor.stage, rows, tensor.name, peer, tensor.bundle)
+                part = self._move(item, (part,), priority)
+            self._pieces.setdefault((kind, q, p, tensor, m, piece.right), []).append((piece.start, part))
 
-    def _gather(self, kind: int, p: int, m: int, index: int, name: str) -> Value:
-        pieces = [value for _, value in sorted(self._pieces[kind, p, name, m, index], key=lambda piece: piece[0])]
+    def _gather(self, kind: int, p: int, m: int, index: int, tensor: Tensor, source: int) -> Value:
+        pieces = [
+            value for _, value in sorted(self._pieces[kind, p, source, tensor, m, index], key=lambda piece: piece[0])
+        ]
         if len(pieces) == 1:
             return pieces[0]
-        item = Item(COPY, self.shape.slots[p][index], p - 1 if kind == RUN else p, self.shape.shares[p][index], name)
+        item = self._copy_of(self.shape.slots[p][index], tensor, self.shape.shares[p][index])
         return self._copy(item, pieces, self.turn[p, kind, m])
 
     # --- the end of a step --------------------------------------------------------------------------------------------
@@ -268,3 +313,7 @@ class _Step:
             (self._copy(Item(COPY, slot, p, 0, "vector"), [held[i][k] for k in sorted(full)], priority + 2 * n),)
             for i, slot in enumerate(slots)
         ]
+
+
+def _names(bundle: Handed) -> list[str]:
+    return ["y"] * bundle.smooth + ["z"] * bundle.rough

@@ -8,6 +8,7 @@ from potluck.schedule import policies
 from potluck.schedule.ir import Action, dumps, loads
 from potluck.schedule.rows import intervals, overlaps
 from potluck.schedule.validate import check
+from potluck.schedule.wiring import chain
 
 
 @pytest.mark.parametrize("text", ["0F0", "2B13", "10I7", "3W1"])
@@ -51,7 +52,7 @@ def test_every_policy_is_legal(n_stages, n_micro_batches):
 @pytest.mark.parametrize("n_rounds", range(1, 4))
 def test_interleaving_is_legal(n_rows, n_chunks, n_rounds):
     schedule = policies.interleaved(n_rows, n_chunks, n_rows * n_rounds)
-    check(schedule, n_rows * n_rounds, n_stages=n_rows * n_chunks)
+    check(schedule, n_rows * n_rounds, before=chain(n_rows * n_chunks))
     assert loads(dumps(schedule)) == schedule
 
 
@@ -79,7 +80,7 @@ def test_policies_have_names():
 
 def test_refuses_a_schedule_of_other_stages_than_the_plan():
     with pytest.raises(PlanError, match="stage 2 never does 2F0"):
-        check(policies.fill_drain(2, 1), 1, n_stages=3)
+        check(policies.fill_drain(2, 1), 1, before=chain(3))
 
 
 def make_plan(*devices):

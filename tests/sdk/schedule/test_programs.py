@@ -81,7 +81,7 @@ def execute(compiled, feeds, run, backward, vectors, pick=None):
         elif item.op == "concat":
             outputs = [[entry for rows in inputs for entry in rows]]
         elif item.op == "add":
-            outputs = [[a + b for a, b in zip(*inputs, strict=True)]]
+            outputs = [[sum(column) for column in zip(*inputs, strict=True)]]
         elif item.op == "gradients":
             outputs = [vectors[device, attrs["segment"]]]
         elif item.op == "step":

@@ -12,6 +12,7 @@ from potluck.plan.cost import CostTable
 from potluck.records import (
     HOME,
     Device,
+    Edge,
     Inference,
     Layer,
     LayerCost,
@@ -64,11 +65,26 @@ def random_problem(rng):
     )  # fmt: skip
 
 
+def with_branches(rng, problem):
+    """The same layers with edges to random later layers, some without a gradient, some fed by home."""
+    n_layers, layers = len(problem.layers), []
+    for i, layer in enumerate(problem.layers):
+        edges = []
+        for _ in range(rng.randint(1, 3) if i < n_layers - 1 else 0):
+            size = rng.choice([100, 1000])
+            to = tuple(sorted(rng.sample(range(i + 1, n_layers), rng.randint(1, n_layers - 1 - i))))
+            edges.append(Edge(to=to, output_bytes=size, gradient_bytes=rng.choice([0, size, size // 2])))
+        fed = rng.choice([0, 0, 100]) if i and problem.input_bytes else 0
+        layers.append(replace(layer, edges=tuple(edges), feed_bytes=fed))
+    input_bytes = sum(layer.feed_bytes for layer in layers) + rng.choice([0, 300])
+    return replace(problem, layers=tuple(layers), input_bytes=input_bytes)
+
+
 def random_plan(rng, problem):
     training, batch = isinstance(problem.workload, Training), problem.workload.batch
     micro_batch = problem.workload.micro_batch if training else rng.choice([1, 2, 4])
     names, n_layers = [d.name for d in problem.devices], len(problem.layers)
-    n_stages = rng.randint(1, min(3, n_layers))
+    n_stages = rng.randint(1, min(5 if problem.branches else 3, n_layers))
     cuts = [0, *sorted(rng.sample(range(1, n_layers), n_stages - 1)), n_layers]
     depths = sorted((rng.randint(1, 5) for _ in range(n_stages)), reverse=True)
     stages = []
@@ -83,17 +99,21 @@ def random_plan(rng, problem):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(300))
-def test_the_direct_way_says_what_the_programs_say(seed):
+def test_the_direct_way_says_what_the_programs_say(seed, branches):
     rng = random.Random(seed)
     problem = random_problem(rng)
+    problem = with_branches(rng, problem) if branches else problem
     table = CostTable(problem)
     direct = Direct(problem, table)
     plan = random_plan(rng, problem)
     for _ in range(2):  # the second time from the kept layout
         trace, outcome = predict(problem, plan, table), direct.run(plan)
         latency_s = steady_s(trace, in_flight(plan)) if direct.streaming else trace.step_s[0]
-        assert outcome.latency_s == pytest.approx(latency_s, rel=1e-9)
+        # An answer that crosses no medium leaves no event, so a trace cannot tell when it got its turn to be sent.
+        if not (direct.streaming and branches and all(HOME not in pair for pair in problem.network.paths)):
+            assert outcome.latency_s == pytest.approx(latency_s, rel=1e-9)
         energy_j = {name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()}
         assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9)
         assert outcome.peak_bytes() == trace.peak_bytes

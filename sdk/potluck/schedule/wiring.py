@@ -1,0 +1,110 @@
+"""Which stage takes which tensors from which: the stages of a plan as a graph, read off their segments. Pure.
+
+In a chain every stage takes all its tensors from the one before. Stages of parallel branches take them from wherever
+they are made, and act at the same time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from potluck.errors import PlanError
+from potluck.records import Plan, Segment, Tensor
+
+Before = tuple[tuple[int, ...], ...]  # per stage, the stages that it takes tensors from, in order
+
+
+def chain(n_stages: int) -> Before:
+    """Every stage takes from the one before.
+
+    >>> chain(3)
+    ((), (0,), (1,))
+    """
+    return tuple((p - 1,) if p else () for p in range(n_stages))
+
+
+@lru_cache(maxsize=256)
+def behind(before: Before) -> Before:
+    """Per stage, the stages that take tensors from it: `before` the other way round."""
+    return tuple(tuple(q for q, sources in enumerate(before) if p in sources) for p in range(len(before)))
+
+
+def heights(before: Before) -> tuple[int, ...]:
+    """Per stage, the stages on the longest way from it to the end, itself included: P - p in a chain.
+
+    >>> heights(((), (0,), (0,), (1, 2)))
+    (3, 2, 2, 1)
+    """
+    found = [1] * len(before)
+    for q in reversed(range(len(before))):
+        for p in before[q]:
+            found[p] = max(found[p], found[q] + 1)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """`before`: the graph of stages. `takers[p][tensor]`: the stages that take that output of stage p, in order.
+
+    `suppliers[p]`: for each input of stage p the stage it comes from. `learns[p]`: whether a gradient reaches stage p.
+    """
+
+    before: Before
+    takers: tuple[Mapping[str, tuple[int, ...]], ...]
+    suppliers: tuple[tuple[int, ...], ...]
+    learns: tuple[bool, ...]
+
+    def returning(self, p: int, tensor: Tensor) -> tuple[int, ...]:
+        """The stages from which the gradient of an output of stage p comes back, the last first: as autograd adds."""
+        takers = self.takers[p].get(tensor.name, ()) if tensor.gradient else ()
+        return tuple(q for q in reversed(takers) if self.learns[q])
+
+
+def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> Wiring:
+    """The wiring of the segments of a plan; `PlanError` unless segment p is stage p and all tensors meet."""
+    if [(s.start, s.stop) for s in segments] != [(s.start, s.stop) for s in plan.stages]:
+        cuts = ", ".join(f"[{s.start}, {s.stop})" for s in segments)
+        raise PlanError(f"The segments {cuts} are not the plan's stages.", next_step="Cut the model by this plan.")
+    if not segments[-1].outputs:
+        raise PlanError(f"The last segment, {segments[-1].name}, has no output.")
+    suppliers = tuple(_suppliers(segments, p) for p in range(len(segments)))
+    takers: list[dict[str, tuple[int, ...]]] = [{} for _ in segments]
+    for q, segment in enumerate(segments):
+        for tensor, p in zip(segment.inputs, suppliers[q], strict=True):
+            _meet(segments[p], segment, tensor)
+            takers[p][tensor.name] = (*takers[p].get(tensor.name, ()), q)
+    for p, segment in enumerate(segments[:-1]):
+        lost = sorted({t.name for t in segment.outputs if t.gradient and t.name not in takers[p]})
+        if training and lost:
+            raise PlanError(f"{segment.name} gives {', '.join(lost)}, whose gradient nobody ever returns.")
+    return Wiring(
+        before=tuple(tuple(sorted(set(sources))) for sources in suppliers),
+        takers=tuple(takers),
+        suppliers=suppliers,
+        learns=_learning(segments, takers) if training else (False,) * len(segments),
+    )
+
+
+def _suppliers(segments: Sequence[Segment], q: int) -> tuple[int, ...]:
+    segment = segments[q]
+    layers = segment.sources or (segment.start - 1,) * len(segment.inputs)
+    if len(layers) != len(segment.inputs) or any(not 0 <= layer < segment.start for layer in layers):
+        raise PlanError(f"{segment.name} takes {len(segment.inputs)} inputs from the layers {layers}.")
+    return tuple(next(p for p, giver in enumerate(segments) if layer < giver.stop) for layer in layers)
+
+
+def _meet(giver: Segment, taker: Segment, tensor: Tensor) -> None:
+    made = {output.name: output for output in giver.outputs}
+    if made.get(tensor.name) != tensor:
+        raise PlanError(f"{taker.name} needs {tensor}, but {giver.name} gives {made.get(tensor.name)}.")
+    if tensor.gradient and tensor.multiple == 0:
+        raise PlanError(f"{tensor.name} carries a gradient but has no batch dimension: it cannot be cut.")
+
+
+def _learning(segments: Sequence[Segment], takers: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple[bool, ...]:
+    """A stage learns if a gradient comes back to it: from the loss, through every stage in between."""
+    learns = [False] * (len(segments) - 1) + [True]
+    for p in reversed(range(len(segments) - 1)):
+        back = (q for t in segments[p].outputs if t.gradient for q in takers[p].get(t.name, ()))
+        learns[p] = any(learns[q] for q in back)
+    return tuple(learns)
