@@ -225,7 +225,7 @@ def cut_out(line: Line, start: int, stop: int) -> Graph:
         outputs=tuple(
             Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient) for o in outputs
         ),
-        symbols=_symbols(traced, [traced.type_of(ref) for ref in inputs]),
+        symbols=symbols_read(traced, [traced.type_of(ref) for ref in inputs]),
     )  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _input(line: Line, ref: Ref) -> Input:
     return Input(name=port.name, dtype=port.dtype, shape=port.shape, gradient=port.gradient)
 
 
-def _symbols(traced: Traced, types: list[Type]) -> tuple[Symbol, ...]:
+def symbols_read(traced: Traced, types: list[Type]) -> tuple[Symbol, ...]:
     """Where a segment reads each symbol from: the first of its inputs that has it in a dimension."""
     found = []
     for symbol in traced.graph.symbols:

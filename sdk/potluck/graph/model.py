@@ -13,7 +13,7 @@ from potluck.errors import ModelError
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
-from .cuts import cut_out, line
+from .cuts import Line, cut_out, line
 from .layers import Layers, layers
 from .traced import Traced
 
@@ -176,6 +176,10 @@ class Model:
         with torch.no_grad():
             for name, tensor in state.items():
                 own[name].copy_(tensor)
+
+    def traced_line(self) -> Line:
+        """The inference graph as it was traced, in a line."""
+        return self._inference.line
 
     # --- inputs and outputs ---
 
