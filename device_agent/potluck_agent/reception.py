@@ -2,12 +2,13 @@
 
 import socket
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import zmq
+
 from potluck_agent.pairing import Desk, Reply
-from potluck_agent.sources import Sources
 from potluck_wire.pairing import Paired
 
 READ_BYTES = 1024
@@ -16,12 +17,14 @@ READ_BYTES = 1024
 class Reception:
     """Visitors of the pairing port. `trust(paired)` stores a key and says whether it could."""
 
-    def __init__(self, listener: socket.socket, sources: Sources, desk: Desk, trust: Callable[[Paired], bool]) -> None:
-        self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
+    def __init__(
+        self, listener: socket.socket, poller: zmq.Poller, desk: Desk, trust: Callable[[Paired], bool]
+    ) -> None:
+        self._listener, self._poller, self._desk, self._trust = listener, poller, desk, trust
         self._visitor: socket.socket | None = None
-        sources.register(listener.fileno())
+        poller.register(listener.fileno(), zmq.POLLIN)
 
-    def serve(self, ready: Container[Any]) -> None:
+    def serve(self, ready: dict[Any, int]) -> None:
         """Look at whoever has something to say."""
         if self._visitor is not None and self._visitor.fileno() in ready:
             self._read(self._visitor)
@@ -37,7 +40,7 @@ class Reception:
         """The visitor, if there is one, has to go."""
         self._desk.leave()
         if self._visitor is not None:
-            self._sources.unregister(self._visitor.fileno())
+            self._poller.unregister(self._visitor.fileno())
             self._visitor.close()
             self._visitor = None
 
@@ -53,7 +56,7 @@ class Reception:
             visitor.close()
             return
         self._visitor = visitor
-        self._sources.register(visitor.fileno())
+        self._poller.register(visitor.fileno(), zmq.POLLIN)
 
     def _read(self, visitor: socket.socket) -> None:
         try:

@@ -9,12 +9,8 @@ Pure: the standard library only. In notebooks, records show themselves through `
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
-
-if TYPE_CHECKING:
-    from potluck.plan.explain import Explanation
 
 HOME = "home"  # the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
 
@@ -38,6 +34,7 @@ class Device:
     `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w` computing, `radio_w` on
     top while sending or receiving. `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of
     slicing, adding and updating tensors. `host` names the physical machine: devices of one host share its processor.
+    `host_cores`: how many of them it lets compute at full speed at once; None: no other one is in its way.
     """
 
     name: str
@@ -49,6 +46,7 @@ class Device:
     copy_bytes_per_s: float = 4e9
     floor_bytes: int = 0  # what a worker takes beside its tensors
     host: str = ""
+    host_cores: float | None = None
     kind: str = ""
     backends: tuple[str, ...] = ("torch",)
 
@@ -57,6 +55,7 @@ class Device:
             raise UserError(f"A device cannot be called {self.name!r}: that name is taken.", next_step="Rename it.")
         _positive(f"{self.name}: memory_bytes", self.memory_bytes)
         _positive(f"{self.name}: copy_bytes_per_s", self.copy_bytes_per_s)
+        _positive(f"{self.name}: host_cores", self.host_cores)
         for field_name in ("idle_w", "busy_w", "radio_w", "overhead_s"):
             _positive(f"{self.name}: {field_name}", getattr(self, field_name), zero=True)
 
@@ -76,11 +75,13 @@ class Medium:
 class Path:
     """How data gets from one device to another: the media that it crosses, each with how often, and the latency.
 
-    WiFi through an access point crosses the same air twice: `(("air", 2),)`.
+    WiFi through an access point crosses the same air twice: `(("air", 2),)`. Inside one machine, `host` names it: what
+    goes there is work for the processor that its devices share.
     """
 
     media: tuple[tuple[str, int], ...]
     latency_s: float = 0.0
+    host: str = ""
 
     def __post_init__(self) -> None:
         _positive("path: latency_s", self.latency_s, zero=True)
@@ -257,8 +258,7 @@ class Problem:
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
     `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
-    layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back. `home` names a
-    home of the library, where it is one.
+    layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back.
     """
 
     model: str
@@ -271,7 +271,6 @@ class Problem:
     input_bytes: int = 0
     target_bytes: int = 0
     result_bytes: int = 0
-    home: str = ""
 
     def __post_init__(self) -> None:
         _unique("devices", [device.name for device in self.devices])
@@ -352,8 +351,7 @@ class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
-    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`. `problem` is what it was
-    judged for; a plan from a file has none yet.
+    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`.
     """
 
     planner: str
@@ -369,8 +367,6 @@ class Plan:
     unused: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     gap_frac: float | None = None
-    home: str = ""
-    problem: Problem | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -398,22 +394,10 @@ class Plan:
         """The devices that take part, in the order of their first stage."""
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.devices))
 
-    def explain(self) -> "Explanation":
-        """Why these devices, what holds the plan up, and what would help."""
-        from potluck.plan.explain import explain
-
-        return explain(self)
-
-    def save(self, path: Any) -> None:
-        """Write it as text to read, edit and load again with `potluck.load_plan`."""
-        from potluck.run.planning import save_plan
-
-        save_plan(self, path)
-
     def _repr_html_(self) -> str:
         from potluck.display import html
 
-        return html.plan(self, self.problem)
+        return html.plan(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

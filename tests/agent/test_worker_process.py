@@ -7,6 +7,8 @@ import pytest
 import torch
 from tests.agent.worker_talk import MIB, begin
 
+from potluck_agent.worker.loading import load_segment
+from potluck_agent.worker.measure import time_update
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
 from potluck_wire.messages import (
@@ -316,3 +318,11 @@ def test_an_onnx_model_runs_and_does_not_train(worker):
     (output,) = worker.compute("run", exports=("r/0/p/0/y",), **names)
     assert output.tolist() == [[0.0, 0.0], [0.0, 1.0]]
     assert "does not train" in worker.fails("run", {"train": True}, **names).text
+
+
+def test_every_measured_step_of_the_optimizer_has_gradients_to_work_with():
+    made = load_segment("aten", LINEAR, seed=0)
+    made.forward((torch.ones(2, 3),), key="k", train=True)
+    made.backward("k", (torch.ones(2, 2),))
+    time_update(made, repeats=3, slowdown=1.0)
+    assert made.read("step:w").item() == 4.0  # AdamW passes over what has no gradient, and does not count it

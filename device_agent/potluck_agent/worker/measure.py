@@ -99,8 +99,12 @@ def _time_rows(segment: Measurable, rows: int, *, train: bool, repeats: int, slo
 
 
 def time_update(segment: Segment, *, repeats: int, slowdown: float) -> float:
-    """Seconds of one step of AdamW on the segment's parameters, with the gradients that they have now."""
-    times_s = [taken_s(lambda: segment.step(None, _ADAMW), slowdown) for _ in range(1 + repeats)]
+    """Seconds of one step of AdamW on the segment's parameters, with the gradients that they have now.
+
+    A step uses them up, so each gets them anew; without, it would have nothing to do.
+    """
+    vector = segment.gradients(1.0)
+    times_s = [taken_s(lambda: segment.step(vector, _ADAMW), slowdown) for _ in range(1 + repeats)]
     return typical_s(times_s[1:], slowdown)
 
 

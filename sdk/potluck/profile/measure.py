@@ -3,25 +3,29 @@
 Devices of one machine share its processor, so they are measured one after another; different machines in parallel.
 """
 
+import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import mean, median
 from typing import Any
 
 from potluck.errors import FileError, OutOfMemory
 from potluck.handle import Task
 from potluck.profile.links import Line, fit_line
-from potluck.profile.network import network_of
+from potluck.profile.network import is_itself, network_of
 from potluck.profile.profiles import Measurements, Profile
 from potluck.profile.store import Store
 from potluck.records import HOME, Device, LayerCost
-from potluck.run.events import Gather
+from potluck.run.events import Deliver, Gather
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck_wire.messages import Measure, Probe
 
 PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
 PROBE_REPEATS = 3
+TOGETHER_S = 0.3  # devices do not begin at the same moment: long enough that this does not matter
+MAX_REPEATS = 64  # what agents accept
 # Scratch space of operators, the allocator, graphs: 4 to 5 MiB in training, 12 to 13 in inference (x86-64, torch 2.13).
 FLOOR_BYTES = 16 * 2**20
 
@@ -54,19 +58,31 @@ class Bench:
             update_s=answer.update_s if train else None,
         )
 
+    def together_s(self, documents: Mapping[str, bytes], kind: str, train: bool, rows: int, n: int) -> float:
+        """Seconds of a layer, forward and backward, when all these devices compute it at the same time."""
+        order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
+        self._task.check()
+        answers = self._link.ask(Gather(requests={name: (order, (part,)) for name, part in documents.items()})).result()
+        self.done(f"{', '.join(documents)} at once")
+        seconds = [float(sum((*answer.forward_s, *answer.backward_s))) for answer, _ in answers.values()]
+        return mean(seconds)
+
     def line(self, source: str, target: str) -> Line:
-        """Latency and rate from one device to another."""
-        sizes: list[int] = []
-        seconds: list[float] = []
+        """Latency and rate from one device to another, or from home."""
+        seconds = []
         for nbytes in PROBE_BYTES:
             self._task.check()
-            order = Probe(task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=PROBE_REPEATS)
-            answers = self._link.ask(Gather(requests={source: (order, ())})).result()
-            times = sorted(answers[source][0].seconds)
-            sizes.append(nbytes)
-            seconds.append(times[len(times) // 2])
+            seconds.append(median(self._probe(source, target, nbytes)))
         self.done(f"{source} to {target}")
-        return fit_line(sizes, seconds)
+        return fit_line(PROBE_BYTES, seconds)
+
+    def _probe(self, source: str, target: str, nbytes: int) -> Sequence[float]:
+        if source == HOME:
+            order = Deliver(device=target, nbytes=nbytes)
+            return [float(self._link.ask(order).result()) for _ in range(PROBE_REPEATS)]
+        probe = Probe(task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=PROBE_REPEATS)
+        answers = self._link.ask(Gather(requests={source: (probe, ())})).result()
+        return tuple(answers[source][0].seconds)
 
 
 def profile(
@@ -105,14 +121,19 @@ def profile(
     pairs = _pairs_to_probe(names, members)
     lines = {pair: bench.line(*pair) for pair in pairs}
     capabilities = {name: members[name].capability for name in names}
+    cores: dict[str, float] = {}
+    for sharing in sharing_hosts(capabilities):
+        cores |= dict.fromkeys(
+            sharing, _host_cores(bench, model, modes[0], {n: found[n] for n in sharing}, capabilities)
+        )
     measured = {
         mode: _measurements(model, mode, {name: costs[mode] for name, costs in found.items()}) for mode in modes
     }
     return Profile(
         model=name_of(model),
         signature=model.signature,
-        devices=tuple(device_of(name, capability) for name, capability in capabilities.items()),
-        network=network_of(capabilities, with_home(lines, {name: link.round_trip_s(name) for name in names})),
+        devices=tuple(device_of(name, capability, cores.get(name)) for name, capability in capabilities.items()),
+        network=network_of(capabilities, lines, platform.node()),
         training=measured.get(True),
         inference=measured.get(False),
         notes=tuple(notes),
@@ -150,6 +171,48 @@ def _costs(
     return costs
 
 
+def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The devices of every machine that several compute on as fast as they can."""
+    hosts: dict[str, list[str]] = {}
+    for name, capability in capabilities.items():
+        if capability.get("host") and is_itself(capability):
+            hosts.setdefault(str(capability["host"]), []).append(name)
+    return [tuple(names) for names in hosts.values() if len(names) > 1]
+
+
+def _host_cores(
+    bench: Bench, model: Any, train: bool, found: Mapping[str, Mapping[bool, tuple[LayerCost, ...]]],
+    capabilities: Mapping[str, Mapping[str, Any]],
+) -> float:  # fmt: skip
+    """How many of these devices can compute at full speed at once: their heaviest layer, alone and all together."""
+    costs = [modes[train] for modes in found.values()]
+    rows = costs[0][0].rows[-1]
+    alone_s = [mean(_heaviest_s(layer) for layer in layers) for layers in zip(*costs, strict=True)]
+    index = max(range(len(alone_s)), key=alone_s.__getitem__)
+    repeats = min(max(3, int(TOGETHER_S / max(alone_s[index], 1e-9))), MAX_REPEATS)
+    document = model.document(index, index + 1, train=train)
+    together_s = bench.together_s(dict.fromkeys(found, document), model.kind, train, rows, repeats)
+    some = capabilities[next(iter(found))]
+    return effective_cores(
+        len(found), int(some.get("cores") or 1) / int(some.get("threads") or 1), alone_s[index] / max(together_s, 1e-9)
+    )
+
+
+def _heaviest_s(cost: LayerCost) -> float:
+    return cost.forward_s[-1] + (cost.backward_s[-1] if cost.backward_s else 0.0)
+
+
+def effective_cores(n_devices: int, room: float, speed_frac: float) -> float:
+    """Devices at full speed at once, where `room` fit by the count of cores and `n_devices` at once each had
+    `speed_frac` of the speed that they have alone: neighbours share caches and memory too.
+
+    >>> effective_cores(4, 2.0, 0.45), effective_cores(2, 8.0, 1.0)
+    (1.8, 8.0)
+    """
+    expected = min(1.0, room / n_devices)
+    return room * min(1.0, speed_frac / expected)
+
+
 def by_host(names: Iterable[str], host: Callable[[str], str], work: Callable[[str], Any]) -> dict[str, Any]:
     """{name: work(name)}: one host's devices one after another, hosts in parallel. The first error is raised."""
     groups: dict[str, list[str]] = {}
@@ -171,7 +234,7 @@ def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def device_of(name: str, capability: Mapping[str, Any]) -> Device:
+def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None = None) -> Device:
     """The device as planners see it, from its capability statement."""
     power = capability.get("power") or {}
     return Device(
@@ -184,21 +247,10 @@ def device_of(name: str, capability: Mapping[str, Any]) -> Device:
         copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
         floor_bytes=FLOOR_BYTES,
         host=str(capability.get("host") or ""),
+        host_cores=host_cores,
         kind=str(capability.get("platform") or ""),
         backends=tuple(capability.get("backends") or ()),
     )
-
-
-def with_home(
-    lines: Mapping[tuple[str, str], Line], round_trips_s: Mapping[str, float | None]
-) -> dict[tuple[str, str], Line]:
-    """The lines, and those from home: as fast as the way back, with half a round trip of latency."""
-    whole = dict(lines)
-    for (source, target), line in lines.items():
-        if target == HOME:
-            latency_s = (round_trips_s.get(source) or 2 * line.latency_s) / 2
-            whole[HOME, source] = Line(latency_s=latency_s, bytes_per_s=line.bytes_per_s)
-    return whole
 
 
 def name_of(model: Any) -> str:
@@ -225,5 +277,5 @@ def _host(members: Members, name: str) -> str:
 
 
 def _pairs_to_probe(names: Sequence[str], members: Members) -> list[tuple[str, str]]:
-    """Ordered pairs whose rate nobody states: everything that a device sends, to each other and home."""
-    return [(source, target) for source in names for target in (*names, HOME) if source != target]
+    """Ordered pairs: everything that a device or home sends."""
+    return [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]

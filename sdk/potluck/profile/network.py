@@ -9,12 +9,19 @@ from potluck.records import HOME, Medium, Network, Path
 FAST_BYTES_PER_S = 1e9  # inside one machine, where nothing was measured: loopback with encryption moves about as much
 
 
-def network_of(capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tuple[str, str], Line]) -> Network:
-    """The network of these devices and home.
+def network_of(
+    capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tuple[str, str], Line], home_host: str = ""
+) -> Network:
+    """The network of these devices and home, which is the machine `home_host`.
 
     A device that paces its link says its rate: that uplink is a medium of its own, which everything that it sends
-    shares. Between all others each ordered pair is a medium, with what was measured on it.
+    shares. Between all others each ordered pair is a medium, with what was measured on it; inside one machine, that is
+    work for its processor.
     """
+    hosts = {
+        name: str(capability.get("host") or "") for name, capability in capabilities.items() if is_itself(capability)
+    }
+    hosts[HOME] = home_host
     media: dict[str, Medium] = {}
     paths: dict[tuple[str, str], Path] = {}
     names = (*capabilities, HOME)
@@ -28,5 +35,12 @@ def network_of(capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tup
             name = f"{source} up" if rate else f"{source} to {target}"
             capacity = float(rate) if rate else line.bytes_per_s if line else FAST_BYTES_PER_S
             media.setdefault(name, Medium(name=name, capacity_bytes_per_s=capacity))
-            paths[source, target] = Path(media=((name, 1),), latency_s=latency_s)
+            host = hosts.get(source, "")
+            inside = host if not rate and host == hosts.get(target) else ""
+            paths[source, target] = Path(media=((name, 1),), latency_s=latency_s, host=inside)
     return Network(media=tuple(media.values()), paths=paths)
+
+
+def is_itself(capability: Mapping[str, Any]) -> bool:
+    """Whether a device computes as fast as it can; one that plays a slower device leaves others of its host room."""
+    return float((capability.get("emulated") or {}).get("slowdown") or 1.0) == 1.0

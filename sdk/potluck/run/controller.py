@@ -13,6 +13,7 @@ from potluck.run import failures
 from potluck.run.events import (
     Action,
     Connect,
+    Deliver,
     Disconnect,
     Event,
     Execution,
@@ -84,11 +85,6 @@ class Controller:
         peer = self._peers.get(device)
         return peer.session if peer else None
 
-    def round_trip_s(self, device: str) -> float | None:
-        """The fastest round trip to a device so far."""
-        peer = self._peers.get(device)
-        return peer.pulse.round_trip_s if peer else None
-
     # --- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
@@ -100,6 +96,8 @@ class Controller:
             self._launch(event)
         elif isinstance(event, Gather):
             self._gather(event)
+        elif isinstance(event, Deliver):
+            self._deliver(event)
         elif isinstance(event, Join):
             self._join(event)
         elif isinstance(event, Leave):
@@ -147,6 +145,14 @@ class Controller:
             self._asking[event.ticket] = asking
         else:
             self._actions.append(Resolve(ticket=event.ticket, result={}))
+
+    def _deliver(self, event: Deliver) -> None:
+        peer = self._peers.get(event.device)
+        if peer is None or peer.session is None:
+            self._actions.append(Reject(ticket=event.ticket, error=failures.gone(event.device)))
+            return
+        self._asking[event.ticket] = Asking({event.device: Value()}, since_s=self._now_s)
+        self._post(event.device, peer.traffic.probe(f"home-{event.ticket}", event.nbytes))
 
     def _launch(self, event: Launch) -> None:
         missing = next((device for device in event.devices if self.session(device) is None), None)
@@ -222,7 +228,7 @@ class Controller:
     def _answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> None:
         for ticket, asking in self._asking.items():
             question = asking.waiting.get(device)
-            if question and ANSWERS[type(question)] is type(message) and subject(question) == subject(message):
+            if question and ANSWERS.get(type(question)) is type(message) and subject(question) == subject(message):
                 del asking.waiting[device]
                 asking.answers[device] = (message, buffers)
                 if not asking.waiting:
@@ -257,6 +263,10 @@ class Controller:
             self._lose(device, ProtocolError(f"it broke the rules of streaming ({error}).", device=device))
             return
         self._post(device, letters)
+        while peer.traffic.probed:
+            ticket = int(peer.traffic.probed.pop().name.removeprefix("home-"))
+            if ticket in self._asking:
+                self._actions.append(Resolve(ticket=ticket, result=self._now_s - self._asking.pop(ticket).since_s))
         for value, raw in arrived:
             self._arrived(device, value, raw)
         while peer.traffic.rejected:

@@ -52,6 +52,15 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """Send a device so many bytes that it throws away. Resolves with the seconds until it has them all."""
+
+    ticket: int = 0
+    device: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Execute a program of that name once on each device, with these values from here. Resolves with an `Execution`.
 
@@ -99,7 +108,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Join | Leave | Gather | Launch | Forsake | Received | Lost | Tick
+Event = Join | Leave | Gather | Deliver | Launch | Forsake | Received | Lost | Tick
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from potluck.run.events import (
     Action,
     Address,
     Connect,
+    Deliver,
     Disconnect,
     Event,
     Forsake,
@@ -107,7 +108,7 @@ class Link:
 
     # --- for any thread -----------------------------------------------------------------------------------------------
 
-    def ask(self, event: Join | Gather | Launch) -> "Future[Any]":
+    def ask(self, event: Join | Gather | Deliver | Launch) -> "Future[Any]":
         """Submit an event that has a result."""
         self._check()
         future: Future[Any] = Future()
@@ -129,10 +130,6 @@ class Link:
     def listen(self, heard: Callable[[str, Any], None]) -> None:
         """Call `heard(device, news)` in the link's thread at each power reading and lost session: must be quick."""
         self._heard = heard
-
-    def round_trip_s(self, device: str) -> float | None:
-        """The fastest round trip to a device so far."""
-        return self._controller.round_trip_s(device)
 
     def connected(self, device: str) -> bool:
         """Whether a session with it is open."""

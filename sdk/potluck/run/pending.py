@@ -54,6 +54,7 @@ class Peer:
 class Asking:
     waiting: dict[str, Message]
     answers: dict[str, Payload] = field(default_factory=dict)
+    since_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from itertools import accumulate
 from potluck.plan import cost, flows
 from potluck.records import HOME, Plan, Problem, Training
 from potluck.schedule.reduce import FLOAT_BYTES
+from potluck.simulate.duration import shared_hosts
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
 from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Handed, Item, Layout, Shape, lay_out
 from potluck.simulate.spans import middle_s, union_s
@@ -48,15 +49,21 @@ class Outcome:
         """Seconds from one answer to the next, as `simulate.steady_s`."""
         layout, times = self._laid.layout, self._times
         to_home = [layout.items[number].to == layout.home for number in layout.item]
+        moves = [layout.items[number].kind == SEND for number in layout.item]
         ends = [
-            max((times.free_s if to_home[i] else times.stop_s)[first + i] for i in range(len(to_home)))
+            max(
+                (times.free_s if to_home[i] else times.stop_s)[first + i]
+                for i in range(len(to_home))
+                if not moves[i] or times.stop_s[first + i] > times.start_s[first + i]  # else home is where it was made
+            )
             for first in self._laid.first
         ]
         busy = [0.0] * (layout.home + 1)
-        for number in layout.item:
-            if layout.items[number].kind != SEND:
-                busy[layout.items[number].slot] += self._items[number][0]
-        return max(middle_s(ends, in_flight(self._plan)), *busy)
+        for first in self._laid.first:
+            for i, number in enumerate(layout.item):
+                if layout.items[number].kind != SEND:
+                    busy[layout.items[number].slot] += times.stop_s[first + i] - times.start_s[first + i]
+        return max(middle_s(ends, in_flight(self._plan)), max(busy) / self._n_steps)
 
     def device_energy_j(self) -> dict[str, float]:
         """Joules per step of the devices that take part and whose power is known."""
@@ -131,7 +138,8 @@ class Direct:
         self.capacity = [medium.capacity_bytes_per_s for medium in problem.network.media]
         self._medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
         self._has_home = any(HOME in pair for pair in problem.network.paths)
-        self._routes: dict[tuple[str, str], tuple[tuple[tuple[int, int], ...], float]] = {}
+        self._hosts, self._cores = shared_hosts(problem)
+        self._routes: dict[tuple[str, str], tuple[tuple[tuple[int, int], ...], float, int]] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
         self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
 
@@ -155,14 +163,16 @@ class Direct:
         laid = self._graph(self._shape(plan), n_steps, window)
         items = [self._priced(plan, item) for item in laid.layout.items]
         graph, layout = laid.graph, laid.layout
-        graph.routes, graph.latency_s = [], []
+        graph.routes, graph.latency_s, graph.route_host = [], [], []
         names = (*plan.devices, HOME)
+        places = ((2 * slot, self.devices[name]) for slot, name in enumerate(plan.devices))
+        graph.lane_host = {lane: self._hosts[device.host] for lane, device in places if device.host_cores}
+        graph.cores = self._cores
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)
             if item.kind == SEND:
-                media, latency_s = self._route(names[item.slot], names[item.to])
-                route.append(graph.add_route(media, latency_s))
+                route.append(graph.add_route(*self._route(names[item.slot], names[item.to])))
             else:
                 route.append(COMPUTE)
         graph.work, graph.route = [work[i] for i in layout.item], [route[i] for i in layout.item]
@@ -171,14 +181,15 @@ class Direct:
             graph.work, graph.route = step_work * n_steps, step_route * n_steps
         return laid, items
 
-    def _route(self, source: str, target: str) -> tuple[tuple[tuple[int, int], ...], float]:
+    def _route(self, source: str, target: str) -> tuple[tuple[tuple[int, int], ...], float, int]:
         found = self._routes.get((source, target))
         if found is None:
             if HOME in (source, target) and not self._has_home:
-                found = (), 0.0
+                found = (), 0.0, -1
             else:
                 path = self.problem.network.path(source, target)
-                found = tuple((self._medium[name], times) for name, times in path.media), path.latency_s
+                media = tuple((self._medium[name], times) for name, times in path.media)
+                found = media, path.latency_s, self._hosts.get(path.host, -1)
             self._routes[source, target] = found
         return found
 

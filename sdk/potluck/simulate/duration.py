@@ -1,7 +1,7 @@
-"""How long each instruction of a program takes on its device."""
+"""How long each instruction of a program takes on its device, and which devices are in each other's way."""
 
 from potluck.plan import cost
-from potluck.records import Device
+from potluck.records import Device, Problem
 from potluck.schedule.compiled import Note
 from potluck_wire.program import Instruction
 
@@ -15,3 +15,9 @@ def instruction_s(table: cost.CostTable, device: Device, item: Instruction, note
     if item.op == "step":
         return cost.update_s(table, device, note.start, note.stop)
     return cost.copy_s(device, note.nbytes)
+
+
+def shared_hosts(problem: Problem) -> tuple[dict[str, int], list[float]]:
+    """Numbers of the hosts whose processor is shared, and the cores of each."""
+    cores = {device.host: device.host_cores for device in problem.devices if device.host_cores}
+    return {host: number for number, host in enumerate(cores)}, list(cores.values())

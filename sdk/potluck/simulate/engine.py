@@ -1,4 +1,4 @@
-"""The discrete-event engine: tasks on lanes, some of them flows over shared media, under virtual time.
+"""The discrete-event engine: tasks on lanes, some of them flows over shared media or processors, under virtual time.
 
 It knows integers only, so that planners can call it without building programs. Deterministic: ties go to the task
 added first. Flows over the same media always have the same rate, so they are kept together: a class of flows has one
@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from potluck.errors import PlanError
-from potluck.simulate.fairness import Route, max_min_rates
+from potluck.simulate.fairness import Route, max_min_rates, processor_rate
 
 COMPUTE = -1  # the route of a task that is not a transfer
 
@@ -24,11 +24,17 @@ class TaskGraph:
     A lane does one task at a time; of those ready the smallest `priority` goes first and then keeps the lane. `work` is
     seconds, or bytes for a transfer: a flow over the media of its `route`, which is done one latency after its last
     byte has left. A transfer gives way to a more urgent one of its lane, as between two chunks, and goes on later.
+
+    Lanes and routes may belong to a host, whose processor all that happens there shares: of n tasks at once each runs
+    at min(1, cores / n) of its speed. What a route inside a host carries, and its latency, is work of that processor.
     """
 
     capacity: list[float] = field(default_factory=list)  # per medium, bytes per second
+    cores: list[float] = field(default_factory=list)  # per host
     routes: list[Route] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)  # per route
+    route_host: list[int] = field(default_factory=list)  # per route; -1: between hosts
+    lane_host: dict[int, int] = field(default_factory=dict)  # of the computing lanes that share a host
     lane: list[int] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
@@ -36,10 +42,11 @@ class TaskGraph:
     n_waits: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
 
-    def add_route(self, route: Route, latency_s: float = 0.0) -> int:
+    def add_route(self, route: Route, latency_s: float = 0.0, host: int = -1) -> int:
         """A path that transfers can take; returns its number."""
         self.routes.append(route)
         self.latency_s.append(latency_s)
+        self.route_host.append(host)
         return len(self.routes) - 1
 
     def add(self, lane: int, work: float, *, after: Iterable[int] = (), priority: int = 0, route: int = COMPUTE) -> int:
@@ -80,7 +87,7 @@ def run(graph: TaskGraph) -> Times:
     doing = [-1] * n_lanes  # the task that has the lane
     start_s, free_s, stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
     flows = Flows(graph)
-    class_of, flow_end_s = flows.class_of, inf
+    class_of, class_of_lane, flow_end_s = flows.class_of, flows.class_of_lane, inf
     ends: list[tuple[float, int]] = []  # (time, task, or -1 - task when its lane is already free)
     touched = list(range(n_lanes))
     n_done, now_s = 0, 0.0
@@ -94,7 +101,7 @@ def run(graph: TaskGraph) -> Times:
                 continue
             current = doing[lane]
             if current >= 0:
-                if waiting[0] > rank[current] or current not in flows.marks:
+                if waiting[0] > rank[current] or current not in flows.marks or route_of[current] == COMPUTE:
                     continue
                 flows.pause(current, now_s)
                 heappush(waiting, rank[current])
@@ -103,8 +110,10 @@ def run(graph: TaskGraph) -> Times:
             if start_s[task] < 0:
                 start_s[task] = now_s
             route = route_of[task]
-            if route == COMPUTE:
+            if route == COMPUTE and lane not in class_of_lane:
                 heappush(ends, (now_s + work[task], task))
+            elif route == COMPUTE and work[task] > 0:
+                flows.start(task, class_of_lane[lane], now_s)
             elif work[task] <= 0 or class_of[route] < 0:
                 heappush(ends, (now_s, task))
             else:
@@ -117,7 +126,7 @@ def run(graph: TaskGraph) -> Times:
         now_s = min(flow_end_s, ends[0][0]) if ends else flow_end_s
         if flow_end_s <= now_s:
             for task in flows.take_ended(now_s):
-                heappush(ends, (now_s, task))
+                heappush(ends, (now_s, task if task < n_tasks else n_tasks - 1 - task))
         while ends and ends[0][0] <= now_s:
             task = heappop(ends)[1]
             if task >= 0:
@@ -125,8 +134,12 @@ def run(graph: TaskGraph) -> Times:
                 lane = lane_of[task]
                 doing[lane] = -1
                 touched.append(lane)
-                if route_of[task] != COMPUTE and latency_s[route_of[task]] > 0:
-                    heappush(ends, (now_s + latency_s[route_of[task]], -1 - task))
+                route = route_of[task]
+                if route != COMPUTE and latency_s[route] > 0:
+                    if graph.route_host[route] < 0:
+                        heappush(ends, (now_s + latency_s[route], -1 - task))
+                    else:
+                        flows.start(n_tasks + task, class_of[route], now_s)
                     continue
             else:
                 task = -1 - task
@@ -150,23 +163,44 @@ def stuck(start_s: Sequence[float]) -> PlanError:
 
 
 class Flows:
-    """The flows under way, by class of equal media; everything is brought up to date when the set of them changes."""
+    """The flows under way, by class of equal media or of one host; all is brought up to date when the set changes.
+
+    Flow n_tasks + t is the latency of transfer t, where that is work of a processor.
+    """
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.capacity = graph.capacity
+        self.capacity, self.cores = graph.capacity, graph.cores
         self.media = list(dict.fromkeys(route for route in graph.routes if route))
+        n_media, hosts = len(self.media), graph.route_host
         numbers = {route: number for number, route in enumerate(self.media)}
-        self.class_of = [numbers.get(route, -1) for route in graph.routes]  # per route; -1: over no medium
+        # per route; -1: over no medium
+        self.class_of = [
+            n_media + host if host >= 0 else numbers.get(route, -1)
+            for route, host in zip(graph.routes, hosts, strict=True)
+        ]
+        self.class_of_lane = {lane: n_media + host for lane, host in graph.lane_host.items()}
         self.marks: dict[int, float] = {}  # flow -> the reading of its class's clock at which it ends
         self.changed = False
-        self._left = graph.work.copy()  # bytes of a flow that was paused
+        self._left = graph.work.copy()  # bytes of a flow that was paused; seconds of a processor
+        if any(host >= 0 for host in hosts):
+            self._count_seconds(graph)
         self._class: dict[int, int] = {}  # flow -> class
-        self._clock = [0.0] * len(self.media)  # bytes that every flow of the class has got
-        self._heaps: list[list[tuple[float, int]]] = [[] for _ in self.media]
+        self._clock = [0.0] * (n_media + len(self.cores))  # what every flow of the class has got
+        self._heaps: list[list[tuple[float, int]]] = [[] for _ in self._clock]
         self._count: dict[int, int] = {}  # class -> flows, of the classes that have some
         self._rates: dict[int, float] = {}
         self._since_s = 0.0
         self._known: dict[tuple[tuple[int, int], ...], dict[int, float]] = {}
+
+    def _count_seconds(self, graph: TaskGraph) -> None:
+        """Transfers inside a host as work of its processor: seconds at the rate of the path, then those of latency."""
+        per_byte = [max((times / graph.capacity[m] for m, times in route), default=0.0) for route in graph.routes]
+        tails = [0.0] * len(graph.work)
+        for task, route in enumerate(graph.route):
+            if route != COMPUTE and graph.route_host[route] >= 0:
+                self._left[task] *= per_byte[route]
+                tails[task] = graph.latency_s[route]
+        self._left += tails
 
     def start(self, flow: int, number: int, now_s: float) -> None:
         """A flow begins, or goes on with what it has left."""
@@ -192,9 +226,7 @@ class Flows:
         key = tuple(sorted(self._count.items()))
         rates = self._known.get(key)
         if rates is None:
-            members = {100_000 * number + i: self.media[number] for number, count in key for i in range(count)}
-            found = max_min_rates(members, self.capacity)
-            rates = self._known[key] = {number: found[100_000 * number] for number, _ in key}
+            rates = self._known[key] = self._shared(key)
         self._rates = rates
         soonest = inf
         for number, rate in rates.items():
@@ -203,6 +235,20 @@ class Flows:
                 heappop(heap)
             soonest = min(soonest, now_s + (heap[0][0] - self._clock[number]) / rate)
         return max(soonest, now_s)
+
+    def _shared(self, counts: Sequence[tuple[int, int]]) -> dict[int, float]:
+        """The rate of each class when it has so many flows."""
+        n_media = len(self.media)
+        members = {
+            100_000 * number + i: self.media[number]
+            for number, count in counts if number < n_media
+            for i in range(count)
+        }  # fmt: skip
+        found = max_min_rates(members, self.capacity)
+        rates = {number: found[100_000 * number] for number, _ in counts if number < n_media}
+        return rates | {
+            number: processor_rate(self.cores[number - n_media], count) for number, count in counts if number >= n_media
+        }
 
     def take_ended(self, now_s: float) -> list[int]:
         """The flows that end now; they are gone."""

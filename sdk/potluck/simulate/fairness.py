@@ -1,4 +1,7 @@
-"""How flows share media: max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2)."""
+"""How flows share media: max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2).
+
+And how tasks share a processor: the same, each bounded by one core.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,3 +30,12 @@ def max_min_rates(flows: Mapping[int, Route], capacity: Sequence[float]) -> dict
             for medium, times in left.pop(flow):
                 room[medium] = max(0.0, room[medium] - level * times)
     return rates
+
+
+def processor_rate(cores: float, n_tasks: int) -> float:
+    """The part of its own speed at which each of `n_tasks` runs on so many cores.
+
+    >>> processor_rate(2.0, 1), processor_rate(2.0, 4)
+    (1.0, 0.5)
+    """
+    return min(1.0, cores / n_tasks)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from potluck.plan import cost
 from potluck.records import Event, Problem, Trace
 from potluck.schedule.compiled import Compiled
-from potluck.simulate.duration import instruction_s
+from potluck.simulate.duration import instruction_s, shared_hosts
 from potluck.simulate.engine import TaskGraph, Times, run
 from potluck.simulate.layout import HOME_PRIORITY
 from potluck.simulate.memory import peak_bytes
@@ -44,6 +44,10 @@ class Simulation:
         self.send_lane = {name: 2 * i + 1 for i, name in enumerate(names)}
         self.graph = TaskGraph(capacity=[medium.capacity_bytes_per_s for medium in problem.network.media])
         self.medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
+        self.hosts, self.graph.cores = shared_hosts(problem)
+        lanes = ((name, lane) for name, lane in self.compute_lane.items() if name != self.home)
+        places = ((lane, self.devices[name]) for name, lane in lanes)
+        self.graph.lane_host = {lane: self.hosts[device.host] for lane, device in places if device.host_cores}
         self.routes: dict[tuple[str, str], int] = {}
         self.has_home = any(self.home in pair for pair in problem.network.paths)
         # Per step: (device, instruction id) -> task; a `recv` is the task of its `send`.
@@ -110,7 +114,7 @@ class Simulation:
             else:
                 path = self.problem.network.path(source, target)
                 media = tuple((self.medium[name], times) for name, times in path.media)
-                route = self.graph.add_route(media, path.latency_s)
+                route = self.graph.add_route(media, path.latency_s, self.hosts.get(path.host, -1))
             self.routes[source, target] = route
         return self.routes[source, target]
 

@@ -6,6 +6,7 @@ the graph's own priorities.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, stuck
@@ -15,7 +16,7 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency` go first.
 
     Without `urgency`, those of the smallest priority. Computing lanes go by priority as in `engine.run`; media are
-    never shared, so that a transfer runs at the full rate of its path.
+    never shared, so that a transfer runs at the full rate of its path. Nor are the processors of hosts.
     """
     n_tasks, lane_of, route_of, followers = len(graph.lane), graph.lane, graph.route, graph.followers
     n_waits, latency_s = graph.n_waits.copy(), graph.latency_s
@@ -126,7 +127,7 @@ def _alone_s(graph: TaskGraph, task: int) -> float:
 def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:
     """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who waits for the transfer
     waits for the last. Also (first, last) of the new tasks for every old one."""
-    cut = TaskGraph(capacity=graph.capacity, routes=graph.routes, latency_s=graph.latency_s)
+    cut = replace(graph, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
     parts: list[tuple[int, int]] = []
     for task, nbytes in enumerate(graph.work):
         route = graph.route[task]

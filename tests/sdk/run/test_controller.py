@@ -9,6 +9,7 @@ from potluck.run.controller import JOIN_S, PEER_LOST_GRACE_S, Controller
 from potluck.run.events import (
     Address,
     Connect,
+    Deliver,
     Disconnect,
     Forsake,
     Gather,
@@ -260,6 +261,25 @@ def test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while():
     ended = play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
     assert isinstance(ended[1].error, DeviceGone)
     assert "no way to b" in str(ended[1].error)
+
+
+def test_bytes_for_measuring_resolve_with_the_seconds_until_all_are_there():
+    play = Play("a")
+    play.do(Deliver(ticket=7, device="a", nbytes=10))
+    ((_, value),) = play.sent(m.Value)
+    assert (value.run, value.program, value.nbytes) == ("", "probe", 10)
+    play.now_s += 0.25
+    play.hear("a", m.Credit(transfer=value.transfer, received_bytes=10, done=True))
+    assert play.ended()[7].result == 0.25
+
+
+def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
+    play = Play("a")
+    play.do(Deliver(ticket=7, device="a", nbytes=10))
+    play.do(Lost(device="a", error=DeviceGone("gone", device="a")))
+    assert isinstance(play.ended()[7].error, DeviceGone)
+    play.do(Deliver(ticket=8, device="a", nbytes=10))
+    assert isinstance(play.ended()[8].error, DeviceGone)
 
 
 def test_silence_is_noticed():

@@ -3,7 +3,7 @@
 from heapq import heappop, heappush
 
 from potluck.simulate.engine import COMPUTE, Times
-from potluck.simulate.fairness import max_min_rates
+from potluck.simulate.fairness import max_min_rates, processor_rate
 
 
 def run(graph):
@@ -13,7 +13,7 @@ def run(graph):
     n_lanes = max(graph.lane, default=-1) + 1
     ready = [[] for _ in range(n_lanes)]
     doing = [-1] * n_lanes  # the task that has the lane
-    left_bytes = graph.work.copy()  # of a transfer that has given way
+    left = [_amount(graph, task) for task in range(n_tasks)]  # of what has given way
     times = Times([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
     ends = []  # (time, task, 1 when its lane is already free)
     rest = {}  # flows under way -> bytes left at `flows_s`
@@ -31,41 +31,41 @@ def run(graph):
                 continue
             current = doing[lane]
             if current >= 0:
-                if current not in rest or ready[lane][0] > (priority[current], current):
+                if current not in rest or ready[lane][0] > (priority[current], current) or route[current] == COMPUTE:
                     continue
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s
-                left_bytes[current] = rest.pop(current)
+                left[current] = rest.pop(current)
                 heappush(ready[lane], (priority[current], current))
                 flows_changed = True
             task = heappop(ready[lane])[1]
             doing[lane] = task
             if times.start_s[task] < 0:
                 times.start_s[task] = now_s
-            if route[task] == COMPUTE:
+            if route[task] == COMPUTE and lane not in graph.lane_host:
                 heappush(ends, (now_s + work[task], task, 0))
-            elif work[task] <= 0 or not graph.routes[route[task]]:
+            elif work[task] <= 0 or (_host(graph, task) < 0 and not graph.routes[route[task]]):
                 heappush(ends, (now_s, task, 0))
             else:
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s
-                rest[task] = left_bytes[task]
+                rest[task] = left[task]
                 flows_changed = True
         touched.clear()
         if flows_changed:
-            rates = max_min_rates({task: graph.routes[route[task]] for task in rest}, graph.capacity)
-        flow_end_s = min((flows_s + left / rates[task] for task, left in rest.items()), default=float("inf"))
+            rates = _rates(graph, rest)
+        flow_end_s = min((flows_s + amount / rates[task] for task, amount in rest.items()), default=float("inf"))
         if not ends and not rest:
             break
         now_s = min(flow_end_s, ends[0][0]) if ends else flow_end_s
         if flow_end_s <= now_s:
-            ended = [task for task, left in rest.items() if flows_s + left / rates[task] <= now_s + 1e-12 * now_s]
+            ended = [task for task, amount in rest.items() if flows_s + amount / rates[task] <= now_s + 1e-12 * now_s]
             _advance(rest, rates, now_s - flows_s)
             flows_s = now_s
             for task in ended:
                 del rest[task]
-                heappush(ends, (now_s, task, 0))
-            rates = max_min_rates({task: graph.routes[route[task]] for task in rest}, graph.capacity)
+                heappush(ends, (now_s, task % n_tasks, int(task >= n_tasks)))
+            rates = _rates(graph, rest)
         while ends and ends[0][0] <= now_s:
             _, task, freed = heappop(ends)
             if not freed:
@@ -73,7 +73,13 @@ def run(graph):
                 doing[lane_of[task]] = -1
                 touched.add(lane_of[task])
                 if route[task] != COMPUTE and graph.latency_s[route[task]] > 0:
-                    heappush(ends, (now_s + graph.latency_s[route[task]], task, 1))
+                    if graph.route_host[route[task]] < 0:
+                        heappush(ends, (now_s + graph.latency_s[route[task]], task, 1))
+                    else:
+                        _advance(rest, rates, now_s - flows_s)
+                        flows_s = now_s
+                        rest[n_tasks + task] = graph.latency_s[route[task]]
+                        rates = _rates(graph, rest)
                     continue
             times.stop_s[task] = now_s
             for follower in followers[task]:
@@ -82,6 +88,30 @@ def run(graph):
                     heappush(ready[lane_of[follower]], (priority[follower], follower))
                     touched.add(lane_of[follower])
     return times
+
+
+def _host(graph, task):
+    """The host on whose processor a task runs (n_tasks + t: the latency of transfer t); -1 for none."""
+    task %= len(graph.lane)
+    route = graph.route[task]
+    return graph.lane_host.get(graph.lane[task], -1) if route == COMPUTE else graph.route_host[route]
+
+
+def _amount(graph, task):
+    """Seconds of a processor, or bytes."""
+    route = graph.route[task]
+    if route == COMPUTE or graph.route_host[route] < 0:
+        return graph.work[task]
+    return graph.work[task] * max((times / graph.capacity[m] for m, times in graph.routes[route]), default=0.0)
+
+
+def _rates(graph, rest):
+    """Of every flow: its part of its host's processor, or of the media that it crosses."""
+    hosts = {task: _host(graph, task) for task in rest}
+    there = list(hosts.values())
+    over_media = {task: graph.routes[graph.route[task]] for task, host in hosts.items() if host < 0}
+    on_hosts = {task: processor_rate(graph.cores[h], there.count(h)) for task, h in hosts.items() if h >= 0}
+    return max_min_rates(over_media, graph.capacity) | on_hosts
 
 
 def _advance(rest, rates, elapsed_s):

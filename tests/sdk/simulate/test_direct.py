@@ -40,8 +40,15 @@ def random_problem(rng):
 
     def path():
         crossed = rng.sample(range(3), rng.randint(1, 2))
-        return Path(media=tuple((f"m{i}", rng.randint(1, 2)) for i in crossed), latency_s=rng.choice([0.0, 0.01]))
+        host = rng.choice(["", "box"]) if shared else ""
+        return Path(
+            media=tuple((f"m{i}", rng.randint(1, 2)) for i in crossed), latency_s=rng.choice([0.0, 0.01]), host=host
+        )
 
+    def place():
+        return {"host": "box", "host_cores": 1.5} if shared and rng.random() < 0.8 else {}
+
+    shared = rng.random() < 0.3
     frozen = rng.choice([0, 0, 2])  # so many first layers have no gradient
     layers = []
     for i in range(rng.randint(2, 7)):
@@ -57,7 +64,8 @@ def random_problem(rng):
     return Problem(
         model="chain", workload=rng.choice(WORKLOADS), layers=tuple(layers),
         devices=tuple(
-            Device(name=n, memory_bytes=10**9, idle_w=1.0, busy_w=4.0, radio_w=1.0, overhead_s=1e-3) for n in names
+            Device(name=n, memory_bytes=10**9, idle_w=1.0, busy_w=4.0, radio_w=1.0, overhead_s=1e-3, **place())
+            for n in names
         ),
         network=Network(media=media, paths={(a, b): path() for a in ends for b in ends if a != b}),
         costs={name: tuple(rng.choice(cost) for _ in layers) for name in names},

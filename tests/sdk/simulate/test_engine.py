@@ -66,6 +66,52 @@ def test_a_transfer_gives_way_to_a_more_urgent_one_and_goes_on():
     ]
 
 
+def test_three_devices_of_a_host_with_two_cores_share_them():
+    graph = TaskGraph(cores=[2.0], lane_host={0: 0, 1: 0, 2: 0})
+    tasks = [graph.add(lane, seconds) for lane, seconds in enumerate((2.0, 2.0, 4.0))]
+    elsewhere = graph.add(3, 4.0)  # a device of its own
+    times = run(graph)
+    # All at 2/3 of their speed until the short ones are done after 3 s; the long one then has 2 s left, at full speed.
+    assert [times.stop_s[task] for task in (*tasks, elsewhere)] == pytest.approx([3.0, 3.0, 5.0, 4.0])
+
+
+def test_what_goes_from_device_to_device_inside_a_host_is_work_for_its_processor():
+    graph = TaskGraph(capacity=[10.0], cores=[1.0], lane_host={0: 0, 2: 0})
+    route = graph.add_route(((0, 1),), latency_s=1.0, host=0)
+    computing = graph.add(0, 4.0)
+    transfer = graph.add(1, 10.0, route=route)  # 1 s of copying and encrypting, then 1 s of handing over
+    behind = graph.add(2, 1.0, after=[transfer])
+    times = run(graph)
+    # All at half speed: the bytes are gone after 2 s and there after 4 s; the task behind them ends at 6 s, when the
+    # other one has 1 s left.
+    assert (times.free_s[transfer], times.stop_s[transfer]) == (2.0, 4.0)
+    assert (times.stop_s[behind], times.stop_s[computing]) == (6.0, 7.0)
+
+
+def test_a_computing_task_keeps_its_lane_on_a_shared_processor_too():
+    graph = TaskGraph(cores=[1.0], lane_host={0: 0, 1: 0})
+    long, gate = graph.add(0, 3.0, priority=9), graph.add(1, 1.0)
+    urgent = graph.add(0, 1.0, after=[gate], priority=1)
+    times = run(graph)
+    assert (times.stop_s[gate], times.stop_s[long], times.start_s[urgent]) == (2.0, 4.0, 4.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_shared_processor_only_slows_and_does_no_more_than_it_can(seed):
+    graph = TaskGraph(cores=[1.5], lane_host=dict.fromkeys(range(4), 0))
+    rng = random.Random(seed)
+    for task in range(20):
+        after = rng.sample(range(task), min(task, rng.randint(0, 2)))
+        graph.add(rng.randrange(4), rng.uniform(0.1, 3), after=after, priority=rng.randrange(3))
+    times = run(graph)
+    for task, work in enumerate(graph.work):
+        assert times.stop_s[task] - times.start_s[task] >= work * (1 - 1e-9)
+    for now_s in times.start_s:  # what ended by then, begun when it began, fits into the cores
+        done = sum(work for work, stop_s in zip(graph.work, times.stop_s, strict=True) if stop_s <= now_s)
+        assert done <= 1.5 * now_s * (1 + 1e-9)
+    assert max(times.stop_s) >= sum(graph.work) / 1.5
+
+
 def test_tasks_that_wait_for_each_other_are_an_error():
     graph = TaskGraph()
     a = graph.add(0, 1.0)
@@ -80,14 +126,18 @@ def test_max_min_rates_by_hand():
     assert max_min_rates(flows, [10.0, 4.0]) == {3: float("inf"), 1: 2.0, 2: 2.0, 0: 8.0}
 
 
-def random_graph(rng):
+def random_graph(rng, *, hosts=False):
     graph = TaskGraph(capacity=[rng.uniform(1, 20) for _ in range(3)])
+    if hosts:
+        graph.cores = [1.0, 1.5]
+        graph.lane_host = {lane: rng.randrange(2) for lane in range(rng.randint(1, 4))}
     routes = [
         graph.add_route(
-            tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))), rng.choice([0, 0, 0.3])
+            tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))), rng.choice([0, 0, 0.3]),
+            rng.choice([-1, 0, 1]) if hosts else -1,
         )
         for _ in range(5)
-    ]
+    ]  # fmt: skip
     for task in range(rng.randint(5, 40)):
         after = rng.sample(range(task), min(task, rng.randint(0, 3)))
         sends = rng.random() < 0.5
@@ -140,8 +190,9 @@ def test_no_medium_is_overbooked_at_any_moment(seed):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_engine_agrees_with_its_slow_form(seed):
-    graph = random_graph(random.Random(seed))
+@pytest.mark.parametrize("hosts", [False, True])
+def test_the_engine_agrees_with_its_slow_form(seed, hosts):
+    graph = random_graph(random.Random(seed), hosts=hosts)
     fast, slow = run(graph), slow_engine.run(graph)
     assert fast.start_s == pytest.approx(slow.start_s, rel=1e-9)
     assert fast.free_s == pytest.approx(slow.free_s, rel=1e-9)
