@@ -2,6 +2,10 @@
 
 import sys
 
-from potluck_agent.main import run
+from potluck_agent.arguments import read
 
-sys.exit(run())
+given = read(sys.argv[1:])  # --help ends here
+
+from potluck_agent.main import run  # noqa: E402 - what help does not need
+
+sys.exit(run(given))

@@ -1,4 +1,4 @@
-"""`potluck agent`: reads the command line, starts the agent, and talks to one that runs."""
+"""`potluck agent`: starts the agent, and talks to one that runs."""
 
 import os
 import shutil
@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ NOFILE = 4096  # connections of strangers take descriptors, too
 ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command; returns the exit code. 1: it could not be done, and standard error says why."""
-    given = options.read(sys.argv[1:] if arguments is None else list(arguments))
+def run(given: Namespace) -> int:
+    """Carry out a command line; returns the exit code. 1: it could not be done, and standard error says why."""
     try:
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":

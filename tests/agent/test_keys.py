@@ -7,7 +7,7 @@ import stat
 import pytest
 import zmq
 
-from potluck_agent import keys, options, state
+from potluck_agent import arguments, keys, options, state
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer
 
@@ -120,8 +120,8 @@ def test_a_window_is_asked_for_once(tmp_path):
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def start(*arguments):
-    return options.start_options(options.read(arguments), 1)
+def start(*words):
+    return options.start_options(arguments.read(words), 1)
 
 
 def test_start_is_understood_without_saying_so():
@@ -134,7 +134,7 @@ def test_reads_amounts_of_memory(text, nbytes):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
         ("--memory", "lots"),
         ("--memory", "12"),
@@ -149,10 +149,10 @@ def test_reads_amounts_of_memory(text, nbytes):
         ("--threads", "0"),
     ],
 )
-def test_refuses_options_that_make_no_sense(arguments, capsys):
+def test_refuses_options_that_make_no_sense(words, capsys):
     with pytest.raises(SystemExit):
-        start(*arguments)
-    assert arguments[0] in capsys.readouterr().err
+        start(*words)
+    assert words[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["home", "Big", "", "a b", "x" * 41, "é"])

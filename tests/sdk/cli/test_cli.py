@@ -24,9 +24,9 @@ HEAVY = (
 )
 
 
-def modules_of(*arguments: str) -> tuple[set[str], str]:
-    """Top-level names of everything that `python -m potluck.cli ARGUMENTS` imports, and what it prints."""
-    command = [sys.executable, "-X", "importtime", "-m", "potluck.cli", *arguments]
+def modules_of(*arguments: str, program: str = "potluck") -> tuple[set[str], str]:
+    """Top-level names of everything that `python -m PROGRAM ARGUMENTS` imports, and what it prints."""
+    command = [sys.executable, "-X", "importtime", "-m", program, *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "100"})
     timed = [line.rsplit("|", 1)[1].strip() for line in run.stderr.splitlines() if line.startswith("import time:")]
     return {name.split(".")[0] for name in timed} | set(timed), run.stdout
@@ -41,6 +41,14 @@ def test_help_and_version_import_nothing_heavy(arguments):
     assert "argparse" in modules
     assert modules.isdisjoint(HEAVY)
     assert printed
+
+
+def test_help_of_the_agent_waits_for_nothing_of_the_agent():
+    modules, printed = modules_of("--help", program="potluck_agent")
+    ours = {name for name in modules if name.startswith("potluck_agent.")}
+    assert ours == {"potluck_agent.arguments"}
+    assert modules.isdisjoint({*HEAVY, "dataclasses", "msgpack"})
+    assert "forget" in printed
 
 
 def test_top_level_help_imports_no_command_and_names_every_one():

@@ -20,7 +20,7 @@ from potluck_agent import state as agent_state
 psutil = pytest.importorskip("psutil")
 torch = pytest.importorskip("torch")
 
-PLAIN = "from potluck_agent.main import run; import sys; sys.exit(run(sys.argv[1:]))"
+PLAIN = "import potluck_agent.__main__"
 MAJOR_9 = (
     "import potluck_wire.version as v; v.VERSION = (9, 0); v.agree.__defaults__ = v.show.__defaults__ = ((9, 0),); "
     + PLAIN
