@@ -62,6 +62,7 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     add("--no-mdns", dest="mdns", action="store_false", help="do not announce this device in the network")
     add("--slowdown", type=_slowdown, default=1.0, metavar="X", help="emulate a device that computes X times slower")
     add("--link-rate", type=_rate, default=0.0, metavar="BYTES_PER_S", help="emulate a link that sends no faster")
+    add("--emulated", action="store_true", help="emulate a device whose times the notebook knows")
     add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
     add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
     add("--scratch", type=_path, default=None, metavar="DIR", help="remove this directory when that process was killed")

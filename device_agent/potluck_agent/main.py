@@ -127,6 +127,7 @@ def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -
         link_bytes_per_s=chosen.link_bytes_per_s,
         hang_s=chosen.hang_s,
         grace_s=chosen.grace_s,
+        is_told_times=chosen.emulated or chosen.slowdown > 1.0,
         facts=facts,
     )
 

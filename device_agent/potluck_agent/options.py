@@ -35,6 +35,7 @@ class Options:
     memory_bytes: int | None = None
     slowdown: float = 1.0
     link_bytes_per_s: float = 0.0
+    emulated: bool = False
     power: Power | None = None
     threads: int = 1
     pair: bool = False
@@ -51,7 +52,7 @@ class Options:
     @property
     def is_emulated(self) -> bool:
         """Whether it plays another device."""
-        return self.slowdown != 1.0 or self.link_bytes_per_s > 0
+        return self.emulated or self.slowdown != 1.0 or self.link_bytes_per_s > 0
 
 
 def start_options(given: argparse.Namespace, own_parent: int) -> Options:
@@ -69,6 +70,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         memory_bytes=given.memory,
         slowdown=given.slowdown,
         link_bytes_per_s=given.link_rate,
+        emulated=given.emulated,
         power=given.power,
         threads=given.threads,
         pair=given.pair,

@@ -15,7 +15,8 @@ class Settings:
     """What the owner of the device lets it do, and how it behaves.
 
     `memory_bytes`: for tensors. `hang_s`: a worker that is silent for so long over a task is hung (or ten times the
-    longest task so far, where that is more). `grace_s`: a notebook that is silent for so long is gone.
+    longest task so far, where that is more). `grace_s`: a notebook that is silent for so long is gone. `is_told_times`:
+    tasks last as long as a program says, for this device plays another.
     `facts`: what else the capability statement says.
     """
 
@@ -28,6 +29,7 @@ class Settings:
     hang_s: float = 30.0
     start_s: float = 120.0
     grace_s: float = 30.0
+    is_told_times: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -77,6 +77,7 @@ class Work:
         members: Callable[[str], dict[str, Member]],
     ) -> None:
         self._out, self._laborer, self._hang_s = out, laborer, settings.hang_s
+        self._is_told_times = settings.is_told_times
         self._incoming, self._outgoing, self._members = incoming, outgoing, members
         self._lane = Lane()
         self.plans = Plans(settings, out, laborer, self._end_epoch)
@@ -166,7 +167,7 @@ class Work:
             exports=tuple(prefix + value for value in execution.exports(task.index)),
             frees=tuple(prefix + value for value in frees),
             scope=prefix,
-            lasts_s=execution.layout.lasts_s(task.index),
+            lasts_s=execution.layout.lasts_s(task.index) if self._is_told_times else 0.0,
         )
         self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
         self._go_on(execution, ready, now_s)

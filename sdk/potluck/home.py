@@ -14,7 +14,7 @@ from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring, Known
-    from potluck.lab.local import LocalAgents
+    from potluck.lab.lab import Lab
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
     from potluck.records import Network, Plan
@@ -53,7 +53,7 @@ class Home:
 
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
         self._keys, self._name, self._ring = keys, name, ring
-        self._agents: LocalAgents | None = None
+        self._lab: Lab | None = None
         self._models: dict[str, Any] = {}
         self._profiles: dict[str, Profile] = {}
         self._closed = False
@@ -67,35 +67,43 @@ class Home:
         """A home of `n` agents on this machine, each as fast as it is, paired silently with keys made for it."""
         from potluck.lab.specs import local_specs
 
-        return cls._of_local(local_specs(n), extra)
+        return cls._of_lab(local_specs(n), extra=extra)
 
     @classmethod
-    def lab(cls, devices: "str | Iterable[Spec]" = "demo", *, extra: Sequence[str] = ()) -> "Home":
-        """A home of emulated devices on this machine: real agents and sockets, stretched times, paced links."""
-        from potluck.lab.specs import specs_of
+    def lab(
+        cls, devices: "str | Path | Iterable[Spec]" = "demo", *, time_scale: float = 1.0, extra: Sequence[str] = ()
+    ) -> "Home":
+        """A home of emulated devices on this machine: real agents and sockets, stretched times, shaped links.
 
-        return cls._of_local(specs_of(devices), extra)
+        Parameters
+        ----------
+        devices
+            "demo", a home of `profiles/homes` by its name or as a TOML file of your own, or specs.
+        time_scale
+            For a home of the library: let everything take so many times longer than it would there.
+        """
+        return cls._of_lab(devices, time_scale=time_scale, extra=extra)
 
     @classmethod
-    def _of_local(cls, specs: "Sequence[Spec]", extra: Sequence[str]) -> "Home":
+    def _of_lab(cls, devices: "str | Path | Iterable[Spec]", **options: Any) -> "Home":
         import zmq
 
-        from potluck.lab.local import LocalAgents
+        from potluck.lab.lab import Lab
 
         public, secret = (part.decode() for part in zmq.curve_keypair())
         home = cls.__new__(cls)
-        agents = LocalAgents(specs, ("notebook", public), extra=extra)
+        lab = Lab(devices, ("notebook", public), **options)
         try:
             home._open(Keys(public=public, secret=secret), "notebook", None)
-            home._agents = agents
-            for agent in agents.agents:
+            home._lab = lab
+            for agent in lab.started:
                 home._members.add(Member(name=agent.name, key=agent.key, addresses=(agent.address,)))
             home._members.join()
             home._members.need(home._members)
         except BaseException:
             if hasattr(home, "_closed"):
                 home.close()
-            agents.close()
+            lab.close()
             raise
         return home
 
@@ -251,6 +259,7 @@ class Home:
         fresh
             Measure again what the cache already holds.
         """
+        from potluck.lab import profiling
         from potluck.profile.measure import name_of, profile
         from potluck.profile.store import Store
 
@@ -258,10 +267,15 @@ class Home:
         store = Store() if self._ring is not None else None
 
         def work(task: Task) -> "Profile":
-            measured = profile(
-                self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
-                store=None if fresh else store, save=store,
-            )  # fmt: skip
+            if self._lab is not None and self._lab.emulation is not None:
+                measured = profiling.profile(
+                    self._link, self._members, model, task, self._lab.emulation, train=train, rows=rows, repeats=repeats
+                )
+            else:
+                measured = profile(
+                    self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
+                    store=None if fresh else store, save=store,
+                )  # fmt: skip
             self._profiles[model.signature] = measured
             return measured
 
@@ -274,6 +288,8 @@ class Home:
 
         if self._profiles:
             return next(reversed(self._profiles.values())).network
+        if self._lab is not None and self._lab.network is not None:
+            return self._lab.network
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
 
     def deploy(
@@ -321,8 +337,8 @@ class Home:
             return
         self._closed = True
         self._link.close()
-        if self._agents is not None:
-            self._agents.close()
+        if self._lab is not None:
+            self._lab.close()
 
     def __enter__(self) -> "Home":
         return self

@@ -30,10 +30,10 @@ class Stretch:
 
         `lasts_s` where the device's profile says so; else by what such tasks took lately. 0 where nothing is emulated.
         """
-        if self.slowdown == 1.0:
-            return 0.0
         if lasts_s > 0.0:
             return lasts_s
+        if self.slowdown == 1.0:
+            return 0.0
         recent = self._recent[kind]
         recent.append(cpu_s)
         return self.slowdown * min(recent)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -25,6 +26,9 @@ import potluck_agent
 from potluck.errors import DeviceError
 from potluck.lab.specs import Spec
 from potluck.run.events import Address
+
+if TYPE_CHECKING:
+    from potluck.lab.namespaces import Namespaces
 
 READY_S = 30.0  # under 1 s alone; ten at once on two busy cores took 6 s
 STOP_S = 5.0
@@ -51,11 +55,20 @@ class LocalAgents:
         (name, key) of the notebook that they are paired with from the start.
     announce
         Whether they announce themselves by mDNS.
+    inside
+        Networks of their own for the devices; without them all are on loopback.
     """
 
     def __init__(
-        self, specs: Iterable[Spec], trust: tuple[str, str] | None, *, announce: bool = False, extra: Sequence[str] = ()
+        self,
+        specs: Iterable[Spec],
+        trust: tuple[str, str] | None,
+        *,
+        announce: bool = False,
+        extra: Sequence[str] = (),
+        inside: "Namespaces | None" = None,
     ) -> None:
+        self._inside = inside
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -72,8 +85,17 @@ class LocalAgents:
     def _start(
         self, spec: Spec, trust: tuple[str, str] | None, announce: bool, extra: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "potluck_agent", "start", *spec.arguments(), *extra]
-        command += ["--port", "0", "--bind", "127.0.0.1", "--state", str(self.directory / spec.name), "--json"]
+        command = self._inside.command(spec.name) if self._inside is not None else []
+        command += [sys.executable, "-m", "potluck_agent", "start", *spec.arguments(), *extra]
+        command += [
+            "--port",
+            "0",
+            "--bind",
+            self._host(spec.name),
+            "--state",
+            str(self.directory / spec.name),
+            "--json",
+        ]
         command += ["--parent-pid", str(os.getpid()), "--scratch", str(self.directory)]
         # one word: a key may begin with a hyphen
         command += [f"--trust={trust[1]}:{trust[0]}"] if trust else []
@@ -87,6 +109,9 @@ class LocalAgents:
                 start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
             )  # fmt: skip
 
+    def _host(self, name: str) -> str:
+        return self._inside.address(name) if self._inside is not None else "127.0.0.1"
+
     def _await_ready(self, name: str, process: "subprocess.Popen[bytes]") -> Started:
         lines: Queue[bytes] = Queue()
         stdout = process.stdout
@@ -94,7 +119,7 @@ class LocalAgents:
         threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
         try:
             ready = json.loads(lines.get(timeout=READY_S))
-            address = Address(host="127.0.0.1", port=int(ready["port"]))
+            address = Address(host=self._host(name), port=int(ready["port"]))
             code = str(ready.get("code", ""))
             return Started(name=name, address=address, key=str(ready["key"]), pid=process.pid, code=code)
         except (Empty, ValueError, KeyError, TypeError) as error:
@@ -126,6 +151,8 @@ class LocalAgents:
             if process.stdout:
                 process.stdout.close()
         self._processes.clear()
+        if self._inside is not None:
+            self._inside.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ class Spec:
 
     `slowdown`: how many times slower than this machine it computes. `link_rate`: bytes per second of its uplink, or
     text such as "100 Mbit/s"; None does not pace. `memory`: bytes that it may use, or "512 MiB". `power`: watts idle,
-    fully busy, and on top for the radio.
+    fully busy, and on top for the radio. `emulated`: the notebook knows how long its tasks last.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Spec:
     link_rate: float | str | None = None
     memory: int | str | None = None
     power: tuple[float, float, float] | None = None
+    emulated: bool = False
 
     def __post_init__(self) -> None:
         if not is_device_name(self.name) or self.name == "home":
@@ -40,6 +41,8 @@ class Spec:
         given = ["--name", self.name]
         if self.slowdown > 1.0:
             given += ["--slowdown", f"{self.slowdown:g}"]
+        if self.emulated:
+            given.append("--emulated")
         if self.link_rate is not None:
             given += ["--link-rate", f"{parse_rate(self.link_rate):.0f}"]
         if self.memory is not None:

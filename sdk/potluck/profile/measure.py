@@ -76,6 +76,13 @@ class Bench:
         self.done(f"{source} to {target}")
         return fit_line(PROBE_BYTES, seconds)
 
+    def latency_s(self, source: str, target: str, bytes_per_s: float) -> float:
+        """What a small message takes on a path of that rate, beyond its bytes."""
+        self._task.check()
+        seconds = median(self._probe(source, target, PROBE_BYTES[0]))
+        self.done(f"{source} to {target}")
+        return max(0.0, seconds - PROBE_BYTES[0] / bytes_per_s)
+
     def _probe(self, source: str, target: str, nbytes: int) -> Sequence[float]:
         if source == HOME:
             order = Deliver(device=target, nbytes=nbytes)
@@ -127,7 +134,7 @@ def profile(
             sharing, _host_cores(bench, model, modes[0], {n: found[n] for n in sharing}, capabilities)
         )
     measured = {
-        mode: _measurements(model, mode, {name: costs[mode] for name, costs in found.items()}) for mode in modes
+        mode: measurements_of(model, mode, {name: costs[mode] for name, costs in found.items()}) for mode in modes
     }
     return Profile(
         model=name_of(model),
@@ -258,7 +265,8 @@ def name_of(model: Any) -> str:
     return str(getattr(model, "name", "") or f"model-{model.signature[:8]}")
 
 
-def _measurements(model: Any, train: bool, costs: Mapping[str, tuple[LayerCost, ...]]) -> Measurements:
+def measurements_of(model: Any, train: bool, costs: Mapping[str, tuple[LayerCost, ...]]) -> Measurements:
+    """These costs beside the sizes of the model in that mode."""
     ports, inputs = model.inputs(train), model.inputs(False)
     n_layers = len(model.layers(train))
     segment, _ = model.segment(n_layers - 1, n_layers, train=train)

@@ -202,7 +202,7 @@ def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(sma
     _, model = make_model("mlp")
     run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait(60)
     handle = run.fit(make_data("mlp", 8), epochs=1_000_000)
-    (worker,) = psutil.Process(small_home._agents.process("tiny").pid).children(recursive=True)
+    (worker,) = psutil.Process(small_home._lab.agents.process("tiny").pid).children(recursive=True)
     worker.suspend()
     with pytest.raises(WorkerFailed, match=r"tiny.*no progress|tiny.*stopped making progress"):
         handle.wait(60)

@@ -26,7 +26,7 @@ def start_training(home):
 
 
 def agent(home, name):
-    return psutil.Process(home._agents.process(name).pid)
+    return psutil.Process(home._lab.agents.process(name).pid)
 
 
 def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
@@ -119,7 +119,7 @@ def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, home):
 SCRIPT = """
 import sys, potluck
 home = potluck.Home.local(2)
-print(*[home._agents.process(name).pid for name in home.devices], home._agents.directory, flush=True)
+print(*[home._lab.agents.process(name).pid for name in home.devices], home._lab.agents.directory, flush=True)
 {then}
 """
 

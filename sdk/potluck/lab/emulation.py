@@ -1,0 +1,167 @@
+"""A home of the library as this machine plays it: its devices and its network, all slower by one factor. Pure.
+
+Everything takes `time_scale` times as long as in the home: layers, copies, and bytes on every medium. So which plan is
+the best one does not change, and a time of the home is a time of the lab divided by the factor; `in_home_time` does so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor, isfinite, log10
+from pathlib import Path as FilePath
+from typing import TypeVar
+
+from potluck.errors import UserError
+from potluck.lab.specs import Spec
+from potluck.profile.library import HomeSpec, load_home
+from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
+
+# One encrypted stream between two agents that share two x86 cores with others carries some 150 MB/s.
+MAX_LINK_BYTES_PER_S = 60e6
+FULL_FRAC = 0.8  # of a core, that real work may fill; the rest is for agents, encryption and shaping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """A home and how many times slower than it the lab is."""
+
+    home: HomeSpec
+    time_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.time_scale) or not 1 <= self.time_scale <= 1e6:
+            raise UserError(f"a time scale of {self.time_scale!r} is not possible; 1 to 1,000,000 is.")
+        network = self.home.network
+        fastest = max(
+            (path for path in network.paths if network.path(*path).media), key=lambda p: network.bandwidth(*p)
+        )
+        rate = network.bandwidth(*fastest)
+        if rate > self.time_scale * MAX_LINK_BYTES_PER_S:
+            raise UserError(
+                f"{self.home.name}: {fastest[0]} sends {rate / 1e6:.0f} MB/s to {fastest[1]}; a lab on one machine "
+                f"carries {MAX_LINK_BYTES_PER_S / 1e6:.0f} MB/s.",
+                next_step=_slower(rate / MAX_LINK_BYTES_PER_S),
+            )
+
+    @property
+    def network(self) -> Network:
+        """The network of the lab."""
+        media = self.home.network.media
+        paths = self.home.network.paths.items()
+        return Network(
+            media=tuple(replace(m, capacity_bytes_per_s=m.capacity_bytes_per_s / self.time_scale) for m in media),
+            paths={pair: Path(media=p.media, latency_s=p.latency_s * self.time_scale) for pair, p in paths},
+        )
+
+    def device(self, name: str) -> Device:
+        """A device as planners of the lab see it."""
+        (device,) = (device for device in self.home.devices if device.name == name)
+        return replace(device, copy_bytes_per_s=device.copy_bytes_per_s / self.time_scale)
+
+    def specs(self) -> tuple[Spec, ...]:
+        """What each agent is told to be."""
+        return tuple(
+            Spec(
+                name=device.name,
+                memory=device.memory_bytes,
+                power=_power(device),
+                emulated=True,
+            )
+            for device in self.home.devices
+        )
+
+    def slowed(self, costs: Sequence[LayerCost]) -> tuple[LayerCost, ...]:
+        """Times of the home as times of the lab."""
+        return tuple(_slowed(cost, self.time_scale) for cost in costs)
+
+    def check_fit(
+        self, real: Sequence[LayerCost], played: Mapping[str, Sequence[LayerCost]], layers: Sequence[str], cores: int
+    ) -> None:
+        """Refuse where this machine is too slow to play these devices: `real` are its own times, `played` the lab's.
+
+        All devices may be busy at once, and share the cores.
+
+        Raises
+        ------
+        UserError
+            Which device, which layer, by how much; and the time scale at which it fits.
+        """
+        worst = {name: max(_slowness(real, costs), default=(0.0, 0)) for name, costs in played.items()}
+        if not worst:
+            return
+        name, (alone, index) = max(worst.items(), key=lambda item: item[1])
+        together = sum(slowness for slowness, _ in worst.values()) / cores
+        needed = max(alone, together) / FULL_FRAC
+        if needed > 1.0:
+            raise UserError(
+                f"{self.home.name} is too fast for this machine: of {layers[index]}, {name} would need "
+                f"{1 / alone:.2g} of the time that it really takes here, and {len(worst)} devices share {cores} cores.",
+                next_step=_slower(self.time_scale * needed),
+                time_scale=_round_up(self.time_scale * needed),
+            )
+
+
+def emulation(name: str | FilePath, time_scale: float = 1.0) -> Emulation:
+    """The home of that name, or of that TOML file."""
+    return Emulation(home=load_home(name), time_scale=time_scale)
+
+
+Item = TypeVar("Item", Plan, Trace)
+
+
+def in_home_time(item: Item, time_scale: float) -> Item:
+    """A plan or trace of the lab as it would be at home. Energy is watts times time, and shrinks with it."""
+    if isinstance(item, Plan):
+        return replace(
+            item,
+            latency_s=None if item.latency_s is None else item.latency_s / time_scale,
+            energy_j=None if item.energy_j is None else item.energy_j / time_scale,
+            device_energy_j=_divided(item.device_energy_j, time_scale),
+        )
+    events = (replace(e, start_s=e.start_s / time_scale, stop_s=e.stop_s / time_scale) for e in item.events)
+    return replace(
+        item,
+        events=tuple(events),
+        step_s=tuple(step_s / time_scale for step_s in item.step_s),
+        busy_s=_divided(item.busy_s, time_scale),
+        energy_j=_divided(item.energy_j, time_scale),
+    )
+
+
+def _divided(values: Mapping[str, float], by: float) -> dict[str, float]:
+    return {name: value / by for name, value in values.items()}
+
+
+def _slowed(cost: LayerCost, by: float) -> LayerCost:
+    return replace(
+        cost,
+        forward_s=tuple(s * by for s in cost.forward_s),
+        backward_s=tuple(s * by for s in cost.backward_s),
+        update_s=None if cost.update_s is None else cost.update_s * by,
+    )
+
+
+def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tuple[float, int]]:
+    """By layer: how many times longer it really takes, at worst; and its number."""
+    found = []
+    for index, (here, there) in enumerate(zip(real, played, strict=True)):
+        pairs = [*zip(here.forward_s, there.forward_s, strict=True)]
+        pairs += zip(here.backward_s, there.backward_s, strict=True)
+        found.append((max(a / max(b, 1e-12) for a, b in pairs), index))
+    return found
+
+
+def _power(device: Device) -> tuple[float, float, float] | None:
+    if device.idle_w is None or device.busy_w is None:
+        return None
+    return device.idle_w, max(device.busy_w, device.idle_w), device.radio_w or 0.0
+
+
+def _slower(time_scale: float) -> str:
+    return f"Let all be slower by one factor: time_scale={_round_up(time_scale):g}."
+
+
+def _round_up(value: float) -> float:
+    """To two digits, with a tenth of room: measured times differ from time to time."""
+    value *= 1.1
+    digit = 10.0 ** (floor(log10(value)) - 1)
+    return max(1.0, ceil(value / digit) * digit)

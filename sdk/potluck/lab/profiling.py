@@ -1,0 +1,91 @@
+"""The profile of a lab: costs of the devices that are played, on the lab's network, after a check that they can be.
+
+What is really measured: how fast this machine does each layer (once, on one agent, for the check), and how long a
+small message takes on each path beyond its bytes.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from potluck.handle import Task
+from potluck.lab.emulation import Emulation
+from potluck.profile.estimates import estimates
+from potluck.profile.measure import Bench, device_of, measurements_of, name_of
+from potluck.profile.profiles import Profile
+from potluck.records import HOME, Device, LayerCost, Network
+from potluck.run.link import Link
+from potluck.run.members import Members
+
+
+def profile(
+    link: Link, members: Members, model: Any, task: Task, emulation: Emulation, *, train: bool, rows: Sequence[int],
+    repeats: int,
+) -> Profile:  # fmt: skip
+    """The profile of `model` on the ready devices of this lab.
+
+    Raises
+    ------
+    UserError
+        Where this machine is too slow for them, with the time scale that would do.
+    """
+    names = members.need()
+    modes = [True, False] if train and model.trains else [False]
+    pairs = [(source, target) for source in names for target in (*names, HOME) if source != target]
+    bench = Bench(link, members, task, sum(len(model.layers(mode)) for mode in modes) + len(pairs))
+    measured = {}
+    for mode in modes:
+        layers = model.layers(mode)
+        specs = {name: emulation.home.specs[name] for name in names}
+        costs = {name: emulation.slowed(estimates(model, spec, rows, train=mode)) for name, spec in specs.items()}
+        emulation.check_fit(
+            _really(bench, model, names[0], mode, rows, repeats), costs, [layer.name for layer in layers],
+            os.cpu_count() or 1,
+        )  # fmt: skip
+        measured[mode] = measurements_of(model, mode, costs)
+    latencies_s = {pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs}
+    return Profile(
+        model=name_of(model),
+        signature=model.signature,
+        devices=tuple(_device(emulation, name, members[name].capability) for name in names),
+        network=_late(emulation.network, latencies_s),
+        training=measured.get(True),
+        inference=measured.get(False),
+        notes=(f"{emulation.home.name}, {emulation.time_scale:g} times slower; layer times are estimates",),
+    )
+
+
+def _really(
+    bench: Bench, model: Any, device: str, train: bool, rows: Sequence[int], repeats: int
+) -> tuple[LayerCost, ...]:
+    """How long this machine takes for each layer."""
+    mode = "train" if train else "infer"
+    return tuple(
+        bench.layer(
+            device, f"{mode}-{index}", model.document(index, index + 1, train=train), model.kind, train, rows, repeats
+        )
+        for index in range(len(model.layers(train)))
+    )
+
+
+def _device(emulation: Emulation, name: str, capability: Mapping[str, Any]) -> Device:
+    """The device that is played; what an instruction costs beside its work, and a worker beside tensors, is real."""
+    here = device_of(name, capability)
+    return replace(
+        emulation.device(name),
+        memory_bytes=here.memory_bytes,
+        overhead_s=here.overhead_s,
+        floor_bytes=here.floor_bytes,
+        host=here.host,
+        backends=here.backends,
+    )
+
+
+def _late(network: Network, latencies_s: Mapping[tuple[str, str], float]) -> Network:
+    """The network with what was measured; the notebook's messages take as long as those to it."""
+    both = dict(latencies_s) | {(target, source): s for (source, target), s in latencies_s.items() if target == HOME}
+    paths = {
+        pair: replace(path, latency_s=max(path.latency_s, both.get(pair, 0.0))) for pair, path in network.paths.items()
+    }
+    return Network(media=network.media, paths=paths)

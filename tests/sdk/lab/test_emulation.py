@@ -1,0 +1,83 @@
+"""Homes of the library slowed down: everything by one factor, and refused where this machine cannot keep up."""
+
+import pytest
+from tests.sdk.lab.homes import write_home
+
+from potluck.errors import UserError
+from potluck.lab.emulation import emulation, in_home_time
+from potluck.records import Event, LayerCost, Plan, Stage, Trace
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return write_home(tmp_path)
+
+
+def test_everything_is_slower_by_the_same_factor(tiny):
+    here, slow = emulation(tiny), emulation(tiny, 10)
+    assert slow.network.bandwidth("one", "two") == pytest.approx(here.network.bandwidth("one", "two") / 10)
+    assert slow.device("two").copy_bytes_per_s == pytest.approx(here.device("two").copy_bytes_per_s / 10)
+    cost = LayerCost(rows=(1, 2), forward_s=(1.0, 2.0), backward_s=(2.0, 3.0), update_s=0.5)
+    assert slow.slowed([cost])[0] == LayerCost(
+        rows=(1, 2), forward_s=(10.0, 20.0), backward_s=(20.0, 30.0), update_s=5.0
+    )
+
+
+def test_agents_are_told_memory_and_power(tiny):
+    spec = emulation(tiny).specs()[0]
+    assert spec.emulated
+    assert spec.memory == emulation(tiny).home.devices[0].memory_bytes
+    assert "--emulated" in spec.arguments()
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.0, float("nan"), 1e7])
+def test_impossible_time_scales_are_refused(tiny, scale):
+    with pytest.raises(UserError, match="time scale"):
+        emulation(tiny, scale)
+
+
+def test_links_that_are_too_fast_are_refused_with_a_time_scale_that_does():
+    with pytest.raises(UserError, match=r"500 MB/s .* time_scale=(\d+)") as caught:
+        emulation("edge-cluster")
+    scale = float(str(caught.value).rpartition("=")[2].rstrip("."))
+    assert emulation("edge-cluster", scale).network.bandwidth("a40-1", "a40-2") < 60e6
+
+
+def cost(forward_s):
+    return LayerCost(rows=(1,), forward_s=(forward_s,))
+
+
+def test_work_that_does_not_fit_is_refused_with_a_time_scale_that_does(tiny):
+    """By hand: layer 2 takes 4 ms here and should take 1 ms on `two`: four times too slow."""
+    real = [cost(1e-3), cost(4e-3)]
+    played = {"one": [cost(1.0), cost(1.0)], "two": [cost(1e-2), cost(1e-3)]}
+    with pytest.raises(UserError, match=r"of second, two would need 0\.25 of the time") as caught:
+        emulation(tiny).check_fit(real, played, ["first", "second"], 8)
+    scale = caught.value.facts["time_scale"]
+    assert 4 < scale < 8
+    slower = emulation(tiny, scale)
+    slower.check_fit(real, {name: slower.slowed(costs) for name, costs in played.items()}, ["first", "second"], 8)
+
+
+def test_devices_that_fit_alone_may_not_fit_together(tiny):
+    played = {name: [cost(2e-3)] for name in ("one", "two", "three")}  # each takes half a core
+    emulation(tiny).check_fit([cost(1e-3)], played, ["layer"], 2)
+    with pytest.raises(UserError, match="3 devices share 1 cores"):
+        emulation(tiny).check_fit([cost(1e-3)], played, ["layer"], 1)
+
+
+def test_times_of_the_lab_are_brought_home():
+    trace = Trace(
+        source="measured", events=(Event(device="a", lane="compute", start_s=1.0, stop_s=3.0),), step_s=(3.0,),
+        busy_s={"a": 2.0}, energy_j={"a": 30.0},
+    )  # fmt: skip
+    home = in_home_time(trace, 10)
+    assert (home.events[0].start_s, home.events[0].stop_s, home.step_s) == (0.1, 0.3, (0.3,))
+    assert home.busy_s == {"a": 0.2}
+    assert home.energy_j == {"a": 3.0}
+    plan = Plan(
+        planner="", model="m", stages=(Stage(start=0, stop=1, devices=("a",), shares=(1,)),), micro_batch=1,
+        latency_s=2.0, energy_j=5.0,
+    )  # fmt: skip
+    assert in_home_time(plan, 10).latency_s == pytest.approx(0.2)
+    assert in_home_time(plan, 10).energy_j == pytest.approx(0.5)

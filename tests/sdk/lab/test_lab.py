@@ -1,0 +1,116 @@
+"""Labs of real agents behind shaped links: Linux and root only; skipped, with the reason, elsewhere."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.sdk.lab.homes import AIR_BYTES_PER_S, tiny_home, write_home
+
+import potluck
+from potluck.lab.namespaces import Namespaces, missing
+from potluck.records import Stage
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
+torch = pytest.importorskip("torch")
+
+SEND = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 5001)) as s:
+    s.sendall(bytes(int(sys.argv[2])))
+    s.shutdown(socket.SHUT_WR)
+    s.recv(1)
+"""
+TAKE = """
+import socket, sys
+with socket.create_server((sys.argv[1], 5001)) as server:
+    print("ready", flush=True)
+    s, _ = server.accept()
+    n = 0
+    while part := s.recv(1 << 16):
+        n += len(part)
+    print(n, flush=True)
+"""
+
+
+def own_interfaces():
+    return [path.name for path in Path("/sys/class/net").glob("potluck*")]
+
+
+def test_devices_reach_each_other_and_nothing_is_left(tmp_path):
+    home = tiny_home(tmp_path)
+    names = [device.name for device in home.devices]
+    before = own_interfaces()
+    inside = Namespaces(home.network, names)
+    try:
+        assert len(own_interfaces()) == len(before) + 1
+        with subprocess.Popen(
+            [*inside.command("two"), sys.executable, "-c", TAKE, inside.address("two")], stdout=subprocess.PIPE
+        ) as taker:
+            taker.stdout.readline()
+            subprocess.run(
+                [*inside.command("one"), sys.executable, "-c", SEND, inside.address("two"), "100000"],
+                check=True, timeout=30,
+            )  # fmt: skip
+            assert int(taker.stdout.readline()) == 100_000
+        sent = crossed_bytes(inside, "air")
+        assert sent > 2 * 100_000  # up and down
+        inside.shape("air", AIR_BYTES_PER_S / 2)
+    finally:
+        inside.close()
+    assert own_interfaces() == before
+
+
+def crossed_bytes(inside, medium):
+    """What the shaper of a medium has let through."""
+    shown = subprocess.run(
+        [*inside.command("the hub"), "cat", "/proc/net/dev"], capture_output=True, text=True, check=True
+    ).stdout
+    row = next(line for line in shown.splitlines() if line.strip().startswith(f"{inside.layout.entrance(medium)}:"))
+    return int(row.split(":")[1].split()[8])
+
+
+def make_net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU(),
+                               torch.nn.Linear(64, 4))  # fmt: skip
+
+
+def test_training_in_a_lab_equals_one_machine(tmp_path):
+    """Three boards on one radio channel, everything twenty times slower: same weights, on the emulated network."""
+    torch.set_num_threads(1)
+    net, alone = make_net(), make_net()
+    torch.manual_seed(1)
+    batches = [(torch.randn(8, 32), torch.randint(0, 4, (8,))) for _ in range(3)]
+    model = potluck.Model.from_torch(
+        net, batches[0][0][:4], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1][:4]
+    )
+    before = own_interfaces()
+    with potluck.Home.lab(write_home(tmp_path, devices=("one", "two")), time_scale=100) as home:
+        assert home.devices["one"].capability["emulated"]["slowdown"] == 1
+        profile = home.profile(model, rows=(1, 4, 8)).wait()
+        assert profile.network.bandwidth("one", "two") == pytest.approx(AIR_BYTES_PER_S / 2 / 100)
+        n_layers = len(model.layers(True))
+        plan = potluck.Plan(
+            planner="by hand", model=profile.model, micro_batch=4, n_micro_batches=2,
+            stages=(
+                Stage(start=0, stop=1, devices=("one",), shares=(4,), warm_up=2),
+                Stage(start=1, stop=n_layers, devices=("two",), shares=(4,)),
+            ),
+        )  # fmt: skip
+        run = home.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
+        run.fit(batches).wait()
+        assert all(run.memory_bytes[name] <= home.devices[name].capability["memory_bytes"] for name in run.memory_bytes)
+        run.load_into(net)
+    train_alone(alone, batches)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+    assert own_interfaces() == before
+
+
+def train_alone(net, batches):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches:
+        for rows in (slice(0, 4), slice(4, 8)):
+            (torch.nn.functional.cross_entropy(net(x[rows]), y[rows]) * 0.5).backward()
+        optimizer.step()
+        optimizer.zero_grad()
