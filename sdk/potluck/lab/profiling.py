@@ -32,7 +32,7 @@ def profile(
     """
     names = members.need()
     modes = [True, False] if train and model.trains else [False]
-    pairs = [(source, target) for source in names for target in (*names, HOME) if source != target]
+    pairs = [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]
     bench = Bench(link, members, task, sum(len(model.layers(mode)) for mode in modes) + len(pairs))
     measured = {}
     for mode in modes:
@@ -83,9 +83,9 @@ def _device(emulation: Emulation, name: str, capability: Mapping[str, Any]) -> D
 
 
 def _late(network: Network, latencies_s: Mapping[tuple[str, str], float]) -> Network:
-    """The network with what was measured; the notebook's messages take as long as those to it."""
-    both = dict(latencies_s) | {(target, source): s for (source, target), s in latencies_s.items() if target == HOME}
+    """The network with what was measured: messages take their time beside that of their bytes."""
     paths = {
-        pair: replace(path, latency_s=max(path.latency_s, both.get(pair, 0.0))) for pair, path in network.paths.items()
+        pair: replace(path, latency_s=max(path.latency_s, latencies_s.get(pair, 0.0)))
+        for pair, path in network.paths.items()
     }
     return Network(media=network.media, paths=paths)
