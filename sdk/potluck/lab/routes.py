@@ -1,10 +1,9 @@
 """Any network of shared media as routes through one hub: which commands of `ip` and `tc` build it. Pure.
 
-<<<<<<< HEAD
-Every device sends everything to the hub. There each medium is a virtual cable with a shaper at its entrance. Packets are
-routed from medium to medium as their paths say, by rules on who sent them, who gets them, and where they come from. A
-second crossing of one medium (WiFi: up to the access point and down again) takes a second entrance to the same shaper,
-so that it costs the medium twice. Multicast (mDNS) and what crosses no medium are bridged past the shapers.
+Every device sends everything to the hub. There each medium is a virtual cable with a shaper at its entrance. Packets
+are routed from medium to medium as their paths say, by rules on who sent them, who gets them, and where they come from.
+A second crossing of one medium (WiFi: up to the access point and down again) takes a second entrance to its shaper, so
+that it costs the medium twice. Multicast (mDNS) and what crosses no medium are bridged past the shapers.
 """
 
 from collections.abc import Mapping, Sequence
