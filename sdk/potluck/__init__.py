@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from potluck.handle import Handle
     from potluck.home import Home
     from potluck.lab.specs import Spec
+    from potluck.profile.assemble import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
     from potluck.run.optimizers import SGD, AdamW
-    from potluck.run.planning import load_plan, plan
+    from potluck.run.planning import judge, load_plan, plan
     from potluck_wire import __version__
 
 _WHERE = {
     "Home": "potluck.home",
     "Model": "potluck.graph",
+    "estimate": "potluck.profile.assemble",
+    "judge": "potluck.run.planning",
     "load_plan": "potluck.run.planning",
     "Training": "potluck.records",
     "Inference": "potluck.records",
@@ -46,8 +49,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "Home", "Model", "plan", "load_plan", "Training", "Inference", "QoE", "Plan", "Device", "Spec", "Handle", "AdamW",
-    "SGD", "PotluckError", "errors", "__version__",
+    "Home", "Model", "estimate", "plan", "judge", "load_plan", "Training", "Inference", "QoE", "Plan", "Device", "Spec",
+    "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
 ]  # fmt: skip
 
 
@@ -66,11 +69,11 @@ def __dir__() -> list[str]:
 class _Plan(ModuleType):
     """The package `potluck.plan`, which can also be called."""
 
-    def __call__(self, profile: Any, workload: Any, qoe: Any = None) -> Any:
+    def __call__(self, profile: Any, workload: Any, qoe: Any = None, *, planner: str = "potluck") -> Any:
         """See `potluck.run.planning.plan`."""
         from potluck.run.planning import plan
 
-        return plan(profile, workload, qoe)
+        return plan(profile, workload, qoe, planner=planner)
 
 
 class _Package(ModuleType):

@@ -9,8 +9,12 @@ Pure: the standard library only. In notebooks, records show themselves through `
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
+
+if TYPE_CHECKING:
+    from potluck.plan.explain import Explanation
 
 HOME = "home"  # the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
 
@@ -258,7 +262,8 @@ class Problem:
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
     `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
-    layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back.
+    layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back. `home` names a
+    home of the library, where it is one.
     """
 
     model: str
@@ -271,6 +276,7 @@ class Problem:
     input_bytes: int = 0
     target_bytes: int = 0
     result_bytes: int = 0
+    home: str = ""
 
     def __post_init__(self) -> None:
         _unique("devices", [device.name for device in self.devices])
@@ -351,7 +357,8 @@ class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
-    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`.
+    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`. `problem` is what it was
+    judged for; a plan from a file has none yet.
     """
 
     planner: str
@@ -367,6 +374,8 @@ class Plan:
     unused: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     gap_frac: float | None = None
+    home: str = ""
+    problem: Problem | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -394,10 +403,22 @@ class Plan:
         """The devices that take part, in the order of their first stage."""
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.devices))
 
+    def explain(self) -> "Explanation":
+        """Why these devices, what holds the plan up, and what would help."""
+        from potluck.plan.explain import explain
+
+        return explain(self)
+
+    def save(self, path: Any) -> None:
+        """Write it as text to read, edit and load again with `potluck.load_plan`."""
+        from potluck.run.planning import save_plan
+
+        save_plan(self, path)
+
     def _repr_html_(self) -> str:
         from potluck.display import html
 
-        return html.plan(self)
+        return html.plan(self, self.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

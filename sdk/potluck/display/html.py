@@ -8,12 +8,15 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.display import chart, tables, text, timeline
 from potluck.display.scene import PALETTE, Scene
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Layer, Plan, Problem, Trace
+
+if TYPE_CHECKING:
+    from potluck.plan.explain import Explanation
 
 MOST_PLANS = 10  # rows of a table; the picture shows all
 MOST_STEPS = 3  # more of them in one timeline are too narrow to read
@@ -115,6 +118,14 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
     known = [plan for plan in candidates if plan.latency_s is not None and plan.energy_j is not None]
     picture = [chart.pareto(candidates, best).svg()] if len(known) > 1 else []
     return fragment("plans", text.render(content), table(content), *picture)
+
+
+def explanation(found: "Explanation") -> str:
+    """Where a plan's time goes, and what would help."""
+    from potluck.display import why
+
+    parts = [table(why.time_spent(found))] + ([table(why.prospects(found))] if found.prospects else [])
+    return fragment("explanation", text.explanation(found), *parts)
 
 
 def trace(measured: Trace, predicted: Trace | None = None) -> str:

@@ -2,10 +2,14 @@
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from potluck.display import tables
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Plan, Problem, Trace
+
+if TYPE_CHECKING:
+    from potluck.plan.explain import Explanation
 
 BAR_CELLS = 12
 
@@ -78,6 +82,14 @@ def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[st
 def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
     """Plans side by side."""
     return render(tables.plans(candidates, best))
+
+
+def explanation(found: "Explanation") -> str:
+    """Where a plan's time goes, and what would help."""
+    from potluck.display import why
+
+    parts = [render(why.time_spent(found))] + ([render(why.prospects(found))] if found.prospects else [])
+    return "\n\n".join(parts)
 
 
 def trace(trace: Trace) -> str:

@@ -10,6 +10,8 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     """Raise `PlanError` unless `plan` can be carried out for `problem` (memory and limits are the judge's)."""
     if plan.model != problem.model:
         raise PlanError(f"The plan is for the model {plan.model!r}, not for {problem.model!r}.", next_step="Plan anew.")
+    if plan.home and problem.home and plan.home != problem.home:
+        raise PlanError(f"The plan is for the home {plan.home!r}, not for {problem.home!r}.", next_step="Plan anew.")
     n_layers = len(problem.layers)
     if plan.stages[-1].stop != n_layers:
         raise PlanError(f"The plan's stages cover {plan.stages[-1].stop} layers; {plan.model} has {n_layers}.")

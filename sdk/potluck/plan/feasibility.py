@@ -7,7 +7,7 @@ from typing import Any
 from potluck.errors import Infeasible
 from potluck.plan import choices, cost
 from potluck.plan.judge import excess_bytes
-from potluck.records import Plan, Problem
+from potluck.records import Plan, Problem, Training
 
 GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
 
@@ -108,12 +108,24 @@ def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str
             fastest = min(using, key=lambda plan: plan.latency_s or 0.0)
             more = (fastest.latency_s or 0.0) / best.latency_s - 1
             change = f"{more:.0%} slower" if more >= 0 else f"{-more:.0%} faster, but not better within the limits"
+            change = "no faster" if 0 <= more < 0.005 else change
             reasons[device.name] = f"the best plan that uses it ({fastest.planner}) is {change}"
         elif budget < _smallest_part(problem):
             reasons[device.name] = f"its {budget / 1e6:.3g} MB hold no part of the model"
-        else:
+        elif any(device.name in plan.devices for plan in judged):
             reasons[device.name] = "no plan that uses it holds the limits"
+        else:
+            times = _alone_s(problem, device.name) / (best.latency_s or 1.0)
+            reasons[device.name] = f"too slow to help: alone it would compute {times:.1f} times as long"
     return reasons
+
+
+def _alone_s(problem: Problem, device: str) -> float:
+    table, rows = cost.CostTable(problem), max(choices.micro_batches(problem))
+    seconds = table.forward_s(device, 0, len(problem.layers), rows)
+    if isinstance(problem.workload, Training):
+        seconds += table.backward_s(device, 0, len(problem.layers), rows)
+    return seconds * (problem.workload.batch // rows)
 
 
 def _smallest_part(problem: Problem) -> int:

@@ -31,6 +31,8 @@ def judge(
         energy_j=sum(energy.values()) if len(energy) == len(plan.devices) else None,
         peak_bytes=outcome.peak_bytes(),
         device_energy_j=energy,
+        home=problem.home,
+        problem=problem,
     )
 
 

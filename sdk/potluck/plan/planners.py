@@ -1,8 +1,9 @@
 """Every planner by name, all with one signature: `planner(problem, table) -> Iterator[Plan]`, for `judge` to judge."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
-from potluck.plan import cost
+from potluck.plan import cost, feasibility
 from potluck.plan.alpa import plan_alpa
 from potluck.plan.anytime import plan_anytime
 from potluck.plan.dapple import plan_dapple
@@ -12,10 +13,13 @@ from potluck.plan.edgeshard import plan_edgeshard
 from potluck.plan.gpipe import plan_gpipe
 from potluck.plan.hetpipe import plan_hetpipe
 from potluck.plan.hybrid import plan_hybrid
+from potluck.plan.judge import judge
 from potluck.plan.metis import plan_metis
 from potluck.plan.pipedream import plan_pipedream
+from potluck.plan.plans import Plans, preference
 from potluck.plan.single import plan_single
 from potluck.records import Plan, Problem
+from potluck.simulate import direct
 
 Planner = Callable[[Problem, cost.CostTable | None], Iterator[Plan]]
 
@@ -33,3 +37,17 @@ RIVALS: Mapping[str, Planner] = {
     "dora": plan_dora,
 }
 PLANNERS: Mapping[str, Planner] = {**RIVALS, "potluck": plan_anytime}
+MAX_CANDIDATES, MAX_JUDGED = 4000, 24  # of a planner's own candidates; of those it thinks fastest
+
+
+def ask(problem: Problem, name: str) -> Plans:
+    """The plans of one planner that hold the limits when the simulator judges those which it thinks fastest."""
+    table = cost.CostTable(problem)
+    simulator = direct.Direct(problem, table)
+    found = list(islice(PLANNERS[name](problem, table), MAX_CANDIDATES))
+    found.sort(key=lambda plan: plan.latency_s or float("inf"))
+    judged = [judge(problem, plan, table, simulator) for plan in found[:MAX_JUDGED]]
+    holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
+    if not holding:
+        raise feasibility.infeasible(problem, judged)
+    return Plans(tuple(sorted(holding, key=lambda plan: preference(plan, problem.qoe))))

@@ -7,20 +7,22 @@ from typing import Any
 from potluck.errors import PlanError
 from potluck.records import Plan, Stage
 
-_KNOWN = {
-    "planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed", "gap_frac",
-    "stage", "peak_bytes", "device_energy_j", "unused",
-}  # fmt: skip
-_FACTS = ("planner", "model", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed", "gap_frac")
+FORMAT = 1  # another one is refused; a person who writes a plan may leave it out
+_FACTS = (
+    "planner", "model", "home", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed",
+    "gap_frac",
+)  # fmt: skip
+_KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
 _STAGE = {"layers", "devices", "shares", "warm_up"}
 
 
 def dumps(plan: Plan) -> str:
     """The plan as text; `loads` gives the same plan back."""
     lines = ["# A potluck plan. `layers` are half-open; `shares` are rows of each micro-batch, one per device."]
+    lines.append(f"format = {FORMAT}")
     for name in _FACTS:
         value = getattr(plan, name)
-        if value is not None:
+        if value not in (None, ""):
             lines.append(f"{name} = {_value(value)}")
     for stage in plan.stages:
         lines += ["", "[[stage]]", f"layers = {_value([stage.start, stage.stop])}"]
@@ -39,6 +41,8 @@ def loads(text: str) -> Plan:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"This is not a plan: {error}.") from error
+    if _get(data, "format", int, FORMAT) != FORMAT:
+        raise PlanError(f"the plan is of format {data['format']}; this version reads {FORMAT}.", next_step="Plan anew.")
     _no_others("the plan", data, _KNOWN)
     stages = data.get("stage")
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -54,6 +58,7 @@ def loads(text: str) -> Plan:
         energy_j=_get(data, "energy_j", float, None),
         seed=_get(data, "seed", int, None),
         gap_frac=_get(data, "gap_frac", float, None),
+        home=_get(data, "home", str, ""),
         peak_bytes=_table(data, "peak_bytes", int),
         device_energy_j=_table(data, "device_energy_j", float),
         unused=_table(data, "unused", str),

@@ -1,16 +1,17 @@
-"""From a home and a model of the library to a Problem that any planner takes: what-if without a single device. Pure.
+"""From a home and a model of the library to a Profile, as if it had been measured: what-if without a single device.
 
 Layer times are roofline estimates and say so.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from pathlib import Path
 
 from potluck.errors import UserError
 from potluck.graph.modelgraph import ModelGraph
-from potluck.profile.library import HomeSpec
-from potluck.profile.roofline import estimate
-from potluck.records import Inference, LayerCost, Problem, QoE, Training
+from potluck.profile.imagined import of_graph
+from potluck.profile.library import HomeSpec, load_home, load_model
+from potluck.profile.profiles import Measurements, Profile
+from potluck.records import Inference, Problem, QoE, Training
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
@@ -45,6 +46,57 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     return tuple(bounds)
 
 
+def estimate(
+    home: str | Path | HomeSpec,
+    model: str | Path | ModelGraph,
+    *,
+    max_layers: int = 32,
+    rows: Sequence[int] = ROWS,
+) -> Profile:
+    """A profile of a home that need not exist: layer times estimated from data sheets, for `potluck.plan`.
+
+    Parameters
+    ----------
+    home, model
+        Names in the library (`potluck plan list`), or files of your own.
+    max_layers
+        The model's operators are merged into at most so many layers.
+
+    Raises
+    ------
+    FileError
+        Where a device's rates are not known.
+
+    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
+    """
+    home = home if isinstance(home, HomeSpec) else load_home(home)
+    graph = model if isinstance(model, ModelGraph) else load_model(model)
+    bounds = merged(graph, max_layers)
+    (output_bytes,) = (node.output_bytes for node in graph.nodes if node.name == graph.output)
+    speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
+    answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
+    layers = graph.layers(bounds)
+    measured = Measurements(
+        layers=layers,
+        costs={name: of_graph(spec, graph, bounds, rows) for name, spec in home.specs.items()},
+        input_bytes=sum(item.row_bytes for item in graph.inputs),
+        target_bytes=answer_bytes,
+        result_bytes=answer_bytes,
+    )
+    return Profile(
+        model=graph.name,
+        signature="",
+        devices=home.devices,
+        network=home.network,
+        training=measured,
+        inference=measured,
+        notes=("estimated from data sheets, not measured",),
+        home=home.name,
+        graph=graph,
+        bounds=bounds,
+    )
+
+
 def problem(
     home: HomeSpec,
     graph: ModelGraph,
@@ -54,38 +106,5 @@ def problem(
     max_layers: int = 32,
     rows: Sequence[int] = ROWS,
 ) -> Problem:
-    """What a planner is asked, at estimated layer times; at most `max_layers` layers.
-
-    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
-    Raises FileError where a device's rates are not known.
-    """
-    bounds = merged(graph, max_layers)
-    (output_bytes,) = (node.output_bytes for node in graph.nodes if node.name == graph.output)
-    speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
-    answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
-    training = isinstance(workload, Training)
-    costs = {
-        name: tuple(_sum(tables[start:stop]) for start, stop in pairwise(bounds))
-        for name, tables in ((name, estimate(spec, graph, rows)) for name, spec in home.specs.items())
-    }
-    return Problem(
-        model=graph.name,
-        devices=home.devices,
-        network=home.network,
-        layers=graph.layers(bounds),
-        costs=costs,
-        workload=workload,
-        qoe=qoe or QoE(),
-        input_bytes=sum(item.row_bytes for item in graph.inputs),
-        target_bytes=answer_bytes if training else 0,
-        result_bytes=0 if training else answer_bytes,
-    )
-
-
-def _sum(tables: Sequence[LayerCost]) -> LayerCost:
-    return LayerCost(
-        rows=tables[0].rows,
-        forward_s=tuple(map(sum, zip(*(table.forward_s for table in tables), strict=True))),
-        backward_s=tuple(map(sum, zip(*(table.backward_s for table in tables), strict=True))),
-        source=tables[0].source,
-    )
+    """What a planner is asked, at estimated layer times; at most `max_layers` layers."""
+    return estimate(home, graph, max_layers=max_layers, rows=rows).problem(workload, qoe)

@@ -173,6 +173,18 @@ def load_home(name: str | Path) -> HomeSpec:
     return spec
 
 
+def assumed(device: str) -> Mapping[str, Number]:
+    """What the homes of the library assume of a device where its own file is silent; the first home that does."""
+    found: dict[str, Number] = {}
+    for home in names("homes"):
+        path = file_of("homes", home)
+        table = _Table(_toml(path), str(path))
+        for kind, sub in table.tables("assume"):
+            if kind == device:
+                found = {**sub.numbers(DEVICE_NUMBERS, own=True), **found}
+    return found
+
+
 def _network(wiring: Wiring, members: list[Attachment], home_at: str, path: Path) -> Network:
     try:
         return build(wiring, members, home_at)

@@ -1,10 +1,16 @@
-"""Profile: what was measured of a model on a home: the input of planning. Pure."""
+"""Profile: what was measured of a model on a home, or is estimated of one that is not there: the input of planning."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from potluck.errors import PlanError
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Problem, QoE, Training
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from potluck.graph.modelgraph import ModelGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +26,14 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured."""
+    """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured.
+
+    `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
+    known; layer i is the nodes [bounds[i], bounds[i + 1]).
+
+    Asked "what if", it answers with a profile of the home as it would be: `with_device`, `without_device`,
+    `with_medium`. The times of a device that is not there are estimated, and say so.
+    """
 
     model: str
     signature: str
@@ -29,6 +42,9 @@ class Profile:
     training: Measurements | None = None
     inference: Measurements | None = None
     notes: tuple[str, ...] = field(default=())
+    home: str = ""
+    graph: "ModelGraph | None" = None
+    bounds: tuple[int, ...] = ()
 
     def problem(self, workload: Training | Inference, qoe: QoE | None = None) -> Problem:
         """The planning problem of this workload under these limits.
@@ -53,7 +69,39 @@ class Profile:
             input_bytes=measured.input_bytes,
             target_bytes=measured.target_bytes if isinstance(workload, Training) else 0,
             result_bytes=4 if isinstance(workload, Training) else measured.result_bytes,
+            home=self.home,
         )
+
+    def with_device(self, kind: "str | Path", name: str = "", *, like: str = "", **numbers: float) -> "Profile":
+        """The profile with one device more.
+
+        Parameters
+        ----------
+        kind
+            A device of the library (`potluck plan list devices`), or a file of your own.
+        like
+            The device here that it is connected like; by default the one that is reached fastest.
+        numbers
+            What you know better than the library, such as `busy_w=15` or `memory_bytes=4e9`.
+        """
+        from potluck.profile.imagined import with_device
+
+        return with_device(self, kind, name, like=like, numbers=numbers)
+
+    def without_device(self, name: str) -> "Profile":
+        """The profile with one device less."""
+        from potluck.plan.whatif import known, parted
+
+        known(name, [device.name for device in self.devices], "device")
+        left = tuple(device for device in self.devices if device.name != name)
+        return replace(self, devices=left, network=parted(self.network, name), home="")
+
+    def with_medium(self, name: str, rate: float | str) -> "Profile":
+        """The profile with another capacity of one medium, such as ("air", "50 Mbit/s"), or bytes per second."""
+        from potluck.plan.whatif import rated
+        from potluck.units import parse_rate
+
+        return replace(self, network=rated(self.network, name, parse_rate(rate)), home="")
 
     def __repr__(self) -> str:
         modes = [name for name, item in (("training", self.training), ("inference", self.inference)) if item]

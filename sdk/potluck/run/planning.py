@@ -1,34 +1,62 @@
-"""`potluck.plan`: from a profile and a wish to judged plans; and plans from files."""
+"""`potluck.plan`: from a profile and a wish to judged plans; plans from files and to files; other people's, judged."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import FileError
+from potluck.errors import FileError, UserError
 from potluck.handle import resolved
-from potluck.records import Inference, Plan, QoE, Training
+from potluck.records import Inference, Plan, Problem, QoE, Training
 
 if TYPE_CHECKING:
     from potluck.plan import Plans
 
+OURS = "potluck"  # the planner that is asked unless another is named
 
-def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None) -> "Plans":
+
+def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None, *, planner: str = OURS) -> "Plans":
     """Plans for `workload` on the profiled home, best first.
 
     Parameters
     ----------
     profile
-        From `home.profile(model)`; a handle is waited for.
+        From `home.profile(model)` or `potluck.estimate(home, model)`; a handle is waited for.
     qoe
         The user's limits; none by default.
+    planner
+        One of the literature instead of our own: a name in `potluck.plan.planners.PLANNERS`.
 
     Raises
     ------
     Infeasible
-        Where no plan holds the limits; says by how much.
+        Where no plan holds the limits; says by how much, and what would do.
     """
-    from potluck.plan import make_plans
+    return solve(resolved(profile).problem(workload, qoe or QoE()), planner)
 
-    return make_plans(resolved(profile).problem(workload, qoe or QoE()))
+
+def solve(problem: Problem, planner: str = OURS) -> "Plans":
+    """The judged plans of one planner for `problem`."""
+    from potluck.plan import make_plans
+    from potluck.plan.planners import PLANNERS, ask
+
+    if planner not in PLANNERS:
+        raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
+    return make_plans(problem) if planner == OURS else ask(problem, planner)
+
+
+def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None, qoe: QoE | None = None) -> Plan:
+    """Any plan, such as an edited one, with the time, energy and memory that the simulator gives it on this home.
+
+    Without a `workload` it is judged for what it says it is for: training or inference, of its batch.
+
+    Raises
+    ------
+    PlanError
+        Where it belongs to another model or home.
+    """
+    from potluck.plan import judge as judged
+
+    workload = workload or (Training(batch=plan.batch) if plan.training else Inference(batch=plan.batch))
+    return judged(resolved(profile).problem(workload, qoe or QoE()), plan)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -36,7 +64,18 @@ def load_plan(path: str | Path) -> Plan:
     from potluck.plan.text import loads
 
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"cannot read the plan {path}: {error}.", path=str(path)) from error
     return loads(text)
+
+
+def save_plan(plan: Plan, path: str | Path) -> Path:
+    """Write the text form of `plan`; the way back is `load_plan`."""
+    from potluck.plan.text import dumps
+
+    try:
+        Path(path).write_text(dumps(plan), encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write the plan {path}: {error.strerror}.", path=str(path)) from error
+    return Path(path)

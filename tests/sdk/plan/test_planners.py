@@ -193,7 +193,7 @@ def test_a_slow_link_leaves_one_device_alone_and_says_why():
     assert len(plans.best.devices) == 1
     (reason,) = plans.best.unused.values()
     assert reason.startswith("the best plan that uses it")
-    assert reason.endswith("slower")
+    assert reason.endswith(("slower", "no faster"))
 
 
 def test_more_bandwidth_never_hurts_the_best_plan():
