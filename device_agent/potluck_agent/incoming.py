@@ -3,18 +3,17 @@
 A value that finds no room waits, without credit: at most one window per sender is held in the agent. Pure.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.events import Action, Buffer, Span, Store, ToPeer
 from potluck_agent.worker.arena import Allocator, ArenaFull
-from potluck_wire.chunks import Assembly
+from potluck_wire.chunks import Account, Assembly
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_CHUNK_BYTES, WINDOW_BYTES
-from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
+from potluck_wire.messages import Chunk, RefusalCode, Rejected, Value
 
-CREDIT_BYTES = WINDOW_BYTES // 8  # an acknowledgement for every MiB keeps the sender going
 MAX_TRANSFERS = 1024  # at once from one sender
 
 
@@ -62,7 +61,6 @@ class Arrival:
     offset: int | None = None
     held: list[tuple[int, Buffer]] = field(default_factory=list)  # (position, bytes), waiting for room
     held_bytes: int = 0
-    credited_bytes: int = 0
     start_s: float = 0.0
 
     @property
@@ -92,6 +90,7 @@ class Incoming:
         self.space = Space(inbound_bytes)
         self._arrivals: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
         self._queue: deque[Arrival] = deque()  # without a place, oldest first
+        self._accounts: defaultdict[str, Account] = defaultdict(Account)  # by sender
 
     @property
     def busy(self) -> bool:
@@ -144,14 +143,10 @@ class Incoming:
         return sum(arrival.held_bytes for arrival in self._queue if arrival.key == key)
 
     def _acknowledge(self, arrival: Arrival) -> Step:
-        """Credit when it is worth a message, and at the end."""
-        received, done = arrival.assembly.received_bytes, arrival.assembly.complete
-        if not done and received - arrival.credited_bytes < CREDIT_BYTES:
-            return Step()
-        arrival.credited_bytes = received
-        credit = Credit(transfer=arrival.value.transfer, received_bytes=received, done=done)
-        step = Step(actions=[ToPeer(arrival.key, credit)])
-        if done:
+        """Credit where it is due."""
+        due = self._accounts[arrival.key].take(arrival.assembly)
+        step = Step(actions=[ToPeer(arrival.key, credit) for credit in due])
+        if arrival.assembly.complete:
             del self._arrivals[arrival.key, arrival.value.transfer]
             step.complete.append(arrival)
         return step
@@ -179,6 +174,7 @@ class Incoming:
         """The connection from this sender is a new one: it begins everything anew."""
         for arrival in [arrival for (sender, _), arrival in self._arrivals.items() if sender == key]:
             self._drop(arrival)
+        self._accounts.pop(key, None)
         return self._fill()
 
     def cancel(self, about: Hashable) -> Step:
@@ -207,12 +203,14 @@ class Incoming:
         self._queue.clear()
         for arrival in [arrival for arrival in self._arrivals.values() if not arrival.sink]:
             del self._arrivals[arrival.key, arrival.value.transfer]
+            self._accounts[arrival.key].forget(arrival.assembly)
             text = "the worker of this device is gone"
             step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
         return step
 
     def _drop(self, arrival: Arrival) -> None:
         del self._arrivals[arrival.key, arrival.value.transfer]
+        self._accounts[arrival.key].forget(arrival.assembly)
         if arrival.offset is not None:
             self.space.release(arrival.offset)
         elif not arrival.sink:

@@ -5,7 +5,7 @@ refused is tried again (libzmq itself never does): the other device may hear of 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from potluck_agent.door import Socket, endpoint
 from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.keys import Identity
 from potluck_agent.passing import receive
+from potluck_agent.sources import Sources, has_message
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
 from potluck_wire.limits import DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES
@@ -46,8 +47,8 @@ class Link:
 class Links:
     """Links by the key of the member. `feed` takes events for the core."""
 
-    def __init__(self, context: Any, poller: zmq.Poller, identity: Identity, feed: Callable[[Event], None]) -> None:
-        self._context, self._poller, self._identity, self._feed = context, poller, identity, feed
+    def __init__(self, context: Any, sources: Sources, identity: Identity, feed: Callable[[Event], None]) -> None:
+        self._context, self._sources, self._identity, self._feed = context, sources, identity, feed
         self._links: dict[str, Link] = {}
 
     def __contains__(self, key: str) -> bool:
@@ -83,7 +84,7 @@ class Links:
         """All of them."""
         self.set(())
 
-    def serve(self, ready: dict[Any, int]) -> None:
+    def serve(self, ready: Container[Any]) -> None:
         """Look at those that have something to say."""
         for link in tuple(self._links.values()):
             if link.monitor in ready:
@@ -106,13 +107,13 @@ class Links:
         dealer.curve_secretkey = self._identity.secret.encode()
         monitor = dealer.get_monitor_socket(_WATCHED)
         dealer.connect(endpoint(host, port + DATA_OFFSET))
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        self._sources.register(dealer)
+        self._sources.register(monitor)
         return Link(member, dealer, monitor, down_s)
 
     def _close(self, link: Link) -> None:
-        self._poller.unregister(link.socket)
-        self._poller.unregister(link.monitor)
+        self._sources.unregister(link.socket)
+        self._sources.unregister(link.monitor)
         link.socket.disable_monitor()
         link.monitor.close(0)
         link.socket.close(0)
@@ -128,12 +129,11 @@ class Links:
 
     def _read(self, link: Link) -> None:
         for _ in range(AT_ONCE):
-            if self._links.get(link.member.key) is not link:  # closed by what it said
-                return
             try:
                 message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)
-            except zmq.Again:
-                return
             except WireError:
-                continue
-            self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
+                pass
+            else:
+                self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
+            if self._links.get(link.member.key) is not link or not has_message(link.socket):  # closed by it, or empty
+                return

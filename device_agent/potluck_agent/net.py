@@ -1,11 +1,11 @@
 """The loop: messages, worker, pairing and time go into the core as events, and its actions are carried out.
 
-One thread, one poll. The heartbeat socket is looked at first and no source may take more than its share of a round, so
+One thread, one wait. The heartbeat socket is looked at first and no source may take more than its share of a round, so
 that a device that is busy still answers.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +42,7 @@ from potluck_agent.links import Links
 from potluck_agent.pairing import Desk
 from potluck_agent.passing import hand_over, receive
 from potluck_agent.reception import Reception
+from potluck_agent.sources import READ, WRITE, Sources, has_message
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES
@@ -51,7 +52,6 @@ from potluck_wire.pairing import Paired
 TICK_S = 0.2
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
 
-_BOTH_WAYS = zmq.POLLIN | zmq.POLLOUT
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
 
@@ -107,9 +107,9 @@ class Net:
         self._routes: dict[tuple[Channel, str], bytes] = {}
         self._worker: Any = None
         self._worker_events = 0
-        self._poller = zmq.Poller()
+        self._sources = Sources()
         self._context: Any = zmq.Context()
-        self._links = Links(self._context, self._poller, identity, self._feed)
+        self._links = Links(self._context, self._sources, identity, self._feed)
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
@@ -119,9 +119,9 @@ class Net:
             self._context.destroy(0)
             raise
         self.port = self._door.port
-        self._reception = Reception(self._door.listener, self._poller, self.desk, self._trust)
+        self._reception = Reception(self._door.listener, self._sources, self.desk, self._trust)
         for source in (self._door.zap, *self._door.routers.values()):
-            self._poller.register(source, zmq.POLLIN)
+            self._sources.register(source)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -141,12 +141,11 @@ class Net:
                     wake_s = self._core.wake_s()
                 until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
                 self._watch_worker()
-                wait_ms = max(0, -int(-(until_s - time.monotonic()) * 1000))
-                self._round(dict(self._poller.poll(wait_ms)))
+                self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
         finally:
             self.close()
 
-    def _round(self, ready: dict[Any, int]) -> None:
+    def _round(self, ready: Container[Any]) -> None:
         """Everything that has something to say gets its share, the urgent first."""
         door = self._door
         for channel in (Channel.PULSE, Channel.CONTROL):
@@ -184,6 +183,7 @@ class Net:
             self._worker = None
         self._links.close()
         self._reception.hang_up()
+        self._sources.close()
         self._door.close()
         self._context.destroy(0)
 
@@ -215,11 +215,11 @@ class Net:
     def _reopen(self) -> None:
         """Cut every connection; the trusted ones come back by themselves."""
         for router in self._door.routers.values():
-            self._poller.unregister(router)
+            self._sources.unregister(router)
         self._routes.clear()
         self._door.reopen()
         for router in self._door.routers.values():
-            self._poller.register(router, zmq.POLLIN)
+            self._sources.register(router)
 
     def _trust(self, paired: Paired) -> bool:
         peer = Peer(name=paired.name, key=paired.key)
@@ -245,13 +245,10 @@ class Net:
     def _read_router(self, channel: Channel) -> None:
         router = self._door.routers[channel]
         for _ in range(AT_ONCE[channel]):
-            try:
-                route, *frames = receive(router)
-            except zmq.Again:
-                return
+            route, *frames = receive(router)
             if frames:
-                self._take(channel, bytes(route), frames)
-            if self._door.routers.get(channel) is not router:  # it was reopened meanwhile
+                self._take(channel, route.bytes, frames)
+            if self._door.routers.get(channel) is not router or not has_message(router):  # reopened meanwhile, or empty
                 return
 
     def _take(self, channel: Channel, route: bytes, frames: list[Any]) -> None:
@@ -314,10 +311,9 @@ class Net:
             self._note(f"cannot send {type(action.message).__name__}: {error}")
             return
         with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
-            if link is not None:
-                hand_over(link.socket, frames)
-            elif route is not None:
-                hand_over(self._door.routers[channel], [route, *frames])
+            socket = self._door.routers[channel] if link is None else link.socket
+            self._sources.use(socket)
+            hand_over(socket, frames if route is None else [route, *frames])
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
         if not isinstance(part, Span):
@@ -352,12 +348,12 @@ class Net:
         except OSError as error:
             self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
             return
-        self._worker_events = zmq.POLLIN
-        self._poller.register(self._worker.socket.fileno(), zmq.POLLIN)
+        self._worker_events = READ
+        self._sources.register(self._worker.socket.fileno())
 
     def _fire(self) -> None:
         if self._worker is not None:
-            self._poller.unregister(self._worker.socket.fileno())
+            self._sources.unregister(self._worker.socket.fileno())
             self._worker.kill()
             self._worker = None
 
@@ -365,10 +361,10 @@ class Net:
         """Poll for room in the pipe only while something waits for it."""
         if self._worker is None:
             return
-        events = _BOTH_WAYS if self._worker.wants_write else zmq.POLLIN
+        events = READ | WRITE if self._worker.wants_write else READ
         if events != self._worker_events:
             self._worker_events = events
-            self._poller.modify(self._worker.socket.fileno(), events)
+            self._sources.watch(self._worker.socket.fileno(), events)
 
     def _read_worker(self) -> None:
         worker = self._worker

@@ -2,13 +2,12 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Any
 
-import zmq
-
 from potluck_agent.pairing import Desk, Reply
+from potluck_agent.sources import Sources
 from potluck_wire.pairing import Paired
 
 READ_BYTES = 1024
@@ -17,14 +16,12 @@ READ_BYTES = 1024
 class Reception:
     """Visitors of the pairing port. `trust(paired)` stores a key and says whether it could."""
 
-    def __init__(
-        self, listener: socket.socket, poller: zmq.Poller, desk: Desk, trust: Callable[[Paired], bool]
-    ) -> None:
-        self._listener, self._poller, self._desk, self._trust = listener, poller, desk, trust
+    def __init__(self, listener: socket.socket, sources: Sources, desk: Desk, trust: Callable[[Paired], bool]) -> None:
+        self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
         self._visitor: socket.socket | None = None
-        poller.register(listener.fileno(), zmq.POLLIN)
+        sources.register(listener.fileno())
 
-    def serve(self, ready: dict[Any, int]) -> None:
+    def serve(self, ready: Container[Any]) -> None:
         """Look at whoever has something to say."""
         if self._visitor is not None and self._visitor.fileno() in ready:
             self._read(self._visitor)
@@ -40,7 +37,7 @@ class Reception:
         """The visitor, if there is one, has to go."""
         self._desk.leave()
         if self._visitor is not None:
-            self._poller.unregister(self._visitor.fileno())
+            self._sources.unregister(self._visitor.fileno())
             self._visitor.close()
             self._visitor = None
 
@@ -56,7 +53,7 @@ class Reception:
             visitor.close()
             return
         self._visitor = visitor
-        self._poller.register(visitor.fileno(), zmq.POLLIN)
+        self._sources.register(visitor.fileno())
 
     def _read(self, visitor: socket.socket) -> None:
         try:

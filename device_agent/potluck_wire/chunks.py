@@ -1,12 +1,12 @@
-"""One tensor in chunks: how the sender cuts it and waits for credit, and what the receiver accepts.
+"""One tensor in chunks: how the sender cuts it and waits for credit, what the receiver accepts, and what it owes.
 
 Chunks come in order, each exactly once, all of `chunk_bytes` but the last. ZeroMQ keeps the order and never repeats, so
 anything else is a broken peer, not a bad network.
 """
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_VALUE_BYTES
-from potluck_wire.messages import Value
+from potluck_wire.limits import CREDIT_BYTES, MAX_CHUNK_BYTES, MAX_VALUE_BYTES
+from potluck_wire.messages import Credit, Value
 from potluck_wire.tensors import nbytes as tensor_nbytes
 
 
@@ -30,7 +30,7 @@ class Assembly:
         At once where dtype, shape, `nbytes` and `chunk_bytes` of the value do not fit each other.
     """
 
-    __slots__ = ("_next", "received_bytes", "value")
+    __slots__ = ("_next", "credited_bytes", "received_bytes", "value")
 
     def __init__(self, value: Value) -> None:
         expected = tensor_nbytes(value.dtype, value.shape)
@@ -44,8 +44,7 @@ class Assembly:
         if not 1 <= value.chunk_bytes <= MAX_CHUNK_BYTES:
             raise WireError(WireCode.CHUNK, f"chunks of {value.chunk_bytes} bytes, 1 to {MAX_CHUNK_BYTES} are possible")
         self.value = value
-        self.received_bytes = 0
-        self._next = 0
+        self.received_bytes = self.credited_bytes = self._next = 0
 
     @property
     def complete(self) -> bool:
@@ -71,6 +70,36 @@ class Assembly:
         self.received_bytes = stop
         self._next += 1
         return start, stop
+
+
+class Account:
+    """What one sender is owed: credit for what was taken in of its values.
+
+    Over all of them together: a value that a more urgent one overtook must not keep its part of the window.
+    """
+
+    __slots__ = ("_owed",)
+
+    def __init__(self) -> None:
+        self._owed: dict[int, Assembly] = {}
+
+    def take(self, assembly: Assembly) -> list[Credit]:
+        """More of this value was taken in; the credit that is due now: once it is worth a message, and at the end."""
+        self._owed[assembly.value.transfer] = assembly
+        if assembly.complete:
+            return [self._credit(assembly)]
+        if sum([owed.received_bytes - owed.credited_bytes for owed in self._owed.values()]) < CREDIT_BYTES:
+            return []
+        return [self._credit(owed) for owed in tuple(self._owed.values())]
+
+    def forget(self, assembly: Assembly) -> None:
+        """This value was given up: nothing is owed for it."""
+        self._owed.pop(assembly.value.transfer, None)
+
+    def _credit(self, assembly: Assembly) -> Credit:
+        del self._owed[assembly.value.transfer]
+        assembly.credited_bytes = assembly.received_bytes
+        return Credit(transfer=assembly.value.transfer, received_bytes=assembly.received_bytes, done=assembly.complete)
 
 
 class Departure:

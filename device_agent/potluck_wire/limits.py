@@ -31,6 +31,7 @@ MAX_VALUE_BYTES = 4096 * MIB  # one tensor: a billion float32 numbers; more is s
 CHUNK_BYTES = 256 * KIB  # a 4 MiB frame never arrives on an 8 Mbit/s link with 1.5 s heartbeats; 1 MiB still does
 MAX_CHUNK_BYTES = MIB
 WINDOW_BYTES = 8 * MIB  # sent and not yet credited, per peer: fills 80 MiB/s at 100 ms, and a phone can hold it
+CREDIT_BYTES = 2 * MIB  # taken in and not yet credited, over all values of a peer: then credit is due for each of them
 
 # --- sockets ----------------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck_wire.chunks import Assembly, Departure, split
+from potluck_wire.chunks import Account, Assembly, Departure, split
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_CHUNK_BYTES
+from potluck_wire.limits import MAX_CHUNK_BYTES, MIB
 from potluck_wire.messages import Value
 
 SIZES = st.integers(0, 500), st.integers(1, 60)
@@ -125,3 +125,24 @@ def test_a_receiver_that_has_the_value_already_may_say_so_at_once():
     assert departure.credit(10, True) == 4
     assert departure.done
     assert departure.outstanding_bytes == 0
+
+
+def taken(account, assembly, chunks):
+    """What is due after each of these chunks of a value: (transfer, bytes, done)."""
+    due = []
+    for index in chunks:
+        assembly.accept(index, MIB)
+        due.append([(c.transfer, c.received_bytes, c.done) for c in account.take(assembly)])
+    return due
+
+
+def test_credit_is_due_for_all_values_of_a_sender_together():
+    account = Account()
+    first, second, third = (Assembly(value(10 * MIB, MIB, transfer=number)) for number in (1, 2, 3))
+    assert taken(account, first, [0]) == [[]]
+    assert taken(account, second, [0]) == [[(1, MIB, False), (2, MIB, False)]]
+    assert taken(account, first, range(1, 3)) == [[], [(1, 3 * MIB, False)]]
+    assert taken(account, second, [1]) == [[]]
+    account.forget(second)
+    assert taken(account, third, [0]) == [[]]
+    assert taken(account, first, range(3, 10))[-1] == [(1, 10 * MIB, True)]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from potluck_wire.chunks import Assembly, Departure
+from potluck_wire.chunks import Account, Assembly, Departure
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
@@ -17,7 +17,6 @@ Letter = tuple[Message, Buffers]
 Place = tuple[str, int, str, int]  # run, epoch, program, step: the execution that a value belongs to
 
 PROBE = "probe"  # a value without a run and of this program is measured and thrown away
-CREDIT_EVERY_BYTES = WINDOW_BYTES // 4  # often enough that the sender never waits, rarely enough to cost nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,6 @@ class _Outgoing:
 class _Incoming:
     assembly: Assembly
     data: bytearray
-    credited_bytes: int = 0
 
 
 def place_of(value: Value) -> Place:
@@ -61,6 +59,7 @@ class Traffic:
         self._outgoing: dict[int, _Outgoing] = {}
         self._waiting: deque[int] = deque()
         self._incoming: dict[int, _Incoming] = {}
+        self._account = Account()
         self.rejected: list[tuple[Value, Rejected]] = []
         self.probed: list[Value] = []  # values of no run that have arrived
 
@@ -129,15 +128,12 @@ class Traffic:
         assembly = incoming.assembly
         start, stop = assembly.accept(index, len(buffers[0]))
         incoming.data[start:stop] = buffers[0]
-        if assembly.complete:
-            del self._incoming[transfer]
-            value = assembly.value
-            raw = Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data)
-            return [(Credit(transfer=transfer, received_bytes=stop, done=True), ())], [(value, raw)]
-        if stop - incoming.credited_bytes < CREDIT_EVERY_BYTES:
-            return [], []
-        incoming.credited_bytes = stop
-        return [(Credit(transfer=transfer, received_bytes=stop), ())], []
+        letters: list[Letter] = [(credit, ()) for credit in self._account.take(assembly)]
+        if not assembly.complete:
+            return letters, []
+        del self._incoming[transfer]
+        value = assembly.value
+        return letters, [(value, Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data))]
 
     def _credit(self, message: Credit) -> list[Letter]:
         out = self._outgoing.get(message.transfer)

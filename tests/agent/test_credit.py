@@ -1,0 +1,76 @@
+"""Credit always comes back: whatever overtakes whatever, a sender never waits for bytes that were taken in long ago."""
+
+import pytest
+
+from potluck_agent.events import Span, ToPeer
+from potluck_agent.incoming import Incoming
+from potluck_agent.outgoing import Outgoing, Parcel
+from potluck_wire.limits import CHUNK_BYTES, MIB, WINDOW_BYTES
+from potluck_wire.messages import Chunk, Credit, Value
+
+RECEIVER, SENDER = "R" * 40, "S" * 40
+RATE = 1e8  # paced: one chunk is on the air at a time, so that a more urgent value overtakes at any chunk
+NBYTES = 4 * MIB
+
+
+class Pair:
+    """A sender and a receiver with nothing between them but the air."""
+
+    def __init__(self, inbound_bytes=1024 * MIB):
+        self.outgoing, self.incoming = Outgoing(link_bytes_per_s=RATE), Incoming(inbound_bytes)
+        self.now_s, self.credits, self.arrived = 0.0, [], []
+        self.outgoing.reach(RECEIVER)
+
+    def post(self, name, priority, nbytes=NBYTES):
+        """Send this value when its turn comes."""
+        value = Value(run="r", name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
+        place = Span("zeros", 0, nbytes)
+        self.outgoing.add(Parcel(key=RECEIVER, value=value, place=place, priority=priority, about="r"))
+
+    def carry(self):
+        """One chunk crosses the air and credit comes back at once; False where nothing was to be sent."""
+        sent = self.outgoing.pump(self.now_s)
+        if not sent and self.outgoing.wake_s() is not None:
+            self.now_s = self.outgoing.wake_s()
+            sent = self.outgoing.pump(self.now_s)
+        for action in sent:
+            self._take(action)
+        return bool(sent)
+
+    def _take(self, action):
+        message, data = action.message, bytes(action.buffers[0].nbytes)
+        if isinstance(message, Chunk):
+            step = self.incoming.chunk(SENDER, message, data)
+        else:
+            step = self.incoming.begin(SENDER, message, data, "r", sink=False, now_s=self.now_s)
+        self.arrived += [arrival.value.name for arrival in step.complete]
+        for reply in step.actions:
+            if isinstance(reply, ToPeer):
+                assert isinstance(reply.message, Credit)
+                self.credits.append(reply.message)
+                self.outgoing.credited(RECEIVER, reply.message, self.now_s)
+
+
+@pytest.mark.parametrize("chunks_between", [1, 2, 3, 5, 7])
+def test_values_that_overtake_one_another_all_arrive_the_most_urgent_first(chunks_between):
+    pair = Pair()
+    depth = 2 * WINDOW_BYTES // (chunks_between * CHUNK_BYTES)
+    names = [f"v{level}" for level in range(depth)]
+    for level, name in enumerate(names):
+        pair.post(name, priority=-level)
+        for _ in range(chunks_between):
+            assert pair.carry()
+    while pair.carry():
+        pass
+    assert pair.arrived == names[::-1]
+    assert not pair.outgoing.busy
+
+
+def test_credit_is_one_message_for_a_quarter_of_the_window():
+    pair = Pair()
+    pair.post("v", priority=0, nbytes=WINDOW_BYTES)
+    while pair.carry():
+        pass
+    quarter = WINDOW_BYTES // 4
+    assert [credit.received_bytes for credit in pair.credits] == [quarter, 2 * quarter, 3 * quarter, 4 * quarter]
+    assert [credit.done for credit in pair.credits] == [False, False, False, True]
