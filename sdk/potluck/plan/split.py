@@ -15,6 +15,7 @@ from potluck.errors import PlanError
 
 LEVELS = 11  # divisions of the rows at a joint that are tried: 0, a tenth, ... all
 MAX_JOINTS = 16  # those that carry the fewest bytes
+TILES = 4  # a side that waits for rows starts on the first quarter of them
 MAX_LABELS = 8  # kept per joint and division: the ones that are ready first
 
 
@@ -89,11 +90,26 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side does between two joints: seconds, and the rows of the first joint that it needs."""
+    """What one side does between two joints: the rows [start, stop) of the first joint that it needs, and its seconds.
 
-    seconds: float
+    `streamed_s` of them can be spent on the first rows while others are on their way; the rest follows a barrier, an
+    operator that needs every row. Each further tile of rows costs `tile_s`.
+    """
+
     start: int
     stop: int
+    seconds: float
+    streamed_s: float
+    tile_s: float
+
+    def done_s(self, ready_s: float, first_s: float, airtime_s: float) -> float:
+        """When it is done, if it is ready itself at `ready_s` and rows come in from `first_s` on for `airtime_s`."""
+        streamed_s = self.streamed_s + (TILES - 1) * self.tile_s
+        whole_s = max(ready_s, first_s + airtime_s) + self.streamed_s
+        tiled_s = max(
+            ready_s + streamed_s, first_s + airtime_s + streamed_s / TILES, first_s + airtime_s / TILES + streamed_s
+        )
+        return min(whole_s, tiled_s) + self.seconds - self.streamed_s
 
 
 def intervals(sharing: Sharing, joint: int, rows: tuple[int, int]) -> dict[int, tuple[int, int]]:
@@ -117,6 +133,11 @@ class Shares:
         self.sharing = sharing
         self.joints = _joints(sharing)
         self._sides: dict[tuple[int, bool, int, int], dict[int, Side]] = {}
+        self._barrier = [0] * len(sharing.operators)  # the last operator up to this one that needs every row
+        for place, operator in enumerate(sharing.operators):
+            needs_all = any(reads is None for _, reads in operator.inputs)
+            before = max((self._barrier[source] for source, _ in operator.inputs), default=0)
+            self._barrier[place] = place if needs_all else before
         # per operator: seconds of all behind it on the device, and how many times faster the helper is at most
         self._left = [(0.0, 1.0)] * len(sharing.operators)
         for place in range(len(sharing.operators) - 2, -1, -1):
@@ -135,15 +156,20 @@ class Shares:
         operators, wanted = self.sharing.operators, set(self.joints)
         needed = intervals(self.sharing, j, rows)
         overhead_s = self.sharing.helper_overhead_s if helper else self.sharing.device_overhead_s
-        found, seconds = {}, 0.0
+        found: dict[int, Side] = {}
+        done: list[tuple[int, float]] = []  # (barrier, seconds) of every operator that runs
         for place in range(j, -1, -1):
             start, stop = needed.get(place, (0, 0))
             if place in wanted and place < j:
-                found[place] = Side(seconds, start, stop)
+                streamed = [seconds for barrier, seconds in done if barrier <= place]
+                found[place] = Side(
+                    start, stop, sum(seconds for _, seconds in done), sum(streamed), overhead_s * len(streamed)
+                )
             if start < stop and place:
                 operator = operators[place]
                 whole_s = operator.helper_s if helper else operator.device_s
-                seconds += overhead_s + max(whole_s - overhead_s, 0.0) * (stop - start) / operator.count
+                seconds = overhead_s + max(whole_s - overhead_s, 0.0) * (stop - start) / operator.count
+                done.append((self._barrier[place], seconds if whole_s else 0.0))
         return found
 
     def soonest_s(self, label: "Label") -> float:
@@ -203,16 +229,20 @@ def step(shares: Shares, label: Label, to: Division, limit_s: float = float("inf
     device_s, helper_s, free_s, spent_j = label.device_s, label.helper_s, label.free_s, label.spent_j
     if up:
         airtime_s = up / sharing.bytes_per_s
-        free_s = max(device_s, free_s) + airtime_s
-        helper_s = max(helper_s, free_s + sharing.latency_s)
+        begins_s = max(device_s, free_s)
+        free_s = begins_s + airtime_s
+        helper_s = helper.done_s(helper_s, begins_s + sharing.latency_s, airtime_s)
         spent_j += airtime_s * sharing.radio_w
+    else:
+        helper_s += helper.seconds
     if down:
         airtime_s = down / sharing.bytes_per_s
-        free_s = max(label.helper_s, free_s) + airtime_s
-        device_s = max(device_s, free_s + sharing.latency_s)
+        begins_s = max(label.helper_s, free_s)
+        free_s = begins_s + airtime_s
+        device_s = device.done_s(device_s, begins_s + sharing.latency_s, airtime_s)
         spent_j += airtime_s * sharing.radio_w
-    device_s += device.seconds
-    helper_s += helper.seconds
+    else:
+        device_s += device.seconds
     if device_s > limit_s or helper_s > limit_s:
         return None
     spent_j += device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0)
