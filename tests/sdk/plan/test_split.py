@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.errors import PlanError
-from potluck.plan.split import Division, Operator, Shares, Sharing, alone_on_device, evaluate, front, intervals, share
+from potluck.plan.sharing import Division, Operator, Shares, Sharing, intervals
+from potluck.plan.split import alone_on_device, evaluate, front, share
 
 
 @dataclass(frozen=True)
