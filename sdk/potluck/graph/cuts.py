@@ -6,7 +6,7 @@ alive there counts rows in its first dimension, and where nothing that belongs t
 parameter used on both sides (tied weights), running statistics, a random mask.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +57,30 @@ class Line:
     place: dict[int, int]  # value -> bound index
     floating: frozenset[int]  # values
     requires: frozenset[Ref]  # values through which a gradient flows
-    last_use: dict[Ref, int]  # by bound index; len(bound) for the model's outputs
+    uses: dict[Ref, tuple[int, ...]]  # the bound nodes that read a value, ascending; len(bound) for the model's outputs
     tied: tuple[tuple[int, int, str], ...]
     needs: tuple[frozenset[int], ...]  # per bound node: all values outside the line that it needs, transitively
 
     def alive(self, cut: int) -> tuple[Ref, ...]:
         """The values that cross the cut before bound node `cut`, in the order in which they are made."""
-        crossing = [ref for ref, last in self.last_use.items() if self.place[ref.value] < cut <= last]
+        crossing = [ref for ref, uses in self.uses.items() if self.place[ref.value] < cut <= uses[-1]]
         return tuple(sorted(crossing, key=lambda ref: (ref.value, ref.item or 0)))
+
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each bound node the bound nodes that it reads."""
+        nodes = self.traced.graph.nodes
+        read = ([ref.value for ref in node_refs(nodes[position])] for position in self.bound)
+        return tuple(tuple(sorted({self.place[v] for v in values if v in self.place})) for values in read)
+
+    def inputs_of(self, start: int, stop: int) -> set[int]:
+        """The model's inputs that bound nodes [start, stop) read."""
+        nodes, n_inputs = self.traced.graph.nodes, len(self.traced.graph.inputs)
+        read = {ref.value for position in self.bound[start:stop] for ref in node_refs(nodes[position])}
+        return {value for value in read.union(*self.needs[start:stop]) if value < n_inputs}
+
+    def symbols_of(self, start: int, stop: int) -> frozenset[str]:
+        """The sizes that bound nodes [start, stop) need to know."""
+        return frozenset().union(*(self._symbols_at(i) for i in range(start, stop)))
 
     def shuts(self, cut: int) -> str:
         """Why the cut before bound node `cut` must stay shut because of what belongs together; empty if it need not."""
@@ -88,21 +104,23 @@ class Line:
         return tuple(found)
 
     def _symbols_after(self) -> list[frozenset[str]]:
-        graph, types = self.traced.graph, self.traced.types
         after: list[frozenset[str]] = [frozenset()] * (len(self.bound) + 1)
         for i in reversed(range(len(self.bound))):
-            values = {graph.first_node + self.bound[i]} | self.needs[i]
-            used = set(after[i + 1])
-            for value in values:
-                used |= {name for t in types[value] for size in t.shape for name in symbols_in(size)}
-                if value >= graph.first_node:
-                    used |= _symbols_of(graph.nodes[value - graph.first_node])
-            after[i] = frozenset(used)
+            after[i] = after[i + 1] | self._symbols_at(i)
         return after
 
+    def _symbols_at(self, i: int) -> frozenset[str]:
+        graph, types = self.traced.graph, self.traced.types
+        used: set[str] = set()
+        for value in {graph.first_node + self.bound[i]} | self.needs[i]:
+            used |= {name for t in types[value] for size in t.shape for name in symbols_in(size)}
+            if value >= graph.first_node:
+                used |= _symbols_of(graph.nodes[value - graph.first_node])
+        return frozenset(used)
 
-def line(traced: Traced) -> Line:
-    """The line of a traced model."""
+
+def line(traced: Traced, order: Sequence[int] = ()) -> Line:
+    """The line of a traced model; `order`: the places of its bound nodes in another order in which they can run."""
     graph = traced.graph
     first, n_inputs = graph.first_node, len(graph.inputs)
     bound_values = set(range(n_inputs))
@@ -116,11 +134,8 @@ def line(traced: Traced) -> Line:
             bound.append(position)
         outside = {v for v in read if v not in bound_values}
         needs[value] = frozenset(outside).union(*(needs.get(v, frozenset()) for v in outside))
+    bound = [bound[i] for i in order] or bound
     place = {first + position: i for i, position in enumerate(bound)}
-    last_use = {
-        ref: place[value] for value in place for ref in node_refs(graph.nodes[value - first]) if ref.value in place
-    }
-    last_use |= {output.ref: len(bound) for output in graph.outputs if output.ref.value in place}
     per_bound = tuple(needs[first + position] for position in bound)
     floating = frozenset(first + p for p in range(len(graph.nodes)) if first + p not in place)
     return Line(
@@ -129,10 +144,22 @@ def line(traced: Traced) -> Line:
         place=place,
         floating=floating,
         requires=_requires(traced),
-        last_use=last_use,
+        uses=_uses(graph, bound, place),
         tied=_tied(graph, per_bound),
         needs=per_bound,
     )
+
+
+def _uses(graph: Graph, bound: Sequence[int], place: dict[int, int]) -> dict[Ref, tuple[int, ...]]:
+    found: dict[Ref, list[int]] = {}
+    for i, position in enumerate(bound):
+        for ref in node_refs(graph.nodes[position]):
+            if ref.value in place:
+                found.setdefault(ref, []).append(i)
+    for output in graph.outputs:
+        if output.ref.value in place:
+            found.setdefault(output.ref, []).append(len(bound))
+    return {ref: tuple(uses) for ref, uses in found.items()}
 
 
 def _tied(graph: Graph, needs: tuple[frozenset[int], ...]) -> tuple[tuple[int, int, str], ...]:
@@ -164,7 +191,22 @@ def _requires(traced: Traced) -> frozenset[Ref]:
         for item, t in enumerate(traced.types[value]):
             if t.dtype.startswith(("float", "bfloat")):
                 found |= {Ref(value, item)} if len(traced.types[value]) > 1 else {Ref(value), Ref(value, 0)}
-    return frozenset(found)
+    return frozenset(found & _reaching(graph, found))
+
+
+def _reaching(graph: Graph, requires: set[Ref]) -> set[Ref]:
+    """Of the values that require a gradient, those from which one can come: they lead to the loss."""
+    todo = [output.ref for output in graph.outputs if output.gradient and output.ref in requires]
+    values = {ref.value for ref in todo}
+    while todo:
+        value = todo.pop().value
+        if value >= graph.first_node:
+            new = [
+                r for r in node_refs(graph.nodes[value - graph.first_node]) if r in requires and r.value not in values
+            ]
+            values.update(ref.value for ref in new)
+            todo += new
+    return {ref for ref in requires if ref.value in values}
 
 
 def _readable(name: str, types: Iterable[Type]) -> bool:
@@ -186,24 +228,29 @@ def _name(ref: Ref) -> str:
     return f"v{ref.value}" if ref.item is None else f"v{ref.value}.{ref.item}"
 
 
-def cut_out(line: Line, start: int, stop: int) -> Graph:
-    """Bound nodes [start, stop) as a graph of their own: first the model's inputs that it reads, then what crosses."""
+def cut_out(
+    line: Line, start: int, stop: int, inputs: Sequence[Ref] | None = None, outputs: Sequence[Ref] | None = None
+) -> Graph:
+    """Bound nodes [start, stop) as a graph of their own: first the model's inputs that it reads, then what crosses.
+
+    `inputs` and `outputs`: what comes from and goes to others; all that is alive at the cuts unless given.
+    """
     traced, graph = line.traced, line.traced.graph
     first, n_inputs = graph.first_node, len(graph.inputs)
     last = stop == len(line.bound)
     own = {first + position for position in line.bound[start:stop]}
-    outputs = _ports(line, line.alive(stop)) if not last else graph.outputs
+    ports = _ports(line, line.alive(stop) if outputs is None else outputs) if not last else graph.outputs
     needed = own | frozenset().union(*line.needs[start:stop])
-    for output in outputs:
+    for output in ports:
         if output.ref.value in line.floating or output.ref.value < first:
             needed |= {output.ref.value} | _closure(graph, output.ref.value)
     read = {ref.value for value in own for ref in node_refs(graph.nodes[value - first])} | needed
     feeds = [Ref(value) for value in range(n_inputs) if value in read]
-    crossing = line.alive(start) if start else ()
-    inputs = [*feeds, *crossing]
+    crossing = (line.alive(start) if start else ()) if inputs is None else inputs
+    taken = [*feeds, *crossing]
     states = [value for value in range(n_inputs, first) if value in read]
     nodes = sorted(value for value in needed if value >= first)
-    number = {ref: i for i, ref in enumerate([*inputs, *map(Ref, states), *map(Ref, nodes)])}
+    number = {ref: i for i, ref in enumerate([*taken, *map(Ref, states), *map(Ref, nodes)])}
 
     def move(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -213,7 +260,7 @@ def cut_out(line: Line, start: int, stop: int) -> Graph:
 
     n_parameters = len(graph.parameters)
     return Graph(
-        inputs=tuple(_input(line, ref) for ref in inputs),
+        inputs=tuple(_input(line, ref) for ref in taken),
         parameters=tuple(graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters),
         buffers=tuple(graph.buffers[v - n_inputs - n_parameters] for v in states if v >= n_inputs + n_parameters),
         nodes=tuple(
@@ -223,9 +270,9 @@ def cut_out(line: Line, start: int, stop: int) -> Graph:
             for node in (graph.nodes[value - first] for value in nodes)
         ),
         outputs=tuple(
-            Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient) for o in outputs
+            Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient) for o in ports
         ),
-        symbols=symbols_read(traced, [traced.type_of(ref) for ref in inputs]),
+        symbols=symbols_read(traced, [traced.type_of(ref) for ref in taken]),
     )  # fmt: skip
 
 

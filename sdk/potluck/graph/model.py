@@ -13,7 +13,7 @@ from potluck.errors import ModelError
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
-from .cuts import Line, cut_out, line
+from .cuts import Line, line
 from .layers import Layers, layers
 from .traced import Traced
 
@@ -73,7 +73,7 @@ class Model:
         target_names = [f"target_{i}" if i else "target" for i in range(len(targets))]
 
         def laid_out(traced: Traced) -> Layers:
-            return layers(line(traced), max_layers=max_layers, merge_below=merge_below)
+            return layers(line(traced), n_inputs=len(inputs), max_layers=max_layers, merge_below=merge_below)
 
         inference = trace(net, inputs, input_names=names, sequence_dims=sequence_dims)
         training = None
@@ -121,7 +121,7 @@ class Model:
         n_layers = len(chosen.records)
         if not 0 <= start < stop <= n_layers:
             raise ModelError(f"there are no layers [{start}, {stop}): the model has {n_layers}.")
-        graph = cut_out(chosen.line, chosen.bounds[start], chosen.bounds[stop])
+        graph = chosen.graph(start, stop)
         return _segment_record(graph, chosen, start, stop), graph
 
     def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
@@ -281,6 +281,7 @@ def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> reco
         stop=stop,
         feeds=tuple(t for t in tensors if t.name in own),
         inputs=tuple(t for t in tensors if t.name not in own),
+        sources=chosen.sources(start, stop),
         outputs=tuple(_tensor(port, traced.hints) for port in graph.outputs),
         parameter_count=sum(math.prod(p.shape) for p in graph.parameters if p.trainable),
         buffer_count=sum(math.prod(b.shape) for b in graph.buffers if b.updated and b.dtype in FLOATS),

@@ -13,7 +13,7 @@ from potluck import records
 from potluck.errors import FileError, ModelError
 from potluck_wire.graph import BATCH, Expression, Graph
 
-from .cuts import cut_out, line
+from .cuts import line
 from .layers import layers
 from .model import MAX_LAYERS, Model
 from .onnx_trace import OnnxTrace, trace
@@ -30,7 +30,8 @@ class OnnxModel(Model):
     kind = "onnx"
 
     def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float) -> None:
-        laid_out = layers(line(traced.traced), max_layers=max_layers, merge_below=merge_below)
+        n_inputs = len(traced.traced.graph.inputs)
+        laid_out = layers(line(traced.traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below)
         super().__init__(inference=laid_out, training=None, net=None)
         self._trace = traced
         self._weights = {t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES}
@@ -59,7 +60,7 @@ class OnnxModel(Model):
     def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
         """Layers [start, stop) as an ONNX model, its weights left out."""
         chosen, whole = self._laid_out(train), self._trace.model
-        graph = cut_out(chosen.line, chosen.bounds[start], chosen.bounds[stop])
+        graph = chosen.graph(start, stop)
         model = onnx.ModelProto(ir_version=whole.ir_version)
         model.opset_import.extend(whole.opset_import)
         model.graph.name = "segment"

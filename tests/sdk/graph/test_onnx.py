@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from potluck.errors import FileError, ModelError
+from potluck.graph.crossings import crossings
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -324,7 +325,9 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
     model.graph.node.extend(nodes)
     read = Model.from_onnx(saved(tmp_path, model))
     whole = read._inference
-    read._inference = replace(whole, bounds=(0, 2, 3, 4), records=whole.records * 3)
+    bounds = (0, 2, 3, 4)
+    crossing = crossings(whole.line, bounds, branched=False)
+    read._inference = replace(whole, bounds=bounds, records=whole.records * 3, crossings=crossing)
     assert [t.name for t in read.segment(1, 2)[0].inputs] == ["v1", "v2"]
     assert [t.name for t in read.segment(1, 2)[0].outputs] == ["v1", "v3"]
     x = torch.randn(3, 4)
