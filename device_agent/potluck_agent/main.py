@@ -78,7 +78,7 @@ def _start(chosen: Options, directory: Path) -> int:
             announcement = Announcement(
                 name=chosen.name, host=chosen.bind, port=net.port, key=identity.public, note=note
             )
-        net.run(_each_tick(chosen, net))
+        net.run(_each_tick(chosen, net, directory))
     finally:
         net.close()
         state.release(directory)
@@ -89,15 +89,15 @@ def _start(chosen: Options, directory: Path) -> int:
     return 0
 
 
-def _each_tick(chosen: Options, net: Any) -> Callable[[], None]:
-    """What else has to be looked at some times a second: whether whoever started this process is still there."""
-    if chosen.parent_pid is None:
-        return lambda: None
+def _each_tick(chosen: Options, net: Any, directory: Path) -> Callable[[], None]:
+    """What else has to be looked at some times a second: whoever started this process, and an emulated load."""
     parent, is_direct = chosen.parent_pid, os.getppid() == chosen.parent_pid
 
     def look() -> None:
-        if (is_direct and os.getppid() != parent) or not _is_alive(parent):
+        if parent is not None and ((is_direct and os.getppid() != parent) or not _is_alive(parent)):
             net.stopping = True
+        if chosen.is_emulated:
+            net.load = state.load(directory)
 
     return look
 

@@ -7,6 +7,7 @@ that a device that is busy still answers.
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,7 +47,7 @@ from potluck_agent.sources import READ, WRITE, Sources, has_message
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES
-from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, FailureCause, Message, Reading, Value
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
@@ -102,6 +103,7 @@ class Net:
         self._trusted, self._start_worker, self._meter, self._note = trusted, start_worker, meter, note
         self.desk = Desk(name=name, key=identity.public)
         self.stopping = self._closed = False
+        self.load = 1.0
         self._peers_stamp: object = None
         self._owners: dict[str, Peer] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
@@ -289,7 +291,7 @@ class Net:
                         self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
                 case ToWorker():
                     if self._worker is not None:
-                        self._worker.send(action.message, action.buffers)
+                        self._worker.send(self._loaded(action.message), action.buffers)
                 case StartWorker():
                     self._hire()
                 case KillWorker():
@@ -298,6 +300,12 @@ class Net:
                     self._links.set(action.members)
                 case ReadMeter():
                     self._read_meter(action)
+
+    def _loaded(self, message: Message) -> Message:
+        """An emulated device with something else to do takes longer."""
+        if self.load == 1.0 or not isinstance(message, Compute) or not message.lasts_s:
+            return message
+        return replace(message, lasts_s=message.lasts_s * self.load)
 
     def _send(self, action: ToPeer) -> None:
         channel = MESSAGES[NUMBER_OF[type(action.message)]].channel

@@ -1,6 +1,7 @@
 """How commands reach a running agent: small files in its state directory, which only its owner can read and write.
 
-`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window. Trust itself is in the
+`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window; `load.json` tells an
+emulated device how many times longer its tasks take, as if something else ran on it. Trust itself is in the
 peers file, which a running agent reads again when it changes.
 """
 
@@ -11,7 +12,8 @@ from typing import Any
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import write_private
 
-RUNNING, WINDOW = "agent.json", "window.json"
+RUNNING, WINDOW, LOAD = "agent.json", "window.json", "load.json"
+MAX_LOAD = 1000.0
 
 
 def refuse_second(state: Path) -> None:
@@ -32,7 +34,7 @@ def claim(state: Path, facts: dict[str, Any]) -> None:
 
 def release(state: Path) -> None:
     """This process is the agent no more."""
-    for name in (RUNNING, WINDOW):
+    for name in (RUNNING, WINDOW, LOAD):
         (state / name).unlink(missing_ok=True)
 
 
@@ -71,6 +73,12 @@ def asked_window(state: Path) -> tuple[str, float | None] | None:
         return None
     window_s = document.get("window_s")
     return document["secret"], float(window_s) if isinstance(window_s, int | float) else None
+
+
+def load(state: Path) -> float:
+    """How many times longer the tasks of an emulated device take now; 1 where nobody says."""
+    times = _read(state / LOAD) if (state / LOAD).exists() else None
+    return float(times) if isinstance(times, int | float) and 1 <= times <= MAX_LOAD else 1.0
 
 
 def _read(path: Path) -> Any:

@@ -15,6 +15,7 @@ from potluck_wire.limits import PORT
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring, Known
     from potluck.lab.lab import Lab
+    from potluck.lab.script import Script
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
     from potluck.records import Network, Plan
@@ -34,11 +35,6 @@ class Home:
         Where agents listen: "192.168.1.7", "jetson.local:47600". Those not paired yet wait for `pair`.
     state
         Directory of this notebook's keys and known devices; default $POTLUCK_HOME or the configuration directory.
-
-    Examples
-    --------
-    >>> with Home.local(2) as home:  # doctest: +SKIP
-    ...     home.devices
     """
 
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
@@ -71,8 +67,9 @@ class Home:
 
     @classmethod
     def lab(
-        cls, devices: "str | Path | Iterable[Spec]" = "demo", *, time_scale: float = 1.0, extra: Sequence[str] = ()
-    ) -> "Home":
+        cls, devices: "str | Path | Iterable[Spec]" = "demo", *, time_scale: float = 1.0,
+        script: "Script | None" = None, extra: Sequence[str] = (),
+    ) -> "Home":  # fmt: skip
         """A home of emulated devices on this machine: real agents and sockets, stretched times, shaped links.
 
         Parameters
@@ -80,9 +77,11 @@ class Home:
         devices
             "demo", a home of `profiles/homes` by its name or as a TOML file of your own, or specs.
         time_scale
-            For a home of the library: let everything take so many times longer than it would there.
+            For a home of the library: everything takes so many times longer than it would there.
+        script
+            What happens when, see `potluck.lab.script`; `home.play` begins another.
         """
-        return cls._of_lab(devices, time_scale=time_scale, extra=extra)
+        return cls._of_lab(devices, time_scale=time_scale, script=script, extra=extra)
 
     @classmethod
     def _of_lab(cls, devices: "str | Path | Iterable[Spec]", **options: Any) -> "Home":
@@ -328,6 +327,12 @@ class Home:
             )  # fmt: skip
 
         return Handle(work, f"deploying {plan.model}")
+
+    def play(self, script: "Script") -> None:
+        """Let the happenings of a script happen in this lab, from now on."""
+        if self._lab is None:
+            raise HomeError("what happens in a real home cannot be scripted.", next_step="Use Home.lab().")
+        self._lab.play(script)
 
     # --- closing ------------------------------------------------------------------------------------------------------
 

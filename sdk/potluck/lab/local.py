@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 import potluck_agent
-from potluck.errors import DeviceError
+from potluck.errors import DeviceError, HomeError
 from potluck.lab.specs import Spec
 from potluck.run.events import Address
 
@@ -68,42 +68,34 @@ class LocalAgents:
         extra: Sequence[str] = (),
         inside: "Namespaces | None" = None,
     ) -> None:
-        self._inside = inside
+        self._inside, self._trust, self._announce, self._extra = inside, trust, announce, tuple(extra)
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._frozen: dict[str, subprocess.Popen[bytes]] = {}
+        self._specs = {spec.name: spec for spec in specs}
         self._pid = os.getpid()
         _open.add(self)
         try:
-            for spec in specs:
-                self._processes[spec.name] = self._start(spec, trust, announce, extra)
+            for name in self._specs:
+                self._processes[name] = self._start(name)
             self.agents = tuple(self._await_ready(name, process) for name, process in self._processes.items())
         except BaseException:
             self.close()
             raise
 
-    def _start(
-        self, spec: Spec, trust: tuple[str, str] | None, announce: bool, extra: Sequence[str]
-    ) -> "subprocess.Popen[bytes]":
-        command = self._inside.command(spec.name) if self._inside is not None else []
-        command += [sys.executable, "-m", "potluck_agent", "start", *spec.arguments(), *extra]
-        command += [
-            "--port",
-            "0",
-            "--bind",
-            self._host(spec.name),
-            "--state",
-            str(self.directory / spec.name),
-            "--json",
-        ]
+    def _start(self, name: str, port: int = 0) -> "subprocess.Popen[bytes]":
+        command = self._inside.command(name) if self._inside is not None else []
+        command += [sys.executable, "-m", "potluck_agent", "start", *self._specs[name].arguments(), *self._extra]
+        command += ["--port", str(port), "--bind", self._host(name), "--state", str(self.directory / name), "--json"]
         command += ["--parent-pid", str(os.getpid()), "--scratch", str(self.directory)]
         # one word: a key may begin with a hyphen
-        command += [f"--trust={trust[1]}:{trust[0]}"] if trust else []
-        command += [] if announce else ["--no-mdns"]
+        command += [f"--trust={self._trust[1]}:{self._trust[0]}"] if self._trust else []
+        command += [] if self._announce else ["--no-mdns"]
         package = Path(potluck_agent.__file__ or "").parent.parent
         path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path}
-        with (self.directory / f"{spec.name}.log").open("wb") as log:
+        with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment,
                 start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
@@ -134,26 +126,77 @@ class LocalAgents:
         """The process of an agent."""
         return self._processes[name]
 
+    # --- what happens to devices --------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """End an agent without a word."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def stop(self, name: str) -> None:
+        """End an agent in good order."""
+        self.thaw(name)
+        self._end(self._processes[name])
+
+    def restart(self, name: str) -> None:
+        """Start an agent that ended again: at the same address, with the same key."""
+        if self._processes[name].poll() is None:
+            raise HomeError("it is there already.", device=name)
+        (before,) = (agent for agent in self.agents if agent.name == name)
+        self._close_pipe(self._processes[name])
+        self._processes[name] = self._start(name, before.address.port)
+        self._await_ready(name, self._processes[name])
+
+    def freeze(self, name: str) -> None:
+        """Let an agent and its worker stand still until `thaw`, or until this process is gone."""
+        self.thaw(name)
+        agent = psutil.Process(self._processes[name].pid)
+        pids = " ".join(str(process.pid) for process in (agent, *agent.children(recursive=True)))
+        script = f"kill -STOP {pids}; cat >/dev/null; kill -CONT {pids}"
+        self._frozen[name] = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen agent go on."""
+        if name in self._frozen:
+            self._frozen.pop(name).communicate()
+
+    def load(self, name: str, times: float) -> None:
+        """Let the tasks of an emulated device take so many times longer from now on."""
+        (self.directory / name / "load.json").write_text(f"{times:g}")
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
         """End all agents and remove their files; safe to call twice, and in a forked child (where it does nothing)."""
         if self._pid != os.getpid():
             return
         _open.discard(self)
+        for name in tuple(self._frozen):
+            self.thaw(name)
         for process in self._processes.values():
             with suppress(OSError):
                 process.terminate()
         for process in self._processes.values():
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout:
-                process.stdout.close()
+            self._end(process)
+            self._close_pipe(process)
         self._processes.clear()
         if self._inside is not None:
             self._inside.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @staticmethod
+    def _end(process: "subprocess.Popen[bytes]") -> None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    @staticmethod
+    def _close_pipe(process: "subprocess.Popen[bytes]") -> None:
+        if process.stdout:
+            process.stdout.close()
 
 
 def sweep(root: Path | None = None) -> None:

@@ -200,7 +200,7 @@ def losses(plan: Layout, loss: Mapping[str, float]) -> list[str]:
         for hop in lossy:
             limit = round(loss[hop.medium] * _CHANCES)
             hook = f'type filter hook ingress device "{hop.exit}" priority 0;'
-            lines.append(f"chain {hop.exit} {{ {hook} numgen random mod {_CHANCES} < {limit} drop }}")
+            lines.append(f"chain {hop.exit} {{ {hook} numgen random mod {_CHANCES} < {limit} drop; }}")
         lines.append("}")
     return lines
 

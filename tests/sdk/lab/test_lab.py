@@ -1,5 +1,6 @@
 """Labs of real agents behind shaped links: Linux and root only; skipped, with the reason, elsewhere."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from tests.sdk.lab.homes import AIR_BYTES_PER_S, tiny_home, write_home
 
 import potluck
 from potluck.lab.namespaces import Namespaces, missing
+from potluck.lab.script import Bandwidth, Crash, Flow, Freeze, Join, Load, Loss
 from potluck.records import Stage
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
@@ -76,35 +78,92 @@ def make_net():
                                torch.nn.Linear(64, 4))  # fmt: skip
 
 
-def test_training_in_a_lab_equals_one_machine(tmp_path):
-    """Three boards on one radio channel, everything twenty times slower: same weights, on the emulated network."""
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Two boards on one radio channel, everything a hundred times slower."""
     torch.set_num_threads(1)
-    net, alone = make_net(), make_net()
-    torch.manual_seed(1)
-    batches = [(torch.randn(8, 32), torch.randint(0, 4, (8,))) for _ in range(3)]
-    model = potluck.Model.from_torch(
-        net, batches[0][0][:4], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1][:4]
-    )
     before = own_interfaces()
-    with potluck.Home.lab(write_home(tmp_path, devices=("one", "two")), time_scale=100) as home:
-        assert home.devices["one"].capability["emulated"]["slowdown"] == 1
-        profile = home.profile(model, rows=(1, 4, 8)).wait()
-        assert profile.network.bandwidth("one", "two") == pytest.approx(AIR_BYTES_PER_S / 2 / 100)
-        n_layers = len(model.layers(True))
-        plan = potluck.Plan(
-            planner="by hand", model=profile.model, micro_batch=4, n_micro_batches=2,
-            stages=(
-                Stage(start=0, stop=1, devices=("one",), shares=(4,), warm_up=2),
-                Stage(start=1, stop=n_layers, devices=("two",), shares=(4,)),
-            ),
-        )  # fmt: skip
-        run = home.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
-        run.fit(batches).wait()
-        assert all(run.memory_bytes[name] <= home.devices[name].capability["memory_bytes"] for name in run.memory_bytes)
-        run.load_into(net)
-    train_alone(alone, batches)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+    with potluck.Home.lab(write_home(tmp_path_factory.mktemp("lab"), devices=("one", "two")), time_scale=100) as home:
+        yield home
     assert own_interfaces() == before
+
+
+def make_data():
+    torch.manual_seed(1)
+    return [(torch.randn(8, 32), torch.randint(0, 4, (8,))) for _ in range(3)]
+
+
+@pytest.fixture
+def model():
+    x, y = make_data()[0]
+    return potluck.Model.from_torch(make_net(), x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4])
+
+
+def make_plan(model, profile):
+    n_layers = len(model.layers(True))
+    return potluck.Plan(
+        planner="by hand", model=profile.model, micro_batch=4, n_micro_batches=2,
+        stages=(
+            Stage(start=0, stop=1, devices=("one",), shares=(4,), warm_up=2),
+            Stage(start=1, stop=n_layers, devices=("two",), shares=(4,)),
+        ),
+    )  # fmt: skip
+
+
+def test_training_in_a_lab_equals_one_machine(lab, model):
+    assert lab.devices["one"].capability["emulated"]["slowdown"] == 1
+    profile = lab.profile(model, rows=(1, 4, 8)).wait()
+    assert profile.network.bandwidth("one", "two") == pytest.approx(AIR_BYTES_PER_S / 2 / 100)
+    before = crossed_bytes(lab._lab.links, "air")
+    run = lab.deploy(make_plan(model, profile), model, optimizer=potluck.SGD(lr=0.1)).wait()
+    run.fit(make_data()).wait()
+    assert crossed_bytes(lab._lab.links, "air") > before
+    trace = run.trace
+    assert all(trace.peak_bytes[name] <= lab.devices[name].capability["memory_bytes"] for name in trace.peak_bytes)
+    net, alone = make_net(), make_net()
+    run.load_into(net)
+    run.close()
+    train_alone(alone, make_data())
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+
+
+def wait_for_script(home):
+    director = home._lab.director
+    assert director.wait(60)
+    assert [error for *_, error in director.happened if error is not None] == []
+
+
+def test_links_change_as_the_script_says(lab):
+    lossy = [Loss(at_s=0, medium="air", loss_frac=0.01)] if shutil.which("nft") else []
+    lab.play([
+        Bandwidth(at_s=0, medium="air", rate=AIR_BYTES_PER_S * 4), *lossy,
+        Flow(at_s=0, source="one", target="two", lasts_s=0.002),
+    ])  # fmt: skip
+    wait_for_script(lab)
+    before = crossed_bytes(lab._lab.links, "air")
+    assert lab._lab.director._flows[-1].wait(60) == 0
+    assert crossed_bytes(lab._lab.links, "air") > before
+    lab.play([Loss(at_s=0, medium="air", loss_frac=0.0)] * len(lossy))
+    wait_for_script(lab)
+
+
+def test_a_crash_ends_the_run_by_name_and_who_joins_again_is_the_same(lab, model):
+    profile = lab.profile(model, rows=(1, 4, 8)).wait()
+    plan, key = make_plan(model, profile), lab.devices["two"].key
+    run = lab.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
+    lab.play([
+        Freeze(at_s=0, device="one", lasts_s=0.001), Load(at_s=0, device="one", busy_frac=0.5, lasts_s=0.001),
+        Crash(at_s=0.002, device="two"),
+    ])  # fmt: skip
+    with pytest.raises(potluck.PotluckError, match="two"):
+        run.fit(make_data() * 1000).wait()
+    lab.play([Join(at_s=0, device="two")])
+    wait_for_script(lab)
+    assert lab.devices.need(["two"]) == ("two",)
+    assert lab.devices["two"].key == key
+    run = lab.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
+    run.fit(make_data()[:1]).wait()
+    run.close()
 
 
 def train_alone(net, batches):

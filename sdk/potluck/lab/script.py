@@ -1,0 +1,183 @@
+"""What happens in a lab and when: links slow down, lose or fill up; devices crash, freeze, leave and come. Pure.
+
+A script is a TOML file of `[[events]]`, or records. Times and rates are the home's own; a lab that is slower by a time
+scale stretches them as it does everything.
+
+    [[events]]
+    at_s = 2.0
+    do = "bandwidth"
+    medium = "air"
+    rate = "10 Mbit/s"
+"""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import FileError, UserError
+from potluck.units import parse_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """Something at `at_s` after the start of the script."""
+
+    at_s: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s") and not (isinstance(value, int | float) and isfinite(value) and value >= 0):
+                raise UserError(f"script: {field.name} must be zero or more, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth(Happening):
+    """From now on `medium` carries `rate`: bytes per second, or text such as "10 Mbit/s"."""
+
+    medium: str
+    rate: float | str
+
+    def __post_init__(self) -> None:
+        Happening.__post_init__(self)
+        if not parse_rate(self.rate) > 0:
+            raise UserError(f"script: rate must be above zero, got {self.rate!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(Happening):
+    """From now on `medium` loses this part of its packets."""
+
+    medium: str
+    loss_frac: float
+
+    def __post_init__(self) -> None:
+        Happening.__post_init__(self)
+        if not isinstance(self.loss_frac, int | float) or not 0 <= self.loss_frac < 1:
+            raise UserError(f"script: loss_frac must be 0 or more and below 1, got {self.loss_frac!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow(Happening):
+    """Somebody else's bytes go from `source` to `target`, as many as get through, for `lasts_s`."""
+
+    source: str
+    target: str
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Happening):
+    """Something else takes this part of the device's processor for `lasts_s`."""
+
+    device: str
+    busy_frac: float
+    lasts_s: float
+
+    def __post_init__(self) -> None:
+        Happening.__post_init__(self)
+        if not isinstance(self.busy_frac, int | float) or not 0 < self.busy_frac <= 0.99:
+            raise UserError(f"script: busy_frac must be above 0 and at most 0.99, got {self.busy_frac!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash(Happening):
+    """The device's agent is killed, without a word."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze(Happening):
+    """The device stands still for `lasts_s`, agent and worker."""
+
+    device: str
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Happening):
+    """The device's agent ends in good order."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(Happening):
+    """A device that left or crashed is there again, with its key and at its address."""
+
+    device: str
+
+
+KINDS: dict[str, type[Happening]] = {
+    kind.__name__.lower(): kind for kind in (Bandwidth, Loss, Flow, Load, Crash, Freeze, Leave, Join)
+}
+Script = str | Path | Iterable[Happening]
+
+
+def read(script: Script) -> tuple[Happening, ...]:
+    """The happenings of a file, or the given ones, in order of time.
+
+    Raises
+    ------
+    FileError
+        A file that cannot be read, a field that is missing or unknown.
+    """
+    if isinstance(script, str | Path):
+        return _in_order(_from_file(Path(script)))
+    return _in_order(script)
+
+
+def check(script: Iterable[Happening], devices: Sequence[str], media: Sequence[str]) -> None:
+    """UserError where a device or a medium is not in this home."""
+    for item in script:
+        for field in fields(item):
+            known = media if field.name == "medium" else devices
+            name = getattr(item, field.name)
+            if field.name in ("medium", "device", "source", "target") and name not in known:
+                what = "medium" if field.name == "medium" else "device"
+                raise UserError(
+                    f"script: there is no {what} {name!r} in this lab.",
+                    next_step=f"It has {', '.join(known) or 'none'}.",
+                )
+
+
+def slowed(item: Happening, time_scale: float) -> Happening:
+    """The happening in a lab that is so many times slower than the home."""
+    times = {field.name: getattr(item, field.name) * time_scale for field in fields(item) if field.name.endswith("_s")}
+    if isinstance(item, Bandwidth):
+        return replace(item, rate=parse_rate(item.rate) / time_scale, **times)
+    return replace(item, **times)
+
+
+def _in_order(script: Iterable[Happening]) -> tuple[Happening, ...]:
+    return tuple(sorted(script, key=lambda item: item.at_s))
+
+
+def _from_file(path: Path) -> list[Happening]:
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8")).get("events", [])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FileError(f"{path} cannot be used as a script: {error}.", file=str(path)) from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise FileError(f"{path}: expected [[events]] tables.", file=str(path))
+    return [_happening(row, f"{path}: event {number}") for number, row in enumerate(rows, 1)]
+
+
+def _happening(row: dict[str, Any], where: str) -> Happening:
+    kind = KINDS.get(str(row.pop("do", "")))
+    if kind is None:
+        raise FileError(f"{where}: `do` must be one of {', '.join(KINDS)}.")
+    wanted = {field.name: field for field in fields(kind)}
+    unknown = sorted(row.keys() - wanted.keys())
+    missing = [name for name, field in wanted.items() if field.default is MISSING and name not in row]
+    if unknown or missing:
+        wrong = f"there is no {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
+        raise FileError(f"{where}: {wrong}; {kind.__name__.lower()} has {', '.join(wanted)}.")
+    try:
+        return kind(**row)
+    except (UserError, TypeError) as error:
+        raise FileError(f"{where}: {error}") from error

@@ -1,0 +1,152 @@
+"""Scripts: read strictly, stretched with the lab, and each happening at its time."""
+
+import pytest
+
+from potluck.errors import FileError, HomeError, UserError
+from potluck.lab.director import Director
+from potluck.lab.script import (
+    Bandwidth,
+    Crash,
+    Flow,
+    Freeze,
+    Happening,
+    Join,
+    Leave,
+    Load,
+    Loss,
+    check,
+    read,
+    slowed,
+)  # fmt: skip
+
+ALL = """
+[[events]]
+at_s = 3.0
+do = "crash"
+device = "a"
+
+[[events]]
+at_s = 1
+do = "bandwidth"
+medium = "air"
+rate = "8 Mbit/s"
+
+[[events]]
+at_s = 2.0
+do = "flow"
+source = "a"
+target = "b"
+lasts_s = 5.0
+"""
+
+
+def test_a_file_is_read_in_order_of_time(tmp_path):
+    (tmp_path / "script.toml").write_text(ALL)
+    assert read(tmp_path / "script.toml") == (
+        Bandwidth(at_s=1, medium="air", rate="8 Mbit/s"),
+        Flow(at_s=2.0, source="a", target="b", lasts_s=5.0),
+        Crash(at_s=3.0, device="a"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[events]]\nat_s = 1\ndo = 'explode'", "must be one of bandwidth"),
+        ("[[events]]\nat_s = 1\ndo = 'crash'", "'device' is missing"),
+        ("[[events]]\nat_s = 1\ndo = 'crash'\ndevice = 'a'\nrate = 3", "no 'rate'"),
+        ("[[events]]\nat_s = -1\ndo = 'crash'\ndevice = 'a'", "at_s must be zero or more"),
+        ("[[events]]\nat_s = 'soon'\ndo = 'crash'\ndevice = 'a'", "at_s must be zero or more"),
+        ("[[events]]\nat_s = 1\ndo = 'loss'\nmedium = 'air'\nloss_frac = 1.5", "loss_frac"),
+        ("[[events]]\nat_s = 1\ndo = 'load'\ndevice = 'a'\nbusy_frac = 1\nlasts_s = 1", "busy_frac"),
+        ("[[events]]\nat_s = 1\ndo = 'bandwidth'\nmedium = 'air'\nrate = 'much'", "much"),
+        ("events = 3", "expected"),
+        ("[[events", "cannot be used"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, says):
+    (tmp_path / "script.toml").write_text(text)
+    with pytest.raises(FileError, match=says):
+        read(tmp_path / "script.toml")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Crash(at_s=0, device="x"),
+        Flow(at_s=0, source="a", target="x", lasts_s=1),
+        Bandwidth(at_s=0, medium="x", rate=1e6),
+    ],
+)
+def test_unknown_devices_and_media_are_refused(item):
+    with pytest.raises(UserError, match="'x'"):
+        check([item], ["a", "b"], ["air"])
+
+
+def test_scripts_stretch_with_the_lab():
+    assert slowed(Bandwidth(at_s=1, medium="air", rate="8 Mbit/s"), 10) == Bandwidth(at_s=10, medium="air", rate=1e5)
+    assert slowed(Freeze(at_s=1, device="a", lasts_s=2), 10) == Freeze(at_s=10, device="a", lasts_s=20)
+    assert slowed(Loss(at_s=1, medium="air", loss_frac=0.1), 10) == Loss(at_s=10, medium="air", loss_frac=0.1)
+
+
+class Recorded:
+    """Devices and links that write down what is done to them."""
+
+    def __init__(self):
+        self.done = []
+
+    def __getattr__(self, name):
+        return lambda *given: self.done.append((name, *given))
+
+
+def played(script):
+    devices, links = Recorded(), Recorded()
+    director = Director(script, devices, links)
+    assert director.wait(30)
+    director.close()
+    return director, devices.done, links.done
+
+
+def test_what_lasts_ends_and_what_follows_waits_its_turn():
+    script = [
+        Load(at_s=0, device="a", busy_frac=0.75, lasts_s=0.02),
+        Freeze(at_s=0.01, device="b", lasts_s=0.02),
+        Crash(at_s=0.05, device="a"),
+        Join(at_s=0.06, device="a"),
+        Leave(at_s=0.07, device="b"),
+    ]
+    director, devices, _ = played(script)
+    assert devices == [
+        ("load", "a", 4.0), ("freeze", "b"), ("load", "a", 1.0), ("thaw", "b"), ("kill", "a"), ("restart", "a"),
+        ("stop", "b"),
+    ]  # fmt: skip
+    assert [item for _, item, _ in director.happened] == [
+        script[0], script[1], script[0], script[1], *script[2:]
+    ]  # fmt: skip
+    assert all(error is None for *_, error in director.happened)
+
+
+def test_loss_of_several_media_adds_up():
+    _, _, links = played([
+        Loss(at_s=0, medium="air", loss_frac=0.1), Loss(at_s=0, medium="wire", loss_frac=0.2),
+        Loss(at_s=0, medium="air", loss_frac=0.0),
+    ])  # fmt: skip
+    assert links[-1] == ("lose", {"air": 0.0, "wire": 0.2})
+
+
+def test_a_happening_that_fails_is_noted_and_the_next_comes():
+    devices = Recorded()
+    director = Director([Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")], devices, None)
+    assert director.wait(30)
+    (_, _, first), (_, _, second) = director.happened
+    assert isinstance(first, HomeError)
+    assert second is None
+    assert devices.done == [("kill", "a")]
+
+
+def test_a_script_can_be_ended_early():
+    devices = Recorded()
+    director = Director([Crash(at_s=1e6, device="a")], devices, None)
+    director.close()
+    assert devices.done == []
+    assert isinstance(Happening(at_s=0), Happening)
