@@ -39,7 +39,7 @@ def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, bu
     judged = _judged(problem, table, lambda: is_late(BOUND_PART), thorough=end_s < inf)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
-        raise feasibility.infeasible(problem, judged or _unlimited(problem))
+        raise feasibility.infeasible(problem, judged or _unlimited(problem, is_late))
     holding.sort(key=lambda plan: preference(plan, problem.qoe))
     best = holding[0]
     holding[0] = replace(
@@ -89,7 +89,7 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     return list(islice(plans, 3))
 
 
-def _unlimited(problem: Problem) -> list[Plan]:
+def _unlimited(problem: Problem, is_late: Callable[[], bool]) -> list[Plan]:
     """Judged plans that ignore memory, for saying by how much it is missed."""
     free = feasibility.without_memory_limits(problem)
-    return _judged(free, cost.CostTable(free), lambda: False)
+    return _judged(free, cost.CostTable(free), is_late)

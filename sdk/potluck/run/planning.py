@@ -1,15 +1,18 @@
 """`potluck.plan`: from a profile and a wish to judged plans; plans from files and to files; other people's, judged."""
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import FileError, UserError
+from potluck.errors import FileError, Infeasible, UserError
 from potluck.handle import resolved
 from potluck.records import Inference, Plan, Problem, QoE, Training
 
 if TYPE_CHECKING:
     from potluck.plan import Plans
 
+HASTE_S = 0.25  # of each of some ten plannings that look for what would make an infeasible problem feasible
 OURS = "potluck"  # the planner that is asked unless another is named
 
 
@@ -37,10 +40,18 @@ def solve(problem: Problem, planner: str = OURS) -> "Plans":
     """The judged plans of one planner for `problem`."""
     from potluck.plan import make_plans
     from potluck.plan.planners import PLANNERS, ask
+    from potluck.plan.remedy import explained
 
     if planner not in PLANNERS:
         raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
-    return make_plans(problem) if planner == OURS else ask(problem, planner)
+    hasty = partial(ask, name=planner)
+    try:
+        if planner != OURS:
+            return ask(problem, planner)
+        hasty = partial(make_plans, clock=time.process_time, budget_s=HASTE_S)
+        return make_plans(problem)
+    except Infeasible as error:
+        raise explained(error, problem, hasty) from None
 
 
 def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None, qoe: QoE | None = None) -> Plan:
