@@ -79,9 +79,9 @@ def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[st
     return "\n\n".join((render(tables.stages(plan, problem)), render(tables.memory(plan, available))))
 
 
-def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
-    """Plans side by side."""
-    return render(tables.plans(candidates, best))
+def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> str:
+    """Plans side by side; at most so many rows."""
+    return render(tables.plans(candidates, best, most))
 
 
 def explanation(found: "Explanation") -> str:

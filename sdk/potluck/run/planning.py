@@ -36,8 +36,8 @@ def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None, *
     return solve(resolved(profile).problem(workload, qoe or QoE()), planner)
 
 
-def solve(problem: Problem, planner: str = OURS) -> "Plans":
-    """The judged plans of one planner for `problem`."""
+def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True) -> "Plans":
+    """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for."""
     from potluck.plan import make_plans
     from potluck.plan.planners import PLANNERS, ask
     from potluck.plan.remedy import explained
@@ -51,7 +51,7 @@ def solve(problem: Problem, planner: str = OURS) -> "Plans":
         hasty = partial(make_plans, clock=time.process_time, budget_s=HASTE_S)
         return make_plans(problem)
     except Infeasible as error:
-        raise explained(error, problem, hasty) from None
+        raise explained(error, problem, hasty) if remedies else error from None
 
 
 def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None, qoe: QoE | None = None) -> Plan:

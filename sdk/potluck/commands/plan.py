@@ -1,0 +1,288 @@
+"""`potluck plan`: plans for a home and a model of the library, judged; a plan file judged; files for other planners."""
+
+import argparse
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import FileError, UserError
+
+if TYPE_CHECKING:
+    from potluck.plan import Plans
+    from potluck.profile.profiles import Profile
+    from potluck.records import Inference, Plan, Problem, QoE, Training
+
+MAX_LAYERS = 32
+USAGE = """potluck plan HOME MODEL [options]
+       potluck plan judge FILE [HOME MODEL] [options]
+       potluck plan export pipedream|metis HOME MODEL --into FOLDER [options]
+       potluck plan list [homes|devices|networks|models|planners]"""
+EPILOG = """HOME and MODEL are names from `potluck plan list`, or files of your own.
+
+examples:
+  potluck plan smart-home-2 bert-base --train batch=32
+  potluck plan demo resnet50 --infer streaming --qoe latency=50ms --qoe energy=2 --explain
+  potluck plan demo bert-base --with jetson-orin-nano --medium air=50Mbit/s --html plans.html
+  potluck plan demo bert-base --planner all --save plan.toml
+  potluck plan judge plan.toml --without phone"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to plan, for what, on which variant of the home, and where the outcome goes."""
+    parser.usage, parser.epilog = USAGE, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or judge, export, list, as above")
+    parser.set_defaults(wrong_usage=parser.error)
+    asked = parser.add_argument_group("what is asked")
+    mode = asked.add_mutually_exclusive_group()
+    mode.add_argument("--train", metavar="WHAT", help="batch=32[,micro_batch=8][,optimizer_copies=2] (the default)")
+    mode.add_argument("--infer", metavar="WHAT", help="batch=1[,streaming]")
+    asked.add_argument(
+        "--qoe", action="append", default=[], metavar="LIMIT",
+        help="latency=500ms, energy=20 (J), energy.NAME=5, memory.NAME=2GB, lambda=1000 (J/s); may be repeated",
+    )  # fmt: skip
+    asked.add_argument("--planner", default="potluck", metavar="NAME", help="another of the planners, or all")
+    asked.add_argument("--layers", type=int, metavar="N", help="merge the model into N layers (default: 32)")
+    home = parser.add_argument_group("what if")
+    home.add_argument("--with", dest="added", action="append", default=[], metavar="DEVICE", help="one device more")
+    home.add_argument("--without", action="append", default=[], metavar="NAME", help="one device less")
+    home.add_argument("--medium", action="append", default=[], metavar="NAME=RATE", help="such as air=50Mbit/s")
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("--explain", action="store_true", help="what holds the best plan up, and what would help")
+    out.add_argument("--save", type=Path, metavar="FILE", help="write the best plan as text")
+    out.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and picture")
+    out.add_argument("--json", action="store_true", help="print the plans as JSON instead of a table")
+    out.add_argument("--into", type=Path, metavar="FOLDER", help="where `export` writes")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Do what the first word says; a home's name plans."""
+    first, rest = args.words[0], args.words[1:]
+    actions: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {
+        "list": (_list, (0, 1)),
+        "judge": (_judge, (1, 2, 3)),
+        "export": (_export, (3,)),
+    }
+    action, counts = actions.get(first, (_plan, (1,)))
+    if len(rest) not in counts:
+        args.wrong_usage("that is too few words or too many; a home and a model are needed to plan")
+    action(args, *(rest if first in actions else args.words))
+
+
+# --- the four actions -------------------------------------------------------------------------------------------------
+
+
+def _plan(args: argparse.Namespace, home: str, model: str) -> None:
+    from potluck.plan.planners import PLANNERS
+
+    problem = _problem(args, home, model)
+    if args.planner == "all":
+        _show(args, _compared(problem, [*PLANNERS]))
+    else:
+        from potluck.run.planning import solve
+
+        _show(args, solve(problem, args.planner))
+
+
+def _compared(problem: "Problem", planners: list[str]) -> "Plans":
+    """The best plan of every planner that has one."""
+    from potluck.errors import Infeasible
+    from potluck.plan.plans import Plans, preference
+    from potluck.run.planning import OURS, solve
+
+    found = [solve(problem, OURS).best]  # says why, where nothing holds the limits
+    for name in planners:
+        try:
+            found += [solve(problem, name, remedies=False).best] if name != OURS else []
+        except Infeasible:
+            continue
+    return Plans(tuple(sorted(found, key=lambda plan: preference(plan, problem.qoe))))
+
+
+def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "") -> None:
+    from dataclasses import replace
+
+    from potluck.plan import judge
+    from potluck.plan.feasibility import breaches
+    from potluck.plan.peers import judged
+    from potluck.plan.plans import Plans
+    from potluck.plan.text import loads
+
+    text = _read(Path(file))
+    if "[[stage]]" not in text:  # another planner's
+        if not model:
+            raise UserError(f"{file} is no plan of ours: say which HOME and MODEL it is for.")
+        _show(args, judged(text, _problem(args, home, model)))
+        return
+    plan = loads(text)
+    if not (home or plan.home):
+        raise UserError(f"{file} does not name its home.", next_step="potluck plan judge FILE HOME")
+    if not args.train and not args.infer:
+        setattr(args, "train" if plan.training else "infer", f"batch={plan.batch}")
+    args.layers = args.layers or plan.stages[-1].stop
+    changed = bool(args.added or args.without or args.medium)
+    problem = _problem(args, home or plan.home, model or plan.model)
+    found = judge(problem, replace(plan, home="" if changed else plan.home))
+    _show(args, Plans((found,)))
+    if not args.json:
+        for breach in breaches(problem, found):
+            where = f"{breach.device}: " if breach.device else ""
+            print(f"! {where}needs {breach.needed:.4g} of {breach.limit}, may use {breach.available:.4g}")
+
+
+def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
+    from potluck.plan.choices import micro_batches
+    from potluck.plan.peers import graph_txt, metis_files
+
+    if args.into is None:
+        args.wrong_usage("export needs --into FOLDER")
+    problem = _problem(args, home, model)
+    if peer == "pipedream":
+        rows = min(micro_batches(problem))
+        files = {"graph.txt": graph_txt.write(graph_txt.of_problem(problem, rows))}
+    elif peer == "metis":
+        files = metis_files.files(problem)
+    else:
+        raise UserError(f"there is no export for {peer!r}.", next_step="There are pipedream and metis.")
+    for name, text in files.items():
+        _write(args.into / name, text)
+    print(f"wrote {len(files)} {'file' if len(files) == 1 else 'files'} to {args.into}")
+
+
+def _list(args: argparse.Namespace, kind: str = "") -> None:
+    from potluck.plan.planners import PLANNERS
+    from potluck.profile import library
+
+    kinds = {name: library.names(name) for name in ("homes", "devices", "networks", "models")}
+    kinds["planners"] = tuple(PLANNERS)
+    if kind and kind not in kinds:
+        raise UserError(f"there is no list of {kind!r}.", next_step=f"There are {', '.join(kinds)}.")
+    chosen = {kind: kinds[kind]} if kind else kinds
+    if args.json:
+        print(json.dumps(chosen, indent=1))
+        return
+    for name, entries in chosen.items():
+        print("\n".join(entries) if kind else f"{name}: {', '.join(entries)}")
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
+    from potluck.profile.assemble import estimate
+
+    profile: Profile = estimate(home, model, max_layers=MAX_LAYERS if args.layers is None else args.layers)
+    for name in args.without:
+        profile = profile.without_device(name)
+    for kind in args.added:
+        profile = profile.with_device(kind)
+    for text in args.medium:
+        name, rate = _pair(text, "--medium", "air=50Mbit/s")
+        profile = profile.with_medium(name, rate)
+    return profile.problem(workload(args.train, args.infer), qoe(args.qoe))
+
+
+def workload(train: str | None, infer: str | None) -> "Training | Inference":
+    """Training or inference from `batch=32,micro_batch=8`; training of 32 rows where neither is given."""
+    from potluck.records import Inference, Training
+
+    option, text = ("--infer", infer) if infer is not None else ("--train", train or "batch=32")
+    known = ("batch", "streaming") if infer is not None else ("batch", "micro_batch", "optimizer_copies")
+    settings: dict[str, Any] = {"batch": 1} if infer is not None else {"batch": 32}
+    for part in filter(None, text.split(",")):
+        key, _, value = part.partition("=")
+        if key not in known:
+            raise UserError(f"{option}: nobody knows {key!r}.", next_step=f"Known: {', '.join(known)}.")
+        if key == "streaming" and value in ("", "yes", "true"):
+            settings[key] = True
+        elif value.isdecimal():
+            settings[key] = int(value)
+        else:
+            raise UserError(f"{option}: {key} must be a whole number, got {value!r}.", next_step=f"{option} {key}=8")
+    return Inference(**settings) if infer is not None else Training(**settings)
+
+
+def qoe(limits: list[str]) -> "QoE":
+    """Limits such as `latency=500ms`, `energy=20`, `memory.phone=2GB`."""
+    from potluck.records import QoE
+    from potluck.units import parse_bytes, parse_seconds
+
+    found: dict[str, Any] = {"memory_bytes": {}, "device_energy_j": {}}
+    for limit in limits:
+        key, value = _pair(limit, "--qoe", "latency=500ms")
+        what, _, device = key.partition(".")
+        if what == "latency" and not device:
+            found["latency_s"] = parse_seconds(value)
+        elif what == "memory" and device:
+            found["memory_bytes"][device] = parse_bytes(value)
+        elif what == "energy" and device:
+            found["device_energy_j"][device] = _number(limit, value)
+        elif what in ("energy", "lambda") and not device:
+            found["energy_j" if what == "energy" else "lambda_j_per_s"] = _number(limit, value)
+        else:
+            raise UserError(
+                f"--qoe: nobody knows the limit {key!r}.",
+                next_step="Known: latency, energy, energy.NAME, memory.NAME, lambda.",
+            )
+    return QoE(**found)
+
+
+def _pair(text: str, option: str, example: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found or not key or not value:
+        raise UserError(f"{option}: cannot read {text!r}.", next_step=f"Expected something like {option} {example}.")
+    return key, value
+
+
+def _number(limit: str, value: str) -> float:
+    try:
+        return float(value.removesuffix("J"))
+    except ValueError:
+        raise UserError(f"--qoe: {limit!r} needs a number of joules.") from None
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace, plans: "Plans") -> None:
+    from potluck.display import html, text
+
+    best = plans.best
+    explanation = best.explain() if args.explain else None
+    if args.json:
+        print(json.dumps({"best": document(best), "plans": [document(plan) for plan in plans]}, indent=1))
+    else:
+        print(text.plans(plans.items, best, html.MOST_PLANS))
+        print(f"\n{text.plan(best, best.problem)}")
+        if explanation is not None:
+            print(f"\n{explanation!r}")
+    if args.save:
+        best.save(args.save)
+    if args.html:
+        parts = [html.plans(plans.items, best), html.plan(best, best.problem)]
+        parts += [html.explanation(explanation)] if explanation is not None else []
+        _write(args.html, html.page(f"{best.model} on {best.home or 'an imagined home'}", *parts))
+
+
+def document(plan: "Plan") -> dict[str, Any]:
+    """The plan as JSON data: what its text form says."""
+    from potluck.plan.text import dumps
+
+    return tomllib.loads(dumps(plan))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}.") from error

@@ -1,0 +1,143 @@
+"""`potluck plan` as its user types it: plans, variants of a home, files judged and exported, slips explained."""
+
+import json
+
+import pytest
+
+from potluck import cli, load_plan
+from potluck.commands.plan import qoe, workload
+from potluck.errors import PotluckError
+from potluck.records import Inference, QoE, Training
+
+SMALL = ["demo", "bert-small", "--layers", "6"]
+
+
+def told(capsys, *arguments, code=0):
+    assert cli.main(["plan", *map(str, arguments)]) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
+
+
+def test_plans_and_shows_the_best_with_its_memory(capsys):
+    out = told(capsys, *SMALL, "--train", "batch=8")
+    assert out.startswith("Plans\n")
+    assert "→ 0" in out
+    assert "for training of bert-small" in out
+    assert "available" in out
+
+
+def test_explains_when_asked(capsys):
+    out = told(capsys, *SMALL, "--train", "batch=8", "--explain")
+    assert "Where the time goes" in out
+    assert "What would help" in out
+
+
+def test_prints_json_saves_text_and_writes_a_page(capsys, tmp_path):
+    plan, page = tmp_path / "plan.toml", tmp_path / "page.html"
+    out = told(capsys, *SMALL, "--infer", "streaming", "--json", "--save", plan, "--html", page)
+    document = json.loads(out)
+    assert document["best"] == document["plans"][0]
+    loaded = load_plan(plan)
+    assert (loaded.model, loaded.home, loaded.training) == ("bert-small", "demo", False)
+    assert loaded.latency_s == document["best"]["latency_s"]
+    assert 'id="potluck-plans-' in page.read_text()
+
+
+def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(capsys, tmp_path):
+    plan = tmp_path / "plan.toml"
+    first = json.loads(told(capsys, *SMALL, "--train", "batch=8", "--json", "--save", plan))["best"]
+    again = json.loads(told(capsys, "judge", plan, "--json"))["best"]
+    assert again["latency_s"] == first["latency_s"]
+    (name,) = first["stage"][0]["devices"][:1]
+    assert f"{name}: is not in this home" in told(capsys, "judge", plan, "--without", name, code=1)
+    slow = json.loads(told(capsys, "judge", plan, "--medium", "air=1Mbit/s", "--json"))["best"]
+    assert slow["latency_s"] >= first["latency_s"]
+    assert "its home" not in told(capsys, "judge", plan, "--qoe", "latency=1us")
+    assert "! needs" in told(capsys, "judge", plan, "--qoe", "latency=1us")
+    assert "home 'demo', not for 'smart-home-2'" in told(capsys, "judge", plan, "smart-home-2", code=1)
+
+
+def test_another_planner_and_all_planners_can_be_asked(capsys):
+    out = told(capsys, *SMALL, "--train", "batch=8", "--planner", "gpipe", "--json")
+    assert {plan["planner"] for plan in json.loads(out)["plans"]} == {"gpipe"}
+    rows = told(capsys, *SMALL, "--train", "batch=8", "--planner", "all").splitlines()
+    assert sum(line.lstrip("→ ")[:1].isdigit() for line in rows) >= 8
+
+
+def test_a_home_can_be_changed_on_the_way(capsys):
+    changed = ["--with", "raspberry-pi-5", "--without", "phone", "--medium", "air=50Mbit/s"]
+    best = json.loads(told(capsys, *SMALL, "--train", "batch=8", *changed, "--json"))["best"]
+    names = {*best.get("unused", {}), *(name for stage in best["stage"] for name in stage["devices"])}
+    assert names == {"laptop-1", "laptop-2", "jetson", "raspberry-pi-5"}
+    assert "home" not in best
+
+
+def test_other_planners_get_the_problem_and_their_plans_are_judged(capsys, tmp_path):
+    out = told(capsys, "export", "pipedream", *SMALL, "--into", tmp_path)
+    assert out == f"wrote 1 file to {tmp_path}\n"
+    assert (tmp_path / "graph.txt").read_text().startswith("node1 -- Input0 -- ")
+    told(capsys, "export", "metis", *SMALL, "--into", tmp_path)
+    assert {"hostfile", "clusterfile.json", "README.txt", "profile"} <= {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "printed").write_text("(0, 3) 0.1 1\n(3, 6) 0.1 1\n")
+    best = json.loads(told(capsys, "judge", tmp_path / "printed", *SMALL, "--json"))["best"]
+    assert [stage["layers"] for stage in best["stage"]] == [[0, 3], [3, 6]]
+    assert "say which HOME and MODEL" in told(capsys, "judge", tmp_path / "printed", code=1)
+
+
+def test_lists_what_there_is(capsys):
+    assert "bert-small" in told(capsys, "list", "models").splitlines()
+    assert {"homes", "planners"} <= set(json.loads(told(capsys, "list", "--json")))
+    assert "asteroid" in told(capsys, "list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dmo", "bert-small"], "there is no home called 'dmo'. Did you mean demo?"),
+        (["demo", "bert-smal"], "there is no model called 'bert-smal'. Did you mean bert-small"),
+        ([*SMALL, "--planner", "asteroids"], "there is no planner 'asteroids'"),
+        ([*SMALL, "--with", "jetson-orin-nan"], "Did you mean jetson-orin-nano"),
+        ([*SMALL, "--with", "toaster"], "there is no device called 'toaster'"),
+        ([*SMALL, "--without", "fone"], "there is no device 'fone' in this home. Did you mean phone?"),
+        ([*SMALL, "--medium", "air"], "--medium: cannot read 'air'"),
+        ([*SMALL, "--medium", "air=fast"], "cannot read the amount 'fast'"),
+        ([*SMALL, "--train", "batch=0"], "batch must be above zero, got 0"),
+        ([*SMALL, "--train", "batch=10,micro_batch=4"], "cannot be split into micro-batches of 4"),
+        ([*SMALL, "--train", "rows=3"], "--train: nobody knows 'rows'"),
+        ([*SMALL, "--infer", "micro_batch=3"], "--infer: nobody knows 'micro_batch'"),
+        ([*SMALL, "--train", "batch=many"], "batch must be a whole number, got 'many'"),
+        ([*SMALL, "--qoe", "speed=9"], "nobody knows the limit 'speed'"),
+        ([*SMALL, "--qoe", "latency=0"], "QoE latency_s must be above zero"),
+        ([*SMALL, "--qoe", "memory.fone=2GB"], "A limit names the device 'fone', which is not in this home"),
+        (["demo", "bert-small", "--layers", "0"], "needs at least one layer"),
+        (["list", "pets"], "there is no list of 'pets'"),
+        (["judge", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["export", "alpa", *SMALL, "--into", "x"], "there is no export for 'alpa'"),
+    ],
+)
+def test_every_slip_is_explained_in_one_line(capsys, arguments, said):
+    err = told(capsys, *arguments, code=1)
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["demo", "a", "b"], ["judge"], ["export", "metis", *SMALL]])
+def test_wrong_usage_exits_with_2(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *arguments])
+    assert ended.value.code == 2
+    assert "potluck plan HOME MODEL" in capsys.readouterr().err
+
+
+def test_what_is_asked_reads_as_typed():
+    assert workload(None, None) == Training(batch=32)
+    assert workload("batch=8,micro_batch=4,optimizer_copies=0", None) == Training(
+        batch=8, micro_batch=4, optimizer_copies=0
+    )
+    assert workload(None, "batch=2,streaming") == Inference(batch=2, streaming=True)
+    limits = ["latency=500ms", "energy=20J", "energy.phone=5", "memory.phone=2GB", "lambda=10"]
+    assert qoe(limits) == QoE(
+        latency_s=0.5, energy_j=20, device_energy_j={"phone": 5}, memory_bytes={"phone": 2 * 10**9}, lambda_j_per_s=10
+    )
+    with pytest.raises(PotluckError, match="needs a number of joules"):
+        qoe(["energy=lots"])
