@@ -187,6 +187,8 @@ def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
     """The best orders of devices again, over all cuts: a search along one order is cheap."""
     cuts = choices.cuts(board.problem, N_FINE)
     for plan in _distinct(board, n):
+        if sum(len(stage.devices) for stage in plan.stages) > len(plan.devices):
+            continue  # a device in several stages, which this search does not know
         near = [size for size in sizes if plan.micro_batch / 2 <= size <= plan.micro_batch * 2]
         for micro_batch in near:
             search = SubsetSearch(board.table, micro_batch, cuts, along=plan)

@@ -5,20 +5,20 @@ Every plan means: contiguous stages, each device in one stage at most, any share
 - Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes). Whoever does what,
   for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
   subgradient steps; any weights give a valid bound.
-- Structure. The dynamic program of `subset` with every cost replaced by a lower bound of it: rows one at a time at the
-  best rate per row, shared among a group without loss; links at the sum of what their paths carry; memory of weights
-  alone. Its labels never overestimate, so the best whole label bounds all plans; those above the best plan found are
-  not even looked at.
+- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound: rows one at a time
+  at the best rate per row, shared among a group without loss; links at the sum of what their paths carry; memory of
+  weights alone. Its labels never overestimate, so the best whole label bounds all plans; those above the best plan
+  found are not even looked at.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, permutations
 
-from potluck.plan import cost
+from potluck.plan import cost, flows
 from potluck.plan.groups import Pattern
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
-from potluck.records import LayerCost, Problem, Training
+from potluck.records import LayerCost, Problem, Stage, Training
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_LAYERS = 40  # structure is not looked at beyond: the program grows with their square
@@ -31,7 +31,7 @@ def lower_bound_s(
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
     rates = [_rates(problem, device.name) for device in problem.devices]
     bound = min(upper_s, work_s(problem.workload.batch, rates))
-    if len(problem.layers) > MAX_LAYERS or len(problem.devices) > 5 or is_late():
+    if problem.branches or len(problem.layers) > MAX_LAYERS or len(problem.devices) > 5 or is_late():
         return bound
     labels = FloorSearch(table, rates, is_late).run(upper_s)
     if is_late():
@@ -76,6 +76,9 @@ def _rates(problem: Problem, device: str) -> list[float]:
 
 def _learning(problem: Problem) -> list[bool]:
     """Per layer, whether a gradient passes every cut behind it: then its backward is done in every plan."""
+    if problem.branches:
+        alone = [Stage(start=i, stop=i + 1, devices=("any",), shares=(1,)) for i in range(len(problem.layers))]
+        return list(flows.learning(flows.bundles(problem, alone)))
     passes = [layer.gradient_bytes > 0 for layer in problem.layers[:-1]] + [True]
     return list(accumulate(reversed(passes), lambda a, b: a and b))[::-1]
 

@@ -3,10 +3,11 @@
 Tensors that go from one stage to the same other stages are one bundle.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from potluck.records import Layer, Problem, Stage
+from potluck.records import Problem, Stage
 from potluck.schedule.wiring import Before
 
 
@@ -20,22 +21,44 @@ class Bundle(NamedTuple):
 
 def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[Bundle, ...], ...]:
     """Per stage what it hands on; nothing for the last. In a chain: all that is alive at the cut, to the next."""
-    layers = problem.layers
+    return tuple(
+        tuple(
+            Bundle(tuple(p + 1 + q for q in to), outputs, gradients)
+            for to, outputs, gradients in handed(problem, stage.start, stage.stop, stages[p + 1 :])
+        )
+        for p, stage in enumerate(stages)
+    )
+
+
+def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> tuple[Bundle, ...]:
+    """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there."""
+    if not behind:
+        return ()
     if not problem.branches:
-        cuts = [layers[stage.stop - 1] for stage in stages[:-1]]
-        return (*((Bundle((p + 1,), cut.output_bytes, cut.gradient_bytes),) for p, cut in enumerate(cuts)), ())
-    stage_of = [p for p, stage in enumerate(stages) for _ in range(stage.start, stage.stop)]
-    return tuple(_bundled(layers, stage, stage_of) for stage in stages)
-
-
-def _bundled(layers: Sequence[Layer], stage: Stage, stage_of: Sequence[int]) -> tuple[Bundle, ...]:
-    found: dict[tuple[int, ...], Bundle] = {}
-    for edge in (edge for layer in layers[stage.start : stage.stop] for edge in layer.edges):
-        to = tuple(sorted({stage_of[layer] for layer in edge.to} - {stage_of[stage.start]}))
+        cut = problem.layers[stop - 1]
+        return (Bundle((0,), cut.output_bytes, cut.gradient_bytes),)
+    stops, found = [stage.stop for stage in behind], dict[tuple[int, ...], Bundle]()
+    for edge in (edge for layer in problem.layers[start:stop] for edge in layer.edges):
+        to = tuple(sorted({bisect_right(stops, layer) for layer in edge.to if layer >= stop}))
         if to:
             _, outputs, gradients = found.get(to, Bundle(to, 0, 0))
             found[to] = Bundle(to, outputs + edge.output_bytes, gradients + edge.gradient_bytes)
     return tuple(found[to] for to in sorted(found))
+
+
+def chain_ends(problem: Problem) -> tuple[int, ...]:
+    """Where the model's chains begin and end, 0 and the number of layers included: a layer that does not simply go on
+    with what the one before hands to it alone begins one."""
+    n_layers, takers = len(problem.layers), [set[int]() for _ in problem.layers]
+    givers = [set[int]() for _ in problem.layers]
+    if not problem.branches:
+        return 0, n_layers
+    for i, layer in enumerate(problem.layers):
+        for to in (to for edge in layer.edges for to in edge.to):
+            takers[i].add(to)
+            givers[to].add(i)
+    ends = (i for i in range(1, n_layers) if givers[i] != {i - 1} or takers[i - 1] != {i})
+    return (0, *ends, n_layers)
 
 
 def before(handed: Sequence[Sequence[Bundle]]) -> Before:

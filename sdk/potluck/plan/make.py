@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from math import inf
 
 from potluck.errors import EmptyHome
@@ -10,6 +9,7 @@ from potluck.plan import cost, feasibility
 from potluck.plan.anytime import MAX_WORK, Board, search
 from potluck.plan.bound import lower_bound_s
 from potluck.plan.data_parallel import plan_data_parallel
+from potluck.plan.dora import plan_dora
 from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
 from potluck.records import Plan, Problem, Stage
@@ -17,6 +17,7 @@ from potluck.simulate import direct
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
+N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 
@@ -84,9 +85,10 @@ def _judged(
 
 
 def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
-    """Plans of planners that cost next to nothing; ours must beat them."""
-    plans = sorted(plan_data_parallel(problem, table), key=lambda plan: plan.latency_s or 0.0)
-    return list(islice(plans, 3))
+    """Plans of planners that cost next to nothing, and of the one that knows branches; ours must beat them."""
+    planners = [plan_data_parallel, plan_dora] if problem.branches else [plan_data_parallel]
+    plans = (sorted(planner(problem, table), key=lambda plan: plan.latency_s or 0.0) for planner in planners)
+    return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
 def _unlimited(problem: Problem, is_late: Callable[[], bool]) -> list[Plan]:

@@ -104,3 +104,17 @@ def test_branches_answer_as_one_machine(home, kind):
         with torch.no_grad():
             assert (run(*x) - net(*x)).abs().max() <= 1e-6
     run.close()
+
+
+def test_branches_from_profile_to_plan_to_answers(home):
+    torch.manual_seed(0)
+    net = TwoEncoders().eval()
+    model, x, _ = make(net)
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait(60)
+    problem = profile.problem(potluck.Inference(batch=4))
+    assert problem.branches
+    best = potluck.plan(profile, potluck.Inference(batch=4)).best
+    run = home.deploy(best, model).wait(60)
+    with torch.no_grad():
+        assert (run(*x) - net(*x)).abs().max() <= 1e-6
+    run.close()

@@ -1,0 +1,128 @@
+"""Plans for models with parallel branches: the branches on different devices at once, judged and bounded rightly."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from tests.sdk.plan.homes import random_home
+
+from potluck.errors import UserError
+from potluck.plan import make_plans
+from potluck.plan.cost import CostTable
+from potluck.plan.dora import plan_dora
+from potluck.plan.flows import bundles, chain_ends, feed_bytes, learning
+from potluck.plan.hybrid import plan_hybrid
+from potluck.records import Edge, Inference, Layer, LayerCost, Stage, Training
+from potluck.simulate.direct import Direct
+
+
+def edge(*to, nbytes=100):
+    return Edge(to=to, output_bytes=nbytes, gradient_bytes=nbytes)
+
+
+# a stem, two branches of two layers, a head; the second branch is fed by home too
+EDGES = [(edge(1, 3),), (edge(2),), (edge(5),), (edge(4),), (edge(5),), ()]
+ALIVE = [100, 200, 200, 200, 200, 100]  # over a cut of the layers in a row
+
+
+def branched(workload, *, seconds=(0.1, 1, 1, 1, 1, 0.1), capacity=1e6):
+    """Three equal devices on one medium."""
+    home = random_home(3, devices=3, capacity=capacity)
+    names = [device.name for device in home.devices]
+    layers = tuple(
+        Layer(
+            name=f"l{i}", parameter_bytes=1000, output_bytes=alive, gradient_bytes=alive, activation_bytes=10,
+            edges=edges, feed_bytes=40 if i == 3 else 0,
+        )
+        for i, (edges, alive) in enumerate(zip(EDGES, ALIVE, strict=True))
+    )  # fmt: skip
+    costs = tuple(LayerCost(rows=(1, 8), forward_s=(s, 8 * s), backward_s=(2 * s, 16 * s)) for s in seconds)
+    return replace(
+        home, layers=layers, costs=dict.fromkeys(names, costs), workload=workload, input_bytes=60, target_bytes=4
+    )
+
+
+def stages(*bounds):
+    pairs = pairwise(bounds)
+    return [Stage(start=a, stop=b, devices=("d0",), shares=(1,)) for a, b in pairs]
+
+
+def test_what_stages_hand_on_is_counted_once_for_each_taker():
+    problem = branched(Inference(batch=4))
+    apart = bundles(problem, stages(0, 1, 3, 5, 6))
+    assert apart == (((((1, 2)), 100, 100),), ((((3,)), 100, 100),), ((((3,)), 100, 100),), ())
+    together = bundles(problem, stages(0, 1, 5, 6))
+    assert together == ((((1,), 100, 100),), (((2,), 200, 200),), ())
+    inside = bundles(problem, stages(0, 2, 4, 6))  # the second stage ends one branch and begins the other
+    assert inside == ((((1,), 200, 200),), (((2,), 200, 200),), ())
+    assert chain_ends(problem) == (0, 1, 3, 5, 6)
+    assert learning(apart) == (True,) * 4
+    assert [feed_bytes(problem, a, b) for a, b in ((0, 1), (0, 6), (1, 3), (3, 5))] == [20, 60, 0, 40]
+
+
+@pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=1)])
+def test_branches_go_to_different_devices_at_once(workload):
+    problem = branched(workload)
+    table = CostTable(problem)
+    direct = Direct(problem, table)
+    dora = min(plan_dora(problem, table), key=lambda plan: direct.run(plan).latency_s)
+    best = make_plans(problem).best
+    assert best.latency_s <= direct.run(dora).latency_s * (1 + 1e-9)
+    chain = replace(problem, layers=tuple(replace(layer, edges=(), feed_bytes=0) for layer in problem.layers))
+    in_a_row = min(Direct(chain).run(plan).latency_s for plan in plan_hybrid(chain))
+    assert best.latency_s < in_a_row
+    assert best.gap_frac is None or 0 <= best.gap_frac < 1
+
+
+def test_one_request_takes_the_longest_way_alone():
+    """Two branches of 2 s, a stem and a head of 0.1 s each: 2.2 s and some transfers; 4.2 s in a row.
+
+    Two devices will do: one takes a branch and then the head.
+    """
+    problem = branched(Inference(batch=1))
+    best = make_plans(problem).best
+    assert 2.2 <= best.latency_s < 2.21
+    assert best.latency_s * (1 - best.gap_frac) <= best.latency_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_for_a_chain_the_longest_way_is_the_chain(seed):
+    """The closed form along the longest ways says for chains what Asteroid's does."""
+    from potluck.plan.build import build
+
+    problem = random_home(seed)
+    table = CostTable(problem)
+    for plan in list(plan_dora(problem, table))[:20]:
+        bounds = [0, *(stage.stop for stage in plan.stages)]
+        same = build(table, "dora", bounds, [stage.devices for stage in plan.stages], plan.micro_batch)
+        assert same is not None
+        if same.stages == plan.stages:
+            assert plan.latency_s == pytest.approx(same.latency_s)
+
+
+@pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=4)])
+def test_no_plan_is_below_the_bound(workload):
+    problem = branched(workload, seconds=(0.3, 1, 0.2, 0.5, 2, 0.4), capacity=1e4)
+    table = CostTable(problem)
+    direct = Direct(problem, table)
+    plans = make_plans(problem)
+    bound_s = plans.best.latency_s * (1 - plans.best.gap_frac)
+    assert all(direct.run(plan).latency_s >= bound_s * (1 - 1e-9) for plan in plan_dora(problem, table))
+
+
+@pytest.mark.parametrize(
+    ("edges", "match"),
+    [
+        ({3: (edge(1),)}, "layer l3 .*cycle"),
+        ({3: (edge(3),)}, "layer l3 .*cycle"),
+        ({3: (edge(9),)}, "layer l3 .*there are 6 layers"),
+        ({3: ()}, "layer l3 .*to nobody"),
+    ],
+)
+def test_refuses_edges_that_lead_nowhere(edges, match):
+    problem = branched(Inference(batch=1))
+    layers = tuple(replace(layer, edges=edges.get(i, layer.edges)) for i, layer in enumerate(problem.layers))
+    with pytest.raises(UserError, match=match):
+        replace(problem, layers=layers)
+    with pytest.raises(UserError, match="somebody who takes it"):
+        Edge(to=(), output_bytes=1)
