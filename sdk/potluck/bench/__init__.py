@@ -11,5 +11,6 @@ BENCHES = {
     "optimality": "planners against every plan there is, on small random homes",
     "planning_time": "seconds to a first plan, a near-best one and the end",
     "simulator": "simulated actions per second",
+    "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent against none",
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
 }

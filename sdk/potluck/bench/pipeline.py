@@ -1,0 +1,176 @@
+"""A step of training in a pipeline of agents against `torch.distributed.pipelining`, and of one agent against none.
+
+The same networks, cuts, micro-batches, optimizer and machine, one thread per stage; each side goes through the same
+batch again and again. Ours sends batches from the notebook over encrypted links, theirs holds them where they are
+needed, and talks in plain over gloo. The sides take turns; every ratio is a median over rounds.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from potluck.bench.frame import Result
+from potluck.bench.networks import NETWORKS
+from potluck.bench.ranks import LEARNING_RATE, SCHEDULES, Ranks, blocks_of
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+    from potluck.records import Plan
+    from potluck.run.run import Run
+
+SETTINGS: Mapping[str, float] = {
+    "rounds": 5, "steps": 3, "small_steps": 30, "micro_batch": 8, "micro_batches": 8, "large": 1, "most_stages": 4,
+}  # fmt: skip
+GOALS = {"ratio_step_time": ("<=", 1.0), "overhead_frac": ("<=", 0.05)}
+STAGES = (2, 4)
+
+
+def run(settings: Mapping[str, float]) -> Result:
+    """Measure every network on one agent, and in pipelines of two and four."""
+    import torch
+
+    from potluck.home import Home
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    figures: dict[str, float] = {}
+    kinds = [kind for kind in NETWORKS if settings["large"] or kind == "small"]
+    stages = [n for n in STAGES if n <= settings["most_stages"]]
+    try:
+        with Home.local(1) as home:
+            for kind in kinds:
+                figures |= _against_none(home, kind, settings)
+        for n in stages:
+            with Home.local(n) as home:
+                for kind in kinds:
+                    figures |= _against_ranks(home, kind, n, settings)
+    finally:
+        torch.set_num_threads(before)
+    large = [kind for kind in kinds if kind != "small"] or kinds
+    whole = {
+        "ratio_step_time": max(figures[f"{kind}_{n}_ratio_1f1b"] for kind in large for n in stages),
+        "overhead_frac": max(figures[f"{kind}_overhead_frac"] for kind in large),
+        "loss_difference": max(value for key, value in figures.items() if key.endswith("loss_difference")),
+    }
+    return Result(name="pipeline", figures={**whole, **figures}, settings=settings, goals=GOALS)
+
+
+class _Ours:
+    """A network deployed on the first `n` devices of a home."""
+
+    def __init__(self, home: "Home", kind: str, n: int, settings: Mapping[str, float]) -> None:
+        import torch
+
+        import potluck
+
+        micro_batch, n_micro_batches = int(settings["micro_batch"]), int(settings["micro_batches"])
+        network, self._x, self._y = NETWORKS[kind](micro_batch * n_micro_batches)
+        example = self._x[:micro_batch], self._y[:micro_batch]
+        loss = torch.nn.functional.cross_entropy
+        model = potluck.Model.from_torch(network, example[0], loss=loss, example_targets=example[1])
+        plan = _plan(model, tuple(home.devices)[:n], len(network), micro_batch, n_micro_batches)
+        self.run: Run = home.deploy(plan, model, optimizer=potluck.AdamW(LEARNING_RATE)).wait()
+
+    def steps(self, _: str, n_steps: int) -> tuple[float, float]:
+        """Seconds of so many steps, and the loss of the last one."""
+        batches = [(self._x, self._y)] * n_steps
+        start_s = time.perf_counter()
+        history = self.run.fit(batches).wait()
+        return time.perf_counter() - start_s, history.losses[-1]
+
+
+class _None:
+    """A network in this process: the same micro-batches, plain torch."""
+
+    def __init__(self, kind: str, settings: Mapping[str, float]) -> None:
+        import torch
+
+        self._n = int(settings["micro_batches"])
+        network, self._x, self._y = NETWORKS[kind](self._n * int(settings["micro_batch"]))
+        self._network = network.train()
+        self._optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE)
+
+    def steps(self, _: str, n_steps: int) -> tuple[float, float]:
+        """Seconds of so many steps, and the loss of the last one."""
+        from torch.nn.functional import cross_entropy
+
+        start_s, total = time.perf_counter(), 0.0
+        for _step in range(n_steps):
+            self._optimizer.zero_grad()
+            total = 0.0
+            for x, y in zip(self._x.chunk(self._n), self._y.chunk(self._n), strict=True):
+                loss = cross_entropy(self._network(x), y) / self._n
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.item()
+            self._optimizer.step()
+        return time.perf_counter() - start_s, total
+
+
+def _plan(model: Any, devices: tuple[str, ...], n_blocks: int, micro_batch: int, n_micro_batches: int) -> "Plan":
+    """Blocks shared over the devices as the ranks share them; 1F1B with as many warm-ups as theirs."""
+    from potluck.records import Plan, Stage
+
+    n, n_layers = len(devices), len(model.layers(True))
+    firsts = [blocks_of(stage, n, n_blocks).start for stage in range(n)]
+    bounds = [_first_layer(model, n_layers, f"{block}.") if block else 0 for block in firsts] + [n_layers]
+    stages = tuple(
+        Stage(
+            start=bounds[p], stop=bounds[p + 1], devices=(devices[p],), shares=(micro_batch,),
+            warm_up=min(n - p, n_micro_batches),
+        )
+        for p in range(n)
+    )  # fmt: skip
+    return Plan(
+        planner="by hand", model="bench", stages=stages, micro_batch=micro_batch, n_micro_batches=n_micro_batches
+    )
+
+
+def _first_layer(model: Any, n_layers: int, prefix: str) -> int:
+    """Where the block whose weights begin with `prefix` begins."""
+    names = (model.state_names(layer, layer + 1, train=True) for layer in range(n_layers))
+    return next(layer for layer, held in enumerate(names) if any(name.startswith(prefix) for name in held))
+
+
+def _against_none(home: "Home", kind: str, settings: Mapping[str, float]) -> dict[str, float]:
+    ours, alone = _Ours(home, kind, 1, settings), _None(kind, settings)
+    seconds, difference = _take_turns({"ours": ours, "alone": alone}, kind, settings)
+    ours.run.close()
+    return {
+        f"{kind}_alone_step_ms": 1e3 * median(seconds["alone"]),
+        f"{kind}_overhead_frac": median(a / b for a, b in zip(seconds["ours"], seconds["alone"], strict=True)) - 1,
+        f"{kind}_1_loss_difference": difference,
+    }
+
+
+def _against_ranks(home: "Home", kind: str, n: int, settings: Mapping[str, float]) -> dict[str, float]:
+    with ExitStack() as stack:
+        size = {"n_micro_batches": int(settings["micro_batches"]), "micro_batch": int(settings["micro_batch"])}
+        ranks = stack.enter_context(Ranks(kind, n, **size))
+        ours = _Ours(home, kind, n, settings)
+        stack.callback(ours.run.close)
+        seconds, difference = _take_turns({"ours": ours, **dict.fromkeys(SCHEDULES, ranks)}, kind, settings)
+    ratios = {
+        f"{kind}_{n}_ratio_{name}": median(a / b for a, b in zip(seconds["ours"], seconds[name], strict=True))
+        for name in SCHEDULES
+    }
+    return {f"{kind}_{n}_step_ms": 1e3 * median(seconds["ours"]), **ratios, f"{kind}_{n}_loss_difference": difference}
+
+
+def _take_turns(
+    sides: Mapping[str, Any], kind: str, settings: Mapping[str, float]
+) -> tuple[dict[str, list[float]], float]:
+    """Seconds of a step on each side in each round, and how far apart the losses were at most. One more is warm-up."""
+    n_steps = int(settings["small_steps" if kind == "small" else "steps"])
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    difference = 0.0
+    for index in range(1 + int(settings["rounds"])):
+        losses = []
+        for name, side in sides.items():
+            elapsed_s, loss = side.steps(name, n_steps)
+            losses.append(loss)
+            if index:
+                seconds[name].append(elapsed_s / n_steps)
+        difference = max(difference, max(losses) - min(losses))
+    return seconds, difference

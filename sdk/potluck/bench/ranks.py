@@ -1,0 +1,126 @@
+"""The same pipeline by `torch.distributed.pipelining` over gloo: one process per stage, steered by lines.
+
+The yardstick of bench `pipeline`: no encryption, no plans, the stages in place from the start, inputs and targets where
+they are needed. Run as a module it is one rank: it reads `SCHEDULE STEPS`, does so many steps, and answers with seconds
+and the loss of the last one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEDULES = ("1f1b", "gpipe")
+LEARNING_RATE = 1e-3
+
+
+class Ranks:
+    """`n` processes, one stage each, of network `kind`; use as a context manager."""
+
+    def __init__(self, kind: str, n: int, *, n_micro_batches: int, micro_batch: int) -> None:
+        self._n = n
+        self._setting = {"kind": kind, "n": n, "n_micro_batches": n_micro_batches, "micro_batch": micro_batch}
+
+    def __enter__(self) -> "Ranks":
+        self._folder = tempfile.TemporaryDirectory(prefix="potluck-bench-")
+        setting = {**self._setting, "store": str(Path(self._folder.name) / "store")}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "potluck.bench.ranks", json.dumps({**setting, "rank": rank})],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+            )
+            for rank in range(self._n)
+        ]  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for rank in self._ranks:
+            rank.communicate()  # closing its input ends it
+        self._folder.cleanup()
+
+    def steps(self, schedule: str, n_steps: int) -> tuple[float, float]:
+        """Seconds of so many steps, and the mean loss of the last one."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"{schedule} {n_steps}\n")
+            rank.stdin.flush()
+        answers = [json.loads(rank.stdout.readline()) for rank in self._ranks if rank.stdout is not None]
+        return max(seconds for seconds, _ in answers), float(answers[-1][1])
+
+
+def blocks_of(stage: int, n_stages: int, n_blocks: int) -> range:
+    """Which blocks a stage has: contiguous, as equal as they can be."""
+    return range(stage * n_blocks // n_stages, (stage + 1) * n_blocks // n_stages)
+
+
+def _serve(setting: dict[str, Any]) -> None:
+    import torch
+    from torch import distributed
+
+    from potluck.bench.networks import NETWORKS
+
+    torch.set_num_threads(1)
+    rank, n = setting["rank"], setting["n"]
+    distributed.init_process_group("gloo", init_method=f"file://{setting['store']}", rank=rank, world_size=n)
+    network, x, y = NETWORKS[setting["kind"]](setting["n_micro_batches"] * setting["micro_batch"])
+    pipelines = {name: _Pipeline(name, network, x, y, setting) for name in SCHEDULES}
+    for line in sys.stdin:
+        name, n_steps = line.split()
+        sys.stdout.write(json.dumps(pipelines[name].run(int(n_steps))) + "\n")
+        sys.stdout.flush()
+    distributed.destroy_process_group()
+
+
+class _Pipeline:
+    """This rank's stage under one schedule."""
+
+    def __init__(
+        self, name: str, network: "torch.nn.Sequential", x: "torch.Tensor", y: "torch.Tensor", setting: dict[str, Any]
+    ) -> None:
+        import copy
+
+        import torch
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        rank, n = setting["rank"], setting["n"]
+        blocks = [copy.deepcopy(network[index]) for index in blocks_of(rank, n, len(network))]
+        module = torch.nn.Sequential(*blocks).train()
+        self._optimizer = torch.optim.AdamW(module.parameters(), LEARNING_RATE)
+        kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[name]
+        stage = PipelineStage(module, rank, n, torch.device("cpu"))
+        self._schedule = kind(stage, setting["n_micro_batches"], loss_fn=torch.nn.functional.cross_entropy)
+        self._inputs = (x,) if rank == 0 else ()
+        self._targets, self._is_last = y, rank == n - 1
+
+    def run(self, n_steps: int) -> tuple[float, float]:
+        """Seconds, and the loss of the last step where this rank has it."""
+        from torch import distributed
+
+        losses: list[Any] = []
+        distributed.barrier()
+        start_s = time.perf_counter()
+        for _ in range(n_steps):
+            losses.clear()
+            self._optimizer.zero_grad()
+            if self._is_last:
+                self._schedule.step(*self._inputs, target=self._targets, losses=losses)
+            else:
+                self._schedule.step(*self._inputs)
+            self._optimizer.step()
+        distributed.barrier()
+        return time.perf_counter() - start_s, sum(loss.item() for loss in losses) / max(1, len(losses))
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))
