@@ -294,6 +294,7 @@ class Home:
     def deploy(
         self, plan: "Plan", model: Any = None, *, optimizer: Any = None, seed: int = 0,
         resume: str | Path | None = None, schedule: "str | Policy | None" = None,
+        turns: bool | None = None,
     ) -> "Handle[Run]":  # fmt: skip
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
 
@@ -308,6 +309,9 @@ class Home:
         schedule
             In which order the stages act: "1f1b" (the default for training), "fill-drain", "interleaved",
             "forward-only" (for inference), or a function from a plan to a `potluck.schedule.ir.Schedule`.
+        turns
+            Whether transfers take turns on media that devices share, in the order that ends a step soonest; default:
+            where the simulator says that it pays. It needs a profile.
         """
         from potluck.profile.measure import name_of
         from potluck.run.run import deploy
@@ -323,7 +327,7 @@ class Home:
         def work(task: Task) -> "Run":
             return deploy(
                 self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
-                profile=self._profiles.get(chosen.signature), schedule=schedule,
+                profile=self._profiles.get(chosen.signature), schedule=schedule, turns=turns,
             )  # fmt: skip
 
         return Handle(work, f"deploying {plan.model}")

@@ -99,6 +99,7 @@ class Crew:
             Launch(
                 run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
                 expects={device: tuple(names) for device, names in expects.items()}, serial=serial,
+                together=compiled.together,
             )
         )  # fmt: skip
 

@@ -88,6 +88,7 @@ class Edition:
     compiled: Mapping[str, Compiled]
     seed: int = 0
     schedule: str | Policy | None = None
+    turns: bool | None = None  # whether transfers take turns; None: where that is sooner
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -168,6 +169,7 @@ def make_edition(
     sizes: Sequence[int] = (),
     seed: int = 0,
     schedule: str | Policy | None = None,
+    turns: bool | None = None,
 ) -> Edition:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
 
@@ -195,7 +197,7 @@ def make_edition(
         compiled[INFER] = compile_inference(plan, segments, schedule=order(plan))
     bare = Edition(
         run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed,
-        schedule=schedule,
+        schedule=schedule, turns=turns,
     )  # fmt: skip
     everything = bare.states(optimizer=False)
     compiled[PUSH] = compile_push(plan, segments, everything)

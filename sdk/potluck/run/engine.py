@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import PlanError, PotluckError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
+from potluck.run.controller import COMMON_BEGIN
 from potluck.run.crew import Crew, loss_of, states_of
-from potluck.run.edition import INFER, PULL, PUSH, Edition, make_edition, renamed, train_name, usable_rows
+from potluck.run.edition import INFER, PULL, PUSH, TRAIN, Edition, make_edition, renamed, train_name, usable_rows
 from potluck.run.events import Execution
 from potluck.run.history import History
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
-from potluck.run.prediction import paced
+from potluck.run.prediction import in_turns, paced
 from potluck.schedule import Compiled, compile_move
 from potluck.schedule.policies import Policy
 from potluck.simulate import simulate
+from potluck_wire.version import parse
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ class Engine:
     def __init__(
         self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
         profile: Profile | None = None, schedule: str | Policy | None = None,
+        turns: bool | None = None,
     ) -> None:  # fmt: skip
         self.model, self.members, self.profile = model, members, profile
         self.step = self.n_requests = 0
@@ -50,7 +53,7 @@ class Engine:
         members.need(plan.devices)
         name = f"run-{uuid.uuid4().hex[:12]}"
         self.edition: Edition = self._paced(
-            make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed, schedule=schedule)
+            make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed, schedule=schedule, turns=turns)
         )
         self.crew = Crew(link, members, name)
         self.crew.commit(0, self.crew.prepare(self.edition))
@@ -160,7 +163,7 @@ class Engine:
         fitting = [rows for rows in dict.fromkeys(sizes) if rows != plan.batch and usable_rows(plan, rows) == rows]
         new = make_edition(
             self.model, plan, run=old.run, epoch=old.epoch + 1, optimizer=optimizer, sizes=fitting, seed=old.seed,
-            schedule=old.schedule,
+            schedule=old.schedule, turns=old.turns,
         )  # fmt: skip
         new = self._paced(new)
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
@@ -193,11 +196,19 @@ class Engine:
         return profile.problem(workload)
 
     def _paced(self, edition: Edition) -> Edition:
-        """The edition with the times that its emulated devices shall take, where a profile says.
+        """The edition with turns for its transfers and the times that emulated devices shall take, as a profile says.
 
         A schedule of the user's own keeps other values than the one that was planned for: its peaks are foretold here.
         """
         problem = self.problem(edition)
+        if problem is None and edition.turns:
+            raise PlanError(
+                "transfers take turns by a profile, and there is none.", next_step="Use home.profile(model)."
+            )
+        if problem is not None and edition.turns is not False and self._all_know_turns(edition.plan):
+            steps = {n: c for n, c in edition.compiled.items() if n == INFER or n.partition("-")[0] == TRAIN}
+            turns = {name: in_turns(item, problem, always=bool(edition.turns)) for name, item in steps.items()}
+            edition = replace(edition, compiled={**edition.compiled, **turns})
         if problem is not None and edition.schedule is not None:
             step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
             peaks = simulate(edition.compiled[step], problem).peak_bytes
@@ -208,6 +219,10 @@ class Engine:
         return replace(
             edition, compiled={name: paced(item, problem, emulated) for name, item in edition.compiled.items()}
         )
+
+    def _all_know_turns(self, plan: Plan) -> bool:
+        versions = [str(self.members[name].capability.get("version", "1.0")) for name in plan.devices]
+        return all(parse(version) >= COMMON_BEGIN for version in versions)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

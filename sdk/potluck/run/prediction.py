@@ -7,11 +7,13 @@ from potluck.plan.cost import CostTable
 from potluck.records import Problem, Trace, Training
 from potluck.run.history import in_turn_s
 from potluck.schedule import Compiled
+from potluck.schedule.network import schedule_transfers
 from potluck.simulate import simulate
 from potluck.simulate.duration import instruction_s
 from potluck_wire.program import NETWORK
 
 STEPS = 4  # the first fills the pipeline; the others show the steady pace
+WORTH_FRAC = 0.02  # beginning together costs a round trip and waits for the slowest: not for less than that
 IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one computes
 
 
@@ -23,6 +25,16 @@ def foretell(compiled: Compiled, problem: Problem) -> Trace:
     steps = [[event for event in trace.events if event.step == step] for step in range(STEPS)]
     spans = [(min(e.start_s for e in events), max(e.stop_s for e in events)) for events in steps]
     return replace(trace, step_s=in_turn_s(spans))
+
+
+def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False) -> Compiled:
+    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`)."""
+    if len(compiled.programs) < 2:
+        return compiled
+    ordered = schedule_transfers(compiled, problem)
+    if always or max(foretell(ordered, problem).step_s) < (1 - WORTH_FRAC) * max(foretell(compiled, problem).step_s):
+        return ordered
+    return compiled
 
 
 def paced(compiled: Compiled, problem: Problem, devices: Iterable[str]) -> Compiled:

@@ -296,7 +296,7 @@ class Run:
 def deploy(
     link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
     seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
-    schedule: str | Policy | None = None,
+    schedule: str | Policy | None = None, turns: bool | None = None,
 ) -> Run:  # fmt: skip
     """Load `plan` on its devices with the model's weights, or those of a saved run."""
     saved = checkpoint.load(Path(resume)) if resume is not None else None
@@ -308,7 +308,12 @@ def deploy(
         optimizer, seed = optimizer or saved.optimizer, saved.seed
     task.update(0.1, "loading the plan")
     chosen = (optimizer or AdamW()) if plan.training else None
-    run = Run(Engine(link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule), link)
+    run = Run(
+        Engine(
+            link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule, turns=turns
+        ),
+        link,
+    )
     try:
         task.update(0.5, "sending weights")
         run._engine.push(saved.weights if saved else model.state())

@@ -78,6 +78,11 @@ class Compiled:
     home: str = HOME
 
     @property
+    def together(self) -> bool:
+        """Whether all devices must begin at one moment: some send counts its release from there."""
+        return any(program.release_s for program in self.programs.values())
+
+    @property
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Per device, the label of each instruction."""
         return {device: tuple(note.label for note in notes) for device, notes in self.notes.items()}

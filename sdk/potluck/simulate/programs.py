@@ -5,6 +5,7 @@ to home, inputs and results are already where they are needed.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from potluck.plan import cost
 from potluck.records import Event, Problem, Trace
@@ -30,7 +31,7 @@ def simulate(
 
 
 class Simulation:
-    """One simulation: the task graph of all steps, and the trace read off its times."""
+    """One simulation: the task graph of all steps, and the trace read off its times once they are wanted."""
 
     def __init__(
         self, compiled: Compiled, problem: Problem, steps: int, in_flight: int,
@@ -55,7 +56,11 @@ class Simulation:
         self.marks: list[tuple[int, int]] = []  # per step: the tasks that stand for its start and its end
         for step in range(steps):
             self._add_step(step, in_flight, serial)
-        self.times = run(self.graph)
+
+    @cached_property
+    def times(self) -> Times:
+        """When each task takes place, media shared fairly."""
+        return run(self.graph)
 
     # --- the task graph -----------------------------------------------------------------------------------------------
 
@@ -63,7 +68,9 @@ class Simulation:
         graph, first = self.graph, step * HOME_PRIORITY
         idle = self.compute_lane[self.home]
         before = [self.marks[step - in_flight][1]] if step >= in_flight else []
-        begin = graph.add(idle, 0.0, after=before, priority=first)
+        begin = origin = graph.add(idle, 0.0, after=before, priority=first)
+        if step and self.compiled.together:
+            origin = graph.add(idle, 0.0, after=[begin, self.marks[-1][1]], priority=first)
         tasks: dict[tuple[str, int], int] = {}
         arrivals: dict[tuple[str, str, str], int] = {}  # (from, to, name) -> the task that brings it
         for feed in self.compiled.feeds:
@@ -90,9 +97,11 @@ class Simulation:
                 if item.op == "recv":
                     continue
                 task = tasks[device, item.id]
-                waits = {makers[value] for value in item.inputs} | {tasks[device, i] for i in item.after} or {begin}
+                waits = {makers[value] for value in item.inputs} | {tasks[device, i] for i in item.after} or {origin}
                 if not item.after and item.op != "send":
                     waits.update(ended)
+                if program.release_s and program.release_s[item.id]:
+                    waits.add(self._timer(origin, program.release_s[item.id]))
                 for other in sorted(waits):
                     graph.wait(task, other)
         end = graph.add(idle, 0.0, after=sorted({*tasks.values(), *arrivals.values(), begin}), priority=first)
@@ -106,6 +115,12 @@ class Simulation:
             return self.graph.add(self.send_lane[device], note.nbytes, priority=item.priority, route=route)
         seconds = instruction_s(self.table, self.devices[device], item, note)
         return self.graph.add(self.compute_lane[device], seconds, priority=item.priority)
+
+    def _timer(self, since: int, seconds: float) -> int:
+        """A task that is done so long after task `since` and keeps no lane: the latency of a path without media."""
+        return self.graph.add(
+            self.send_lane[self.home] + 1, 0.0, after=[since], route=self.graph.add_route((), seconds)
+        )  # fmt: skip
 
     def _route(self, source: str, target: str) -> int:
         if (source, target) not in self.routes:

@@ -5,8 +5,10 @@ not interrupted; cut into chunks, more urgent ones get in between. Urgency is th
 the graph's own priorities.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, stuck
 
@@ -111,11 +113,12 @@ def tails(graph: TaskGraph) -> list[float]:
     found = [0.0] * n_tasks
     for task in reversed(order):
         behind = max((found[follower] for follower in graph.followers[task]), default=0.0)
-        found[task] = behind + _alone_s(graph, task)
+        found[task] = behind + alone_s(graph, task)
     return found
 
 
-def _alone_s(graph: TaskGraph, task: int) -> float:
+def alone_s(graph: TaskGraph, task: int) -> float:
+    """Seconds that the task takes with its lane and media for itself."""
     route = graph.route[task]
     if route == COMPUTE:
         return graph.work[task]
@@ -126,7 +129,7 @@ def _alone_s(graph: TaskGraph, task: int) -> float:
 def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:
     """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who waits for the transfer
     waits for the last. Also (first, last) of the new tasks for every old one."""
-    cut = graph.on_same_paths()
+    cut = replace(graph, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
     parts: list[tuple[int, int]] = []
     for task, nbytes in enumerate(graph.work):
         route = graph.route[task]
@@ -142,3 +145,59 @@ def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple
         for follower in followers:
             cut.wait(parts[follower][0], parts[task][1])
     return cut, parts
+
+
+def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
+    """Place one task after the other, the most urgent first, each as early as its lane and media have room for it.
+
+    `urgency` must fall along every wait, as `tails` does. Unlike `run` this may keep a medium free for a transfer that
+    is not ready yet, which is what the best schedules do.
+    """
+    n_tasks = len(graph.lane)
+    start_s, free_s, stop_s, ready_s = [0.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
+    n_media = len(graph.capacity)
+    taken: dict[int, list[tuple[float, float]]] = {}  # medium, or n_media + lane -> spans in order
+    for task in _by_urgency(graph, urgency):
+        route = graph.route[task]
+        latency_s = 0.0 if route == COMPUTE else graph.latency_s[route]
+        length_s = alone_s(graph, task) - latency_s
+        media = [] if route == COMPUTE else [medium for medium, _ in graph.routes[route]]
+        rows = [taken.setdefault(key, []) for key in (n_media + graph.lane[task], *media)]
+        at_s = _room(rows, ready_s[task], length_s) if length_s > 0 else ready_s[task]
+        start_s[task], free_s[task], stop_s[task] = at_s, at_s + length_s, at_s + length_s + latency_s
+        if length_s > 0:
+            for row in rows:
+                insort(row, (at_s, at_s + length_s))
+        for follower in graph.followers[task]:
+            ready_s[follower] = max(ready_s[follower], stop_s[task])
+    return Times(start_s, free_s, stop_s)
+
+
+def _by_urgency(graph: TaskGraph, urgency: Sequence[float]) -> list[int]:
+    """The tasks with the most urgent first; of equally urgent ones those that others wait for."""
+    waits, order = graph.n_waits.copy(), list[int]()
+    heap = [(-urgency[task], task) for task in range(len(waits)) if not waits[task]]
+    heapify(heap)
+    while heap:
+        task = heappop(heap)[1]
+        order.append(task)
+        for follower in graph.followers[task]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                heappush(heap, (-urgency[follower], follower))
+    return order
+
+
+def _room(rows: Sequence[Sequence[tuple[float, float]]], since_s: float, length_s: float) -> float:
+    """The earliest time from `since_s` on at which none of the rows has anything for so long."""
+    at_s, settled = since_s, 0
+    while settled < len(rows):
+        settled = 0
+        for row in rows:
+            moved_s, place = at_s, max(bisect_left(row, (at_s,)) - 1, 0)
+            while place < len(row) and row[place][0] < moved_s + length_s - 1e-12:
+                moved_s = max(moved_s, row[place][1])
+                place += 1
+            settled += moved_s == at_s
+            at_s = moved_s
+    return at_s

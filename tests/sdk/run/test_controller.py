@@ -215,6 +215,31 @@ def test_serial_steps_wait_for_each_other_on_each_device_alone():
     assert play.sent(m.Execute) == [("b", m.Execute(**place(step=1)))]
 
 
+def test_devices_that_take_turns_begin_a_step_at_one_moment_by_their_own_clocks():
+    play = Play("a", "b")
+    play.tick(2.0, answer=("a", "b"))  # pings are answered by clocks that are 50 s behind
+    for ticket, step in ((1, 0), (2, 1)):
+        play.launch(ticket=ticket, step=step, serial=True, together=True)
+        if step == 0:
+            begins = play.sent(m.Execute)
+            assert [device for device, _ in begins] == ["a", "b"]
+            assert [order.begin_s for _, order in begins] == [pytest.approx(play.now_s - 50)] * 2
+    assert not play.sent(m.Execute)
+    finish(play, "a")
+    assert not play.sent(m.Execute)  # b is not ready for the next step yet
+    finish(play, "b")
+    assert [device for device, _ in play.sent(m.Execute)] == ["a", "b"]
+
+
+def test_a_device_of_an_older_version_is_not_told_when_a_step_begins():
+    play = Play()
+    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.hear("a", m.Welcome(major=1, minor=0, name="a"), STATEMENT)
+    play.tick(2.0, answer=("a",))
+    play.launch(devices=("a",), together=True)
+    assert play.sent(m.Execute) == [("a", m.Execute(**place()))]
+
+
 def test_other_executions_overlap():
     play = Play("a", "b")
     play.launch(ticket=1, step=0)

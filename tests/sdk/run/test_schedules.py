@@ -1,11 +1,13 @@
 """Every schedule on every pattern of stages: ten steps of AdamW over real agents are those of one machine."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
 
 import potluck
+from potluck.records import Medium, Network, Path
 from potluck.schedule import policies
 
 torch = pytest.importorskip("torch")
@@ -89,3 +91,30 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(home, sc
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
     with pytest.raises(error, match=says):
         home.deploy(plan, model, schedule=schedule).wait(60)
+
+
+def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
+    _, model = deep
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait(60)
+    air = Medium(name="air", capacity_bytes_per_s=20e3)  # so slow that turns matter; the real network is not
+    ends = [A, B, "home"]
+    paths = {(x, y): Path(media=(("air", 1),)) for x in ends for y in ends if x != y}
+    home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
+    stages, tolerance = PATTERNS["unequal shares on both sides"]
+    plan = make_plan(model, *stages, micro_batch=4, n_micro_batches=4)
+    run = home.deploy(plan, model, turns=True).wait(60)
+    assert run._engine.edition.compiled["train"].together
+    history = run.fit(make_data("mlp", 16), epochs=10).wait(60)
+    losses, _ = alone
+    assert history.losses == pytest.approx(losses, rel=1e-6, abs=tolerance)
+    run.close()
+    last_s = max(s for program in run._engine.edition.compiled["train"].programs.values() for s in program.release_s)
+    assert last_s > 0.02  # however fast these agents are, no step can be over before its last release
+    assert min(history.step_s) >= 0.5 * last_s
+
+
+def test_turns_need_a_profile(home):
+    other = potluck.Model.from_torch(make_model("cnn")[0], make_data("cnn", 6)[0])
+    plan = make_plan(other, ((A,), (4,)), ((B,), (4,)), micro_batch=4, training=False)
+    with pytest.raises(potluck.errors.PlanError, match="there is none"):
+        home.deploy(plan, other, turns=True).wait(60)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from potluck.simulate.engine import COMPUTE, TaskGraph
-from potluck.simulate.scheduled import chunked, run, tails
+from potluck.simulate.scheduled import chunked, insert, run, tails
 
 from .test_engine import random_graph
 
@@ -50,7 +50,7 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
     graph = random_graph(rng)
     if seed % 2:
         graph, _ = chunked(graph, rng.uniform(1, 5))
-    times = run(graph, tails(graph) if seed % 3 else None)
+    times = insert(graph, tails(graph)) if seed % 5 == 0 else run(graph, tails(graph) if seed % 3 else None)
     n_tasks = len(graph.lane)
     for task in range(n_tasks):
         for follower in graph.followers[task]:
@@ -59,13 +59,26 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
         spans = sorted(
             (times.start_s[task], times.free_s[task])
             for task in range(n_tasks)
-            if graph.route[task] != COMPUTE and medium in dict(graph.routes[graph.route[task]])
+            if graph.route[task] != COMPUTE and medium in dict(graph.routes[graph.route[task]]) and graph.work[task]
         )
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
     for lane in range(8):
-        spans = sorted((times.start_s[t], times.free_s[t]) for t in range(n_tasks) if graph.lane[t] == lane)
+        mine = (t for t in range(n_tasks) if graph.lane[t] == lane and times.free_s[t] > times.start_s[t])
+        spans = sorted((times.start_s[t], times.free_s[t]) for t in mine)
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
     assert run(graph).start_s == run(graph).start_s
+
+
+def test_a_medium_is_kept_free_for_what_is_more_urgent_and_not_ready_yet():
+    graph = TaskGraph(capacity=[10.0])
+    air = graph.add_route(((0, 1),))
+    gate = graph.add(2, 1.0)
+    bulky = graph.add(0, 40.0, route=air)
+    urgent = graph.add(1, 10.0, after=[gate], route=air)
+    graph.add(3, 9.0, after=[urgent])
+    assert max(run(graph, tails(graph)).stop_s) == 14.0
+    times = insert(graph, tails(graph))
+    assert (times.start_s[urgent], times.start_s[bulky], max(times.stop_s)) == (1.0, 2.0, 11.0)
 
 
 @pytest.mark.parametrize("seed", range(30))
