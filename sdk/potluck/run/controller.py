@@ -31,7 +31,7 @@ from potluck.run.events import (
     Session,
     Timeline,
 )  # fmt: skip
-from potluck.run.pending import ANSWERS, UNANSWERED, Asking, Launched, Peer, subject
+from potluck.run.pending import ANSWERS, UNANSWERED, Asking, Launched, Peer, startable, subject
 from potluck.run.pulse import Pulse
 from potluck.run.traffic import Letter, Place, Raw, Traffic, place_of
 from potluck_wire import statement
@@ -61,7 +61,6 @@ from potluck_wire.messages import (
 from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
-COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
 
 
@@ -169,30 +168,12 @@ class Controller:
                 self._post(device, self._peers[device].traffic.send(launched.place, name, raw))
 
     def _start_ready(self) -> None:
-        """Execute what may begin: a serial execution waits, per device, for the serial ones of its run before it."""
-        busy: set[tuple[str, str]] = set()
-        for launched in self._launched.values():
-            launch = launched.launch
-            ready = [
-                d for d in launch.devices if d in launched.to_start and not (launch.serial and (launch.run, d) in busy)
-            ]
-            if launch.together and len(ready) < len(launch.devices):
-                ready = []
-            for device in ready:
-                launched.to_start.remove(device)
-                launched.running.add(device)
-                run, epoch, program, step = launched.place
-                begin_s = self._begin_s(device) if launch.together else 0.0
-                self._send(device, Execute(run=run, epoch=epoch, program=program, step=step, begin_s=begin_s))
-            if launch.serial:
-                busy.update((launch.run, device) for device in launch.devices if device not in launched.timelines)
-
-    def _begin_s(self, device: str) -> float:
-        """The present moment by the clock of that device; 0 where that is not known, or it would not understand."""
-        peer, session = self._peers[device], self.session(device)
-        if session is None or session.version < COMMON_BEGIN or peer.pulse.offset_s is None:
-            return 0.0
-        return self._now_s - peer.pulse.offset_s
+        for launched, device in startable(tuple(self._launched.values())):
+            launched.to_start.remove(device)
+            launched.running.add(device)
+            run, epoch, program, step = launched.place
+            begin_s = self._peers[device].own_s(self._now_s) if launched.launch.together else 0.0
+            self._send(device, Execute(run=run, epoch=epoch, program=program, step=step, begin_s=begin_s))
 
     def _forsake(self, ticket: int) -> None:
         self._asking.pop(ticket, None)

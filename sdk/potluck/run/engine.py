@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import PlanError, PotluckError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
-from potluck.run.controller import COMMON_BEGIN
 from potluck.run.crew import Crew, loss_of, states_of
 from potluck.run.edition import INFER, PULL, PUSH, TRAIN, Edition, make_edition, renamed, train_name, usable_rows
 from potluck.run.events import Execution
@@ -20,6 +19,7 @@ from potluck.run.history import History
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
+from potluck.run.pending import COMMON_BEGIN
 from potluck.run.prediction import in_turns, paced
 from potluck.schedule import Compiled, compile_move
 from potluck.schedule.policies import Policy

@@ -1,5 +1,6 @@
 """What the controller waits for: sessions, questions to several devices, executions. Records only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ ANSWERS: dict[type[Message], type[Message]] = {
     Probe: Probed,
 }  # fmt: skip
 UNANSWERED = (Meter, Goodbye)
+COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 
 
 def subject(message: Message) -> tuple[Any, ...]:
@@ -48,6 +50,12 @@ class Peer:
     traffic: Traffic
     pulse: Pulse
     session: Session | None = None
+
+    def own_s(self, now_s: float) -> float:
+        """This moment by the device's own clock; 0 where that is not known, or the device would not understand."""
+        if self.session is None or self.session.version < COMMON_BEGIN or self.pulse.offset_s is None:
+            return 0.0
+        return now_s - self.pulse.offset_s
 
 
 @dataclass(slots=True)
@@ -72,3 +80,20 @@ class Launched:
     def place(self) -> Place:
         launch = self.launch
         return (launch.run, launch.epoch, launch.program, launch.step)
+
+
+def startable(every: Sequence[Launched]) -> list[tuple[Launched, str]]:
+    """Which executions may begin on which devices.
+
+    A serial one waits, per device, for the serial ones of its run before it; devices that begin together wait for all.
+    """
+    found: list[tuple[Launched, str]] = []
+    busy: set[tuple[str, str]] = set()
+    for launched in every:
+        launch = launched.launch
+        ready = [d for d in launched.to_start if not (launch.serial and (launch.run, d) in busy)]
+        if not launch.together or len(ready) == len(launched.to_start):
+            found += [(launched, device) for device in ready]
+        if launch.serial:
+            busy.update((launch.run, device) for device in launch.devices if device not in launched.timelines)
+    return found
