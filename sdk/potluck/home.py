@@ -5,15 +5,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from potluck.discover.addresses import as_name, candidates, parse_address
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.run.events import Address
 from potluck.run.link import Keys, Link
 from potluck.run.members import Member, Members
-from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:
-    from potluck.discover.keyring import Keyring, Known
+    from potluck.discover.keyring import Keyring
     from potluck.lab.lab import Lab
     from potluck.lab.script import Script
     from potluck.lab.specs import Spec
@@ -122,7 +122,7 @@ class Home:
             assert home._ring is not None
             found = browse(timeout_s)
             for known in home._ring.devices():
-                home._members.add(Member(name=known.name, key=known.key, addresses=_candidates(known, found)))
+                home._members.add(Member(name=known.name, key=known.key, addresses=candidates(known, found)))
             home._members.join()
             home._add_strangers(found)
             if not home._members:
@@ -217,7 +217,7 @@ class Home:
         if not is_key(key):
             raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
         member, addresses = self._whom(device)
-        known = self._need_ring().remember(Known(name=name or _as_name(device), key=key, addresses=addresses))
+        known = self._need_ring().remember(Known(name=name or as_name(device), key=key, addresses=addresses))
         if member is not None:
             self._members.remove(member.name)
         return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
@@ -362,42 +362,3 @@ class Home:
 
     def _repr_html_(self) -> str:
         return self._members._repr_html_()
-
-
-def parse_address(text: str) -> Address:
-    """An address from "host", "host:port", "[v6]:port" or "v6".
-
-    Raises
-    ------
-    UserError
-        Where the port is none, or there is no host.
-    """
-    host, port = text.strip(), str(PORT)
-    if host.startswith("["):
-        host, _, rest = host[1:].partition("]")
-        port = rest.removeprefix(":") or port
-    elif host.count(":") == 1:
-        host, port = host.split(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65532:
-        raise UserError(f"{text!r} is not an address.", next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.")
-    return Address(host=host, port=int(port))
-
-
-def _candidates(known: "Known", found: "Mapping[str, tuple[Address, ...]]") -> tuple[Address, ...]:
-    """Where a paired device may be: as it is announced, where it was, and as devices of a like name are announced.
-
-    Of two that are both called `phone`, whoever comes second announces itself as `phone-2`. Keys decide.
-    """
-    like = [addresses for name, addresses in found.items() if _unnumbered(name) == _unnumbered(known.name)]
-    places = (*found.get(known.name, ()), *known.addresses, *(place for places in like for place in places))
-    return tuple(dict.fromkeys(places))
-
-
-def _unnumbered(name: str) -> str:
-    base, hyphen, number = name.rpartition("-")
-    return base if hyphen and number.isdecimal() else name
-
-
-def _as_name(device: str) -> str:
-    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in device.lower())
-    return kept.strip("-")[:40] or "device"

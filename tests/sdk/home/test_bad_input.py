@@ -10,9 +10,9 @@ import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
+from potluck.discover.addresses import candidates
 from potluck.discover.keyring import Known
 from potluck.errors import FileError, HomeError, IdentityChanged, OutOfMemory, PairingError, ProtocolError, WorkerFailed
-from potluck.home import _candidates
 from potluck.lab.specs import Spec
 from potluck.run.events import Address
 from potluck_agent import state as agent_state
@@ -129,8 +129,8 @@ def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monke
 def test_a_known_device_is_looked_for_under_every_like_name():
     old, own, like, other = (Address(host=f"192.168.1.{i}", port=47600) for i in range(4))
     known = Known(name="phone-2", key="k", addresses=(old,))
-    assert _candidates(known, {"phone": (like,), "phone-2": (own,), "tv": (other,)}) == (own, old, like)
-    assert _candidates(known, {"tv": (other,)}) == (old,)
+    assert candidates(known, {"phone": (like,), "phone-2": (own,), "tv": (other,)}) == (own, old, like)
+    assert candidates(known, {"tv": (other,)}) == (old,)
 
 
 @pytest.mark.parametrize("name", ["devices.json", "notebook.json"])

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import potluck
+from potluck.discover.addresses import parse_address
 from potluck.errors import EmptyHome, HomeError, UserError
-from potluck.home import parse_address
 from potluck.lab.local import sweep
 from potluck.lab.specs import DEMO, Spec, specs_of
 from potluck.run.events import Address

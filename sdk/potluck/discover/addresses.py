@@ -1,0 +1,51 @@
+"""Where a device may be and what it is called: addresses from text, of paired devices, of those that were found."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from potluck.errors import UserError
+from potluck.run.events import Address
+from potluck_wire.limits import PORT
+
+if TYPE_CHECKING:
+    from potluck.discover.keyring import Known
+
+
+def parse_address(text: str) -> Address:
+    """An address from "host", "host:port", "[v6]:port" or "v6".
+
+    Raises
+    ------
+    UserError
+        Where the port is none, or there is no host.
+    """
+    host, port = text.strip(), str(PORT)
+    if host.startswith("["):
+        host, _, rest = host[1:].partition("]")
+        port = rest.removeprefix(":") or port
+    elif host.count(":") == 1:
+        host, port = host.split(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65532:
+        raise UserError(f"{text!r} is not an address.", next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.")
+    return Address(host=host, port=int(port))
+
+
+def candidates(known: "Known", found: "Mapping[str, tuple[Address, ...]]") -> tuple[Address, ...]:
+    """Where a paired device may be: as it is announced, where it was, and as devices of a like name are announced.
+
+    Of two that are both called `phone`, whoever comes second announces itself as `phone-2`. Keys decide.
+    """
+    like = [addresses for name, addresses in found.items() if _unnumbered(name) == _unnumbered(known.name)]
+    places = (*found.get(known.name, ()), *known.addresses, *(place for places in like for place in places))
+    return tuple(dict.fromkeys(places))
+
+
+def _unnumbered(name: str) -> str:
+    base, hyphen, number = name.rpartition("-")
+    return base if hyphen and number.isdecimal() else name
+
+
+def as_name(device: str) -> str:
+    """A name that a device may have, from what the user called it."""
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in device.lower())
+    return kept.strip("-")[:40] or "device"
