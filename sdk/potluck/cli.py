@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "find out why devices or meters are missing",
     "plan": "plan for a home and a model of the library: what would run where, how fast; what if",
     "demo": "train and run real models on a home of four devices emulated here",
+    "lab": "play a home of the library on this machine",
     "bench": "measure the figures of the README again",
 }
 

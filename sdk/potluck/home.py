@@ -14,7 +14,7 @@ from potluck.run.members import Member, Members
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
-    from potluck.lab.lab import Lab
+    from potluck.lab.lab import JoinedLab, Lab
     from potluck.lab.script import Script
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
@@ -49,7 +49,7 @@ class Home:
 
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
         self._keys, self._name, self._ring = keys, name, ring
-        self._lab: Lab | None = None
+        self._lab: Lab | JoinedLab | None = None
         self._models: dict[str, Any] = {}
         self._profiles: dict[str, Profile] = {}
         self._closed = False
@@ -72,6 +72,8 @@ class Home:
     ) -> "Home":  # fmt: skip
         """A home of emulated devices on this machine: real agents and sockets, stretched times, shaped links.
 
+        One of that name that `potluck lab up` has started is joined.
+
         Parameters
         ----------
         devices
@@ -85,15 +87,12 @@ class Home:
 
     @classmethod
     def _of_lab(cls, devices: "str | Path | Iterable[Spec]", **options: Any) -> "Home":
-        import zmq
+        from potluck.lab.lab import open_lab
 
-        from potluck.lab.lab import Lab
-
-        public, secret = (part.decode() for part in zmq.curve_keypair())
         home = cls.__new__(cls)
-        lab = Lab(devices, ("notebook", public), **options)
+        lab = open_lab(devices, **options)
         try:
-            home._open(Keys(public=public, secret=secret), "notebook", None)
+            home._open(lab.keys, "notebook", None)
             home._lab = lab
             for agent in lab.started:
                 home._members.add(Member(name=agent.name, key=agent.key, addresses=(agent.address,)))

@@ -31,11 +31,10 @@ class Emulation:
         if not isfinite(self.time_scale) or not 1 <= self.time_scale <= 1e6:
             raise UserError(f"a time scale of {self.time_scale!r} is not possible; 1 to 1,000,000 is.")
         network = self.home.network
-        fastest = max(
-            (path for path in network.paths if network.path(*path).media), key=lambda p: network.bandwidth(*p)
-        )
-        rate = network.bandwidth(*fastest)
-        if rate > self.time_scale * MAX_LINK_BYTES_PER_S:
+        rates = {pair: network.bandwidth(*pair) for pair, path in network.paths.items() if path.media}
+        fastest = max(rates, key=rates.__getitem__, default=None)
+        if fastest is not None and rates[fastest] > self.time_scale * MAX_LINK_BYTES_PER_S:
+            rate = rates[fastest]
             raise UserError(
                 f"{self.home.name}: {fastest[0]} sends {rate / 1e6:.0f} MB/s to {fastest[1]}; a lab on one machine "
                 f"carries {MAX_LINK_BYTES_PER_S / 1e6:.0f} MB/s.",

@@ -4,13 +4,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.errors import UserError
+import zmq
+
+from potluck.errors import HomeError, UserError
 from potluck.lab.director import Director
 from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.local import LocalAgents, Started
 from potluck.lab.namespaces import Namespaces
+from potluck.lab.registry import Entry, find
 from potluck.lab.script import Script, check, read, slowed
 from potluck.lab.specs import NAMED, Spec, specs_of
+from potluck.run.link import Keys
 
 if TYPE_CHECKING:
     from potluck.records import Network
@@ -19,14 +23,12 @@ Devices = str | Path | Iterable[Spec]
 
 
 class Lab:
-    """Started when made; `close` ends it all.
+    """Started when made; `close` ends it all. `keys`: those of the notebook that its agents trust.
 
     Parameters
     ----------
     devices
         "demo", a home of `profiles/homes` by its name or as a TOML file, or specs.
-    trust
-        (name, key) of the notebook that the agents are paired with from the start.
     time_scale
         For a home of the library: how many times longer everything takes.
     script
@@ -36,7 +38,6 @@ class Lab:
     def __init__(
         self,
         devices: Devices,
-        trust: tuple[str, str] | None,
         *,
         time_scale: float = 1.0,
         script: Script | None = None,
@@ -44,6 +45,8 @@ class Lab:
         extra: Sequence[str] = (),
     ) -> None:
         happenings = read(script) if script is not None else ()
+        public, secret = (part.decode() for part in zmq.curve_keypair())
+        self.keys = Keys(public=public, secret=secret)
         self.director: Director | None = None
         self.emulation: Emulation | None = None
         self.links: Namespaces | None = None
@@ -59,7 +62,7 @@ class Lab:
         check(happenings, [spec.name for spec in specs], self.media)
         if self.emulation is not None:
             self.links = Namespaces(self.emulation.network, [spec.name for spec in specs])
-        self.agents = LocalAgents(specs, trust, announce=announce, extra=extra, inside=self.links)
+        self.agents = LocalAgents(specs, ("notebook", public), announce=announce, extra=extra, inside=self.links)
         if happenings:
             self.play(happenings)
 
@@ -93,3 +96,41 @@ class Lab:
         if self.director is not None:
             self.director.close()
         self.agents.close()
+
+
+class JoinedLab:
+    """A lab that another process has up (`potluck lab up`): used here, and ended there."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.keys = Keys(public=entry.public, secret=entry.secret)
+        self.emulation = None if entry.home in NAMED else emulation(entry.home, entry.time_scale)
+        self.started = entry.agents
+        self.network = self.emulation.network if self.emulation is not None else None
+
+    def play(self, script: Script) -> Director:
+        """Scripts belong to whoever has the lab up."""
+        raise HomeError("this lab is another process's.", next_step="Give the script to `potluck lab up --script`.")
+
+    def close(self) -> None:
+        """Nothing: it stays up."""
+
+
+def open_lab(
+    devices: Devices, *, time_scale: float = 1.0, script: Script | None = None, extra: Sequence[str] = ()
+) -> Lab | JoinedLab:
+    """The lab of that name that is up already, or a new one.
+
+    Raises
+    ------
+    UserError
+        Where the one that is up is another than the one asked for.
+    """
+    entry = find(devices) if isinstance(devices, str) else None
+    if entry is None:
+        return Lab(devices, time_scale=time_scale, script=script, extra=extra)
+    if time_scale not in (1.0, entry.time_scale) or script is not None or extra:
+        raise UserError(
+            f"the lab {entry.name!r} is up already, {entry.time_scale:g} times slower than the home.",
+            next_step=f"Join it as it is, or end it: potluck lab down {entry.name}.",
+        )
+    return JoinedLab(entry)

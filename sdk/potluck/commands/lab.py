@@ -1,0 +1,100 @@
+"""`potluck lab up|down|list`: homes of the library on this machine, for other programs and notebooks to use."""
+
+import argparse
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from potluck.lab.registry import Entry
+
+WAIT_S = 15.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do, and with which home."""
+    actions = parser.add_subparsers(dest="action", metavar="{up,down,list}", required=True)
+    up = actions.add_parser("up", help="play a home until Ctrl-C or `potluck lab down`")
+    up.add_argument("name", metavar="NAME", help="a home of profiles/homes, or a TOML file")
+    up.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="all takes X times longer (default: 1)")
+    up.add_argument("--script", type=Path, metavar="FILE", help="what happens when: a TOML file of [[events]]")
+    down = actions.add_parser("down", help="end a lab that is up")
+    down.add_argument("name", metavar="NAME", nargs="?", help="as `potluck lab list` shows it (default: all)")
+    actions.add_parser("list", help="show the labs that are up")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Do it."""
+    {"up": _up, "down": _down, "list": _list}[args.action](args)
+
+
+def _up(args: argparse.Namespace) -> None:
+    from potluck.lab import registry
+    from potluck.lab.lab import Lab
+
+    name = Path(args.name).stem
+    _refuse_second(name)
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    lab = Lab(args.name, time_scale=args.time_scale, script=args.script, announce=True, extra=["--pair"])
+    try:
+        home = args.name if name == args.name else str(Path(args.name).resolve())
+        entry = registry.Entry(
+            name=name, home=home, time_scale=args.time_scale, pid=os.getpid(),
+            born_s=registry.born_s(os.getpid()), public=lab.keys.public, secret=lab.keys.secret, agents=lab.started,
+        )  # fmt: skip
+        registry.add(entry)
+        try:
+            _show(entry)
+            while not over.wait(1.0):
+                pass
+        finally:
+            registry.remove(name)
+    finally:
+        lab.close()
+
+
+def _show(entry: "Entry") -> None:
+    for agent in entry.agents:
+        print(f"{agent.name}  {agent.address}  pairing code {agent.code}")
+    print(f"{entry.name} is up. In a notebook: Home.lab({entry.name!r}). Ctrl-C ends it.", flush=True)
+
+
+def _refuse_second(name: str) -> None:
+    from potluck.errors import UserError
+    from potluck.lab import registry
+
+    if registry.find(name) is not None:
+        raise UserError(f"the lab {name!r} is up already.", next_step=f"potluck lab down {name}")
+
+
+def _down(args: argparse.Namespace) -> None:
+    import psutil
+
+    from potluck.errors import UserError
+    from potluck.lab import registry
+
+    chosen = [entry for entry in registry.entries() if args.name in (None, entry.name)]
+    if args.name is not None and not chosen:
+        raise UserError(f"no lab called {args.name!r} is up.", next_step="`potluck lab list` shows those that are.")
+    for entry in chosen:
+        process = psutil.Process(entry.pid)
+        process.terminate()
+        if psutil.wait_procs([process], WAIT_S)[1]:
+            process.kill()
+        registry.remove(entry.name)
+        print(f"{entry.name} is down.")
+
+
+def _list(args: argparse.Namespace) -> None:
+    from potluck.lab import registry
+
+    found = registry.entries()
+    for entry in found:
+        slower = f", {entry.time_scale:g} times slower" if entry.time_scale != 1 else ""
+        print(f"{entry.name}: {', '.join(agent.name for agent in entry.agents)}{slower} (process {entry.pid})")
+    if not found:
+        print("no lab is up.")

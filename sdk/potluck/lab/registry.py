@@ -1,0 +1,101 @@
+"""Which labs are up on this machine: a file each, made by `potluck lab up` and read by everybody else who is this user.
+
+A file whose process is gone is removed by whoever looks next: nothing else of such a lab is left.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from potluck.errors import FileError, UserError
+from potluck.lab.local import Started
+from potluck.run.events import Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A lab that is up: its home, its process, its agents, and the keys of the notebook that they trust."""
+
+    name: str
+    home: str
+    time_scale: float
+    pid: int
+    born_s: float
+    public: str
+    secret: str
+    agents: tuple[Started, ...]
+
+
+def folder() -> Path:
+    """Where the files are: readable by this user alone. Raises FileError where it is somebody else's."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    path = Path(os.environ.get("POTLUCK_RUN") or Path(tempfile.gettempdir()) / f"potluck-labs-{user}")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if hasattr(os, "getuid") and (status.st_uid != user or path.is_symlink() or status.st_mode & 0o077):
+        raise FileError(
+            f"{path} is not this user's own.", next_step="Remove it, or set POTLUCK_RUN to a folder of yours."
+        )
+    return path
+
+
+def born_s(pid: int) -> float:
+    """When that process began; 0 where there is none."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def entries() -> tuple[Entry, ...]:
+    """The labs that are up. What those that are gone have left is removed."""
+    return tuple(entry for _, entry in _alive())
+
+
+def find(name: str) -> Entry | None:
+    """The lab of that name, where it is up."""
+    return next((entry for entry in entries() if entry.name == name), None)
+
+
+def add(entry: Entry) -> None:
+    """Say that this lab is up. UserError where one of that name is."""
+    if find(entry.name) is not None:
+        raise UserError(f"the lab {entry.name!r} is up already.", next_step=f"potluck lab down {entry.name}")
+    path = _file(entry.name)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        json.dump(asdict(entry), file)
+
+
+def remove(name: str) -> None:
+    """This lab is not up any more."""
+    _file(name).unlink(missing_ok=True)
+
+
+def _file(name: str) -> Path:
+    return folder() / f"{name}.json"
+
+
+def _alive() -> Iterator[tuple[Path, Entry]]:
+    for path in sorted(folder().glob("*.json")):
+        entry = _read(path)
+        if entry is not None and born_s(entry.pid) == entry.born_s:
+            yield path, entry
+        else:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _read(path: Path) -> Entry | None:
+    try:
+        document = json.loads(path.read_text())
+        agents = tuple(Started(**{**row, "address": Address(**row["address"])}) for row in document.pop("agents"))
+        return Entry(**document, agents=agents)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,141 @@
+"""`potluck lab up|down|list` as a user types it; and what is left where somebody is killed: nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.sdk.lab.homes import write_home
+
+import potluck
+from potluck.errors import FileError, UserError
+from potluck.lab import registry
+from potluck.lab.local import Started
+from potluck.lab.namespaces import missing
+from potluck.run.events import Address
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setenv("POTLUCK_RUN", str(folder))
+    return folder
+
+
+def entry(name="tiny", pid=None):
+    pid = pid or os.getpid()
+    agent = Started(name="one", address=Address(host="198.18.0.10", port=47600), key="k" * 40, pid=pid)
+    return registry.Entry(
+        name=name, home=name, time_scale=2.0, pid=pid, born_s=registry.born_s(pid), public="p" * 40, secret="s" * 40,
+        agents=(agent,),
+    )  # fmt: skip
+
+
+def test_labs_that_are_up_are_known_to_this_user_alone(run_folder):
+    registry.add(entry())
+    assert registry.find("tiny") == entry()
+    assert registry.find("other") is None
+    assert (run_folder / "tiny.json").stat().st_mode & 0o077 == 0
+    with pytest.raises(UserError, match="up already"):
+        registry.add(entry())
+    with pytest.raises(UserError, match="2 times slower"):
+        potluck.Home.lab("tiny", time_scale=5)
+    registry.remove("tiny")
+    assert registry.entries() == ()
+
+
+def test_what_the_dead_left_is_removed(run_folder):
+    registry.add(entry())
+    (run_folder / "dead.json").write_text((run_folder / "tiny.json").read_text().replace('"born_s": ', '"born_s": 1'))
+    (run_folder / "broken.json").write_text("{")
+    assert [found.name for found in registry.entries()] == ["tiny"]
+    assert [path.name for path in run_folder.glob("*")] == ["tiny.json"]
+
+
+def test_a_folder_that_others_can_read_is_refused(run_folder):
+    run_folder.mkdir(mode=0o755)
+    with pytest.raises(FileError, match="not this user's own"):
+        registry.entries()
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "potluck.cli", "lab", *arguments], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+def up(path, *arguments):
+    """A lab in a process of its own, once it says that it is up; and all processes that belong to it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "potluck.cli", "lab", "up", str(path), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if " is up." in line:
+            return process, psutil.Process(process.pid).children(recursive=True)
+    pytest.fail(f"it did not come up: {process.wait()}")
+
+
+def all_gone(process, children):
+    process.wait(PATIENCE_S)
+    process.stdout.close()
+    return psutil.wait_procs(children, PATIENCE_S)[1] == []
+
+
+def interfaces():
+    return {path.name for path in Path("/sys/class/net").glob("potluck*")}
+
+
+def test_asking_for_what_is_not_there(run_folder):
+    assert command("list").stdout == "no lab is up.\n"
+    refused = command("down", "nowhere")
+    assert (refused.returncode, "no lab called 'nowhere'" in refused.stderr) == (1, True)
+    refused = command("up", "smart-hom-2")
+    assert (refused.returncode, "smart-home-2" in refused.stderr) == (1, True)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
+def test_a_lab_that_is_up_is_listed_joined_and_ended(run_folder, tmp_path):
+    before = interfaces()
+    process, children = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
+    assert "tiny: one, two, 50 times slower" in command("list").stdout
+    assert "up already" in command("up", "tiny").stderr
+    with potluck.Home.lab("tiny") as home:
+        assert home.devices.ready == ("one", "two")
+        assert home.network.bandwidth("one", "two") == pytest.approx(4e6 / 2 / 50)
+    assert command("down", "tiny").stdout == "tiny is down.\n"
+    assert all_gone(process, children)
+    assert interfaces() == before
+    assert command("list").stdout == "no lab is up.\n"
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
+@pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])
+def test_nothing_is_left_where_the_parent_is_killed(run_folder, tmp_path, frozen):
+    before = interfaces()
+    script = tmp_path / "script.toml"
+    script.write_text("[[events]]\nat_s = 0\ndo = 'freeze'\ndevice = 'one'\nlasts_s = 1000\n" if frozen else "")
+    process, children = up(write_home(tmp_path, devices=("one",)), "--script", str(script))
+    process.send_signal(signal.SIGKILL)
+    assert all_gone(process, children)
+    assert command("list").stdout == "no lab is up.\n"
+    assert wait_until_equal(interfaces, before)
+
+
+def wait_until_equal(look, expected):
+    """The kernel takes a namespace back a little after its last process is gone."""
+    watcher = subprocess.Popen(["ip", "monitor", "link"], stdout=subprocess.PIPE)
+    try:
+        for _ in range(100):
+            if look() == expected:
+                return True
+            watcher.stdout.readline()
+    finally:
+        watcher.kill()
+        watcher.wait()
+        watcher.stdout.close()
+    return False
