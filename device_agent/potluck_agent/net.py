@@ -173,6 +173,8 @@ class Net:
             self.desk.open(secret, now_s, window_s=window_s) if secret else self.desk.close()
         self._reception.tick(now_s)
         self._links.tick(now_s)
+        if self._worker is not None:
+            self._worker.listen()
         self._feed(Tick())
 
     def close(self) -> None:
@@ -291,7 +293,7 @@ class Net:
                         self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
                 case ToWorker():
                     if self._worker is not None:
-                        self._worker.send(self._loaded(action.message), action.buffers)
+                        self._worker.hold(self._loaded(action.message), action.buffers)
                 case StartWorker():
                     self._hire()
                 case KillWorker():
@@ -300,6 +302,8 @@ class Net:
                     self._links.set(action.members)
                 case ReadMeter():
                     self._read_meter(action)
+        if self._worker is not None and self._worker.wants_write:
+            self._worker.flush()
 
     def _loaded(self, message: Message) -> Message:
         """An emulated device with something else to do takes longer."""

@@ -50,8 +50,12 @@ class WorkerLink:
 
     def send(self, message: Message, buffers: Buffers = ()) -> None:
         """Send, or keep until `flush` where the pipe is full. To a worker that is gone: nothing."""
-        self._unsent += pack(message, buffers)
+        self.hold(message, buffers)
         self.flush()
+
+    def hold(self, message: Message, buffers: Buffers = ()) -> None:
+        """Keep until `flush`: the worker wakes once for several."""
+        self._unsent += pack(message, buffers)
 
     def flush(self) -> None:
         """Write as much of what waits as the pipe takes."""
@@ -71,13 +75,10 @@ class WorkerLink:
         A worker that breaks the protocol raises `potluck_wire.errors.WireError`; kill it.
         """
         messages = []
-        self._listen()
         try:
-            while not self.closed:
-                data = self.socket.recv(READ_BYTES)
-                if not data:
-                    self.closed = True
-                messages += self._reader.feed(data)
+            data = self.socket.recv(READ_BYTES)
+            self.closed = not data
+            messages = self._reader.feed(data)
         except BlockingIOError:
             pass
         except OSError:
@@ -123,10 +124,10 @@ class WorkerLink:
                 else:
                     os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
-        self._listen()
+        self.listen()
 
-    def _listen(self) -> None:
-        """Keep the end of what the worker wrote to its standard error (warnings, a crash's trace)."""
+    def listen(self) -> None:
+        """Keep the end of what the worker wrote to its standard error (a crash's trace); do so now and then."""
         stderr = self._process.stderr
         if stderr is None or stderr.closed or sys.platform == "win32":  # a pipe would block there
             return

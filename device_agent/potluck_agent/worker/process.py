@@ -25,14 +25,22 @@ class Pipe:
         self.outbound_released: deque[int] = deque()
         self._end = end
         self._reader = Reader(Channel.WORKER)
+        self._unsent: list[bytes] = []
         self._waiting: deque[tuple[Message, tuple[bytes | memoryview, ...]]] = deque()
 
     def send(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
+        """Send with the next `flush`: the agent wakes once for all that a task has to say."""
+        self._unsent.append(pack(message, buffers))
+
+    def flush(self) -> None:
         """Blocks while the agent does not read."""
-        self._end.sendall(pack(message, buffers))
+        if self._unsent:
+            self._end.sendall(b"".join(self._unsent))
+            self._unsent.clear()
 
     def listen(self) -> None:
         """Wait for bytes and sort the messages in them. `EOFError` when the agent is gone."""
+        self.flush()
         data = self._end.recv(READ_BYTES)
         if not data:
             raise EOFError("the agent is gone")
