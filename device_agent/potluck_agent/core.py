@@ -24,12 +24,13 @@ from potluck_agent.events import (
     Tick,
     WorkerDied,
 )
+from potluck_agent.executions import Unwanted
 from potluck_agent.incoming import Incoming
 from potluck_agent.laborer import READY, Laborer
 from potluck_agent.measuring import PROBE, Measuring
 from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.outgoing import Outgoing
-from potluck_agent.work import Unwanted, Work
+from potluck_agent.work import Work
 from potluck_wire.documents import dump, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_VALUE_BYTES, clip, is_device_name, is_key

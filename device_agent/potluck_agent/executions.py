@@ -26,6 +26,11 @@ class Name(NamedTuple):
         """How the worker calls everything of it."""
         return f"{self.run}/{self.epoch}/{self.program}/{self.step}/"
 
+    def towards(self, to: str) -> "Name":
+        """The execution that a send with this `to` is for; an empty one means this very execution, over there."""
+        epoch, _, program = to.partition("/")
+        return self._replace(epoch=int(epoch), program=program) if to else self
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -34,6 +39,33 @@ class Located:
     span: Span
     dtype: str
     shape: tuple[int, ...]
+
+
+class Unwanted(Exception):
+    """A value that is not taken: `code` as in `Rejected`."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A value that came before its execution began."""
+
+    located: Located
+    sends: bool  # whether it is to be sent on, so that its place is held for that
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendOf:
+    """Which send a parcel is of. `loose`: it is for another program, and its own one does not wait for it."""
+
+    name: Name
+    index: int
+    loose: bool = False
 
 
 @dataclass(slots=True)

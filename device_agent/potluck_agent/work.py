@@ -5,10 +5,19 @@ is on the links; here they are put together.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from potluck_agent.events import Buffer, Member, Span
-from potluck_agent.executions import Execution, Located, Name, Ready, read_exports, slot_of
+from potluck_agent.executions import (
+    Early,
+    Execution,
+    Located,
+    Name,
+    Ready,
+    SendOf,
+    Unwanted,
+    read_exports,
+    slot_of,
+)
 from potluck_agent.incoming import Arrival, Incoming, Step
 from potluck_agent.laborer import Laborer
 from potluck_agent.lane import Lane, Task
@@ -38,32 +47,6 @@ MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value
 MAX_EARLY = 1024  # executions that values came for before they began
 
 
-class Unwanted(Exception):
-    """A value that is not taken: `code` as in `Rejected`."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code, self.text = code, text
-
-
-@dataclass(frozen=True, slots=True)
-class Early:
-    """A value that came before its execution began."""
-
-    located: Located
-    sends: bool  # whether it is to be sent on, so that its place is held for that
-    start_s: float
-    stop_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SendOf:
-    """Which send a parcel is of."""
-
-    name: Name
-    index: int
-
-
 class Work:
     """Executions by name. `members(owner)` gives the roster of a notebook's home, by device name."""
 
@@ -83,6 +66,7 @@ class Work:
         self.plans = Plans(settings, out, laborer, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
         self._early: dict[Name, dict[str, Early]] = {}
+        self._loose: set[SendOf] = set()
         self._n_executions = 0
 
     @property
@@ -138,10 +122,7 @@ class Work:
                 self._post(execution, index, now_s)
         if execution.complete and not execution.over:
             done = Done(
-                run=execution.name.run,
-                epoch=execution.name.epoch,
-                program=execution.name.program,
-                step=execution.name.step,
+                **execution.name._asdict(),
                 busy_s=execution.busy_s,
                 peak_bytes=execution.peak_bytes,
             )
@@ -202,23 +183,25 @@ class Work:
         peer, name = instruction.attrs["peer"], instruction.attrs["name"]
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
-        located = execution.places.get(instruction.inputs[0])
+        located, to = execution.places.get(instruction.inputs[0]), instruction.attrs.get("to", "")
+        if to and not key and located is not None:  # nobody is there to have it
+            self._let_go(execution, index, now_s)
+            self._give_back(located.span, now_s)
+            return
         if not key or located is None:
             cause = FailureCause.PEER_LOST if not key else FailureCause.INTERNAL
             text = f"{peer} is not in the roster" if not key else f"{instruction.inputs[0]} is not here"
             self._fail(execution, cause, text, now_s, instruction=index)
             return
+        target = execution.name.towards(to)
         value = Value(
-            run=execution.name.run,
-            epoch=execution.name.epoch,
-            program=execution.name.program,
-            step=execution.name.step,
+            **target._asdict(),
             name=name,
             dtype=located.dtype,
             shape=located.shape,
             nbytes=located.span.nbytes,
         )
-        about = SendOf(execution.name, index)
+        about = SendOf(execution.name, index, loose=bool(to))
         parcel = Parcel(
             key=key,
             value=value,
@@ -229,10 +212,27 @@ class Work:
             pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
         )
         self._outgoing.add(parcel, now_s)
+        if about.loose:
+            self._loose.add(about)
+            self._let_go(execution, index, now_s)
+
+    def _let_go(self, execution: Execution, index: int, now_s: float) -> None:
+        """A loose send counts as done; the execution does not hold its place any more."""
+        ready, _ = execution.sent(index, now_s, now_s)  # such a value has no other send
+        del execution.places[execution.instruction(index).inputs[0]]
+        self._go_on(execution, ready, now_s)
+
+    def _landed(self, about: SendOf, parcel: Parcel, now_s: float) -> None:
+        """A loose parcel has arrived, or nobody wants it."""
+        self._loose.discard(about)
+        self._give_back(parcel.place, now_s)
 
     def delivered(self, parcel: Parcel, now_s: float) -> None:
         """A value of ours has arrived where it should."""
         about = parcel.about
+        if isinstance(about, SendOf) and about.loose:
+            self._landed(about, parcel, now_s)
+            return
         execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
         if execution is None or not isinstance(about, SendOf):
             return
@@ -247,6 +247,9 @@ class Work:
     def refused(self, parcel: Parcel, code: str, text: str, now_s: float) -> None:
         """The receiver does not want a value of ours."""
         about = parcel.about
+        if isinstance(about, SendOf) and about.loose:
+            self._landed(about, parcel, now_s)
+            return
         execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
         if execution is not None and isinstance(about, SendOf):
             index = about.index
@@ -256,10 +259,7 @@ class Work:
 
     def _fail(self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1) -> None:
         failed = Failed(
-            run=execution.name.run,
-            epoch=execution.name.epoch,
-            program=execution.name.program,
-            step=execution.name.step,
+            **execution.name._asdict(),
             instruction=instruction,
             cause=cause,
             text=text,
@@ -392,5 +392,8 @@ class Work:
         self._lane.clear()
         for execution in list(self._executions.values()):
             self._fail(execution, cause, text, now_s)
+        for about in self._loose:
+            self._outgoing.cancel(about)
+        self._loose.clear()
         self._early.clear()
         self.plans.lose_all(RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text)

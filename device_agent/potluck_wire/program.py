@@ -21,7 +21,8 @@ from potluck_wire.limits import MAX_DIMENSIONS, MAX_INT, is_identifier, is_value
 # op -> names of its attributes. `send` and `recv` are done by the agent, all others by its worker, in the compute lane.
 OPERATIONS: dict[str, frozenset[str]] = {
     # Network. send: one input, to `peer`, where it is called `name`. recv: one output, the value of that name from
-    # `peer`.
+    # `peer`. A send may also say `to` = "EPOCH/PROGRAM": the value is for the same step of that program of the same
+    # run, over there; this program goes on at once, and does not fail where the value cannot be had.
     "send": frozenset({"peer", "name"}),
     "recv": frozenset({"peer"}),
     # `segment` names a segment of the program's own epoch; "EPOCH/NAME" (as in "3/stage1") one of another epoch of the
@@ -48,6 +49,7 @@ OPERATIONS: dict[str, frozenset[str]] = {
     "concat": frozenset({"dim"}),
     "add": frozenset(),
 }
+OPTIONAL: dict[str, frozenset[str]] = {"send": frozenset({"to"})}
 NETWORK = frozenset({"send", "recv"})
 SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
@@ -157,12 +159,13 @@ def from_json(document: Any) -> Program:
     if type(rows) is not list or len(rows) > MAX_INSTRUCTIONS:
         raise WireError(WireCode.DOCUMENT, f"program {name}: not a list of at most {MAX_INSTRUCTIONS} instructions")
     made: set[str] = set()
-    sent: set[tuple[str, str]] = set()
+    sent: set[tuple[str, str, str]] = set()
+    loose: dict[str, bool] = {}
     instructions = []
     for index, row in enumerate(rows):
         try:
             instruction = _instruction(index, row)
-            _connect(instruction, made, sent)
+            _connect(instruction, made, sent, loose)
         except _Wrong as wrong:
             op = f" ({row[0]!r:.20})" if type(row) is list and row else ""
             raise WireError(WireCode.DOCUMENT, f"program {name}, instruction {index}{op}: {wrong}") from None
@@ -183,12 +186,15 @@ def _column(name: str, numbers: Any, column: str, n_rows: int) -> tuple[float, .
 
 def is_segment(name: object) -> bool:
     """Whether this may stand in the attribute `segment`: a name, or `EPOCH/NAME` for an epoch that is still loaded."""
+    return is_identifier(name) or is_of_epoch(name)
+
+
+def is_of_epoch(name: object) -> bool:
+    """Whether this is `EPOCH/NAME`."""
     if type(name) is not str:
         return False
-    epoch, slash, rest = name.partition("/")
-    if not slash:
-        return is_identifier(name)
-    return epoch.isascii() and epoch.isdecimal() and len(epoch) <= 16 and is_identifier(rest)
+    epoch, _, rest = name.partition("/")
+    return epoch.isascii() and epoch.isdecimal() and len(epoch) <= 15 and is_identifier(rest)
 
 
 class _Wrong(Exception):
@@ -209,7 +215,7 @@ def _instruction(index: int, row: Any) -> Instruction:
         raise _Wrong("after must name earlier instructions")
     if not _is_int(priority, -MAX_INT, MAX_INT):
         raise _Wrong("priority must be an integer within 2**53")
-    if type(attrs) is not dict or attrs.keys() != OPERATIONS[op]:
+    if type(attrs) is not dict or attrs.keys() - OPTIONAL.get(op, frozenset()) != OPERATIONS[op]:
         raise _Wrong(f"its attributes must be exactly {', '.join(sorted(OPERATIONS[op])) or 'none'}")
     for name, value in attrs.items():
         fits, expected = _ATTRIBUTES[name]
@@ -235,8 +241,11 @@ def _check_together(op: str, inputs: list[str], outputs: list[str], attrs: dict[
         raise _Wrong(f"{len(attrs['names'])} names for {len(outputs if op == 'state' else inputs)} values")
 
 
-def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str]]) -> None:
-    """Values are used after they are made, and made once; nothing is sent twice under one name to one peer."""
+def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str, str]], loose: dict[str, bool]) -> None:
+    """Values are used after they are made, and made once; nothing is sent twice under one name to one peer.
+
+    `loose` tells of each value that was sent whether that was to another program; such a value is sent once.
+    """
     for value in instruction.inputs:
         if value not in made:
             raise _Wrong(f"the value {value!r:.60} is not made before it")
@@ -245,10 +254,14 @@ def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str]
             raise _Wrong(f"the value {value!r:.60} is made twice")
         made.add(value)
     if instruction.op == "send":
-        target = (instruction.attrs["peer"], instruction.attrs["name"])
+        target = (instruction.attrs["peer"], instruction.attrs["name"], instruction.attrs.get("to", ""))
         if target in sent:
             raise _Wrong(f"{target[1]!r:.60} is sent to {target[0]} twice")
         sent.add(target)
+        (value,), is_loose = instruction.inputs, "to" in instruction.attrs
+        if value in loose and (loose[value] or is_loose):
+            raise _Wrong(f"{value!r:.60} goes to another program, so it is sent once")
+        loose[value] = is_loose
 
 
 def _is_int(value: Any, low: int, high: int) -> bool:
@@ -288,6 +301,7 @@ def _is_optimizer(value: Any) -> bool:
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "peer": (is_identifier, "the name of a member"),
     "name": (is_value_name, "the name of a value"),
+    "to": (is_of_epoch, "EPOCH/PROGRAM"),
     "segment": (is_segment, "the name of a segment"),
     "key": (is_value_name, "a name"),
     "train": (lambda value: type(value) is bool, "true or false"),

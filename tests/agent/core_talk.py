@@ -86,9 +86,9 @@ def recv(value: str, peer: str = "home") -> list[Any]:
 
 
 def send(
-    value: str, peer: str = "home", *, name: str = "", priority: int = 0, after: tuple[int, ...] = ()
+    value: str, peer: str = "home", *, name: str = "", priority: int = 0, after: tuple[int, ...] = (), **more: str
 ) -> list[Any]:
-    return ["send", [value], [], list(after), priority, {"peer": peer, "name": name or value}]
+    return ["send", [value], [], list(after), priority, {"peer": peer, "name": name or value, **more}]
 
 
 def add(first: str, second: str, total: str) -> list[Any]:

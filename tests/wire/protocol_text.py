@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from potluck_wire import limits
 from potluck_wire.errors import WireCode
 from potluck_wire.messages import MESSAGES, Channel, Entry, FailureCause, RefusalCode
-from potluck_wire.program import ARITY, OPERATIONS
+from potluck_wire.program import ARITY, OPERATIONS, OPTIONAL
 from potluck_wire.session import EPOCH, REFUSED, SESSION
 from potluck_wire.statement import FIELDS, REQUIRED
 from potluck_wire.tensors import DTYPES
@@ -120,10 +120,11 @@ def operations() -> str:
     def count(bounds: tuple[int, int]) -> str:
         return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}..{bounds[1]}"
 
-    rows = [
-        (f"`{op}`", *map(count, ARITY[op]), ", ".join(f"`{name}`" for name in sorted(attrs)) or "none")
-        for op, attrs in OPERATIONS.items()
-    ]
+    def words(op: str) -> str:
+        every = [f"`{name}`" for name in sorted(OPERATIONS[op])]
+        return ", ".join([*every, *(f"perhaps `{name}`" for name in sorted(OPTIONAL.get(op, ())))]) or "none"
+
+    rows = [(f"`{op}`", *map(count, ARITY[op]), words(op)) for op in OPERATIONS]
     return _table(("operation", "inputs", "outputs", "attributes"), rows)
 
 

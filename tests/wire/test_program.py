@@ -95,6 +95,9 @@ WRONG = {
     "an attribute missing": without("run", "rows"),
     "peer with a slash": row("send", peer="a/b"),
     "name is null": row("send", name=None),
+    "to another program of no epoch": row("send", to="follow"),
+    "to a path": row("send", to="1/../x"),
+    "receiving from another program": row("recv", to="1/follow"),
     "segment is a path": row("run", segment="../../etc"),
     "segment of no epoch": row("run", segment="x/s0"),
     "train is one": row("run", train=1),
@@ -125,6 +128,14 @@ def test_refuses_and_names_the_instruction(case):
     with pytest.raises(WireError, match="program train, instruction 2") as raised:
         from_json(document(WRONG[case]))
     assert raised.value.code == WireCode.DOCUMENT
+
+
+@pytest.mark.parametrize("first", [{}, {"to": "2/follow"}])
+def test_a_value_for_another_program_is_sent_once(first):
+    program = from_json(document(row("send", to="2/follow")))
+    assert program.instructions[2].attrs["to"] == "2/follow"
+    with pytest.raises(WireError, match=r"instruction 3.*sent once"):
+        from_json(document(row("send", **first), row("send", name="other", to="2/follow")))
 
 
 def test_refuses_two_sends_of_one_name_to_one_peer_but_not_to_two():

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError
-from potluck.run.edition import Edition
+from potluck.run.edition import Requests
 from potluck.run.events import Execution, Gather, Launch
 from potluck.run.link import Link
 from potluck.run.members import Members
@@ -27,10 +27,10 @@ class Crew:
         self.link, self._members, self.run = link, members, run
         self.devices: tuple[str, ...] = ()
 
-    def check_memory(self, edition: Edition) -> None:
-        """Raise `OutOfMemory` for the first device that may use less than the plan needs there."""
-        for device in edition.plan.devices:
-            needed, available = edition.memory_bytes(device), self._members[device].capability.get("memory_bytes")
+    def check_memory(self, requests: Requests) -> None:
+        """Raise `OutOfMemory` for the first device that may use less than is asked of it."""
+        for device, (order, _) in requests.items():
+            needed, available = order.memory_bytes, self._members[device].capability.get("memory_bytes")
             if available is not None and needed > available:
                 raise OutOfMemory(
                     f"the plan needs {needed / 2**20:.1f} MiB there; {available / 2**20:.1f} MiB are available.",
@@ -40,29 +40,35 @@ class Crew:
                     available_bytes=available,
                 )
 
-    def prepare(self, edition: Edition, extra: Compiled | None = None, others: Iterable[str] = ()) -> tuple[str, ...]:
-        """Load an edition on all its devices (and `others`, for the program `extra`); everything or nothing.
+    def prepare(self, epoch: int, requests: Requests) -> tuple[str, ...]:
+        """Load an epoch on all these devices; everything or nothing. Returns their names.
 
         Raises
         ------
         OutOfMemory, Refused, DeviceGone
-            Named for the device; the edition is dropped everywhere.
+            Named for the device; the epoch is dropped everywhere.
         """
-        requests = edition.requests(extra, others)
         self._members.need(requests)
-        self.check_memory(edition)
+        self.check_memory(requests)
         self.devices = tuple(dict.fromkeys((*self.devices, *requests)))
         try:
             self.link.ask(Gather(requests=requests)).result()
         except PotluckError:
-            self.drop(edition.epoch, requests)
+            self.drop(epoch, requests)
             raise
         return tuple(requests)
 
     def commit(self, epoch: int, devices: Iterable[str]) -> None:
         """Put an epoch into force on all of them; older ones go."""
-        order = Commit(run=self.run, epoch=epoch)
-        self.link.ask(Gather(requests=dict.fromkeys(devices, (order, ())))).result()
+        requests = dict.fromkeys(devices, (Commit(run=self.run, epoch=epoch), ()))
+        if requests:
+            self.link.ask(Gather(requests=requests)).result()
+
+    def keep(self, devices: Iterable[str]) -> None:
+        """These are the run's devices from now on; all others forget it."""
+        kept = tuple(devices)
+        self.drop(-1, [device for device in self.devices if device not in kept])
+        self.devices = kept
 
     def drop(self, epoch: int = -1, devices: Iterable[str] | None = None) -> None:
         """Forget an epoch, or the run, on every device that can still be reached."""
@@ -84,7 +90,7 @@ class Crew:
         *,
         batch: "Mapping[str, torch.Tensor] | None" = None,
         states: "Mapping[str, torch.Tensor] | None" = None,
-        serial: bool = False,
+        lane: str = "",
     ) -> "Future[Execution]":
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for."""
         feeds: dict[str, dict[str, Raw]] = {}
@@ -98,7 +104,7 @@ class Crew:
         return self.link.ask(
             Launch(
                 run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
-                expects={device: tuple(names) for device, names in expects.items()}, serial=serial,
+                expects={device: tuple(names) for device, names in expects.items()}, lane=lane,
                 together=compiled.together,
             )
         )  # fmt: skip

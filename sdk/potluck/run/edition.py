@@ -11,12 +11,25 @@ from typing import Any
 from potluck.errors import ModelError, PlanError
 from potluck.records import Plan, Segment, Stage
 from potluck.run.optimizers import Optimizer
-from potluck.schedule import Compiled, State, compile_inference, compile_pull, compile_push, compile_training
+from potluck.schedule import (
+    FOLLOW,
+    Compiled,
+    Shadow,
+    State,
+    compile_inference,
+    compile_pull,
+    compile_push,
+    compile_training,
+    shadows,
+)
 from potluck.schedule.policies import Policy, policy
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
 
-TRAIN, INFER, PUSH, PULL = "train", "infer", "push", "pull"
+Request = tuple[Prepare, tuple[bytes, ...]]
+Requests = Mapping[str, Request]  # by device
+
+TRAIN, INFER, PUSH, PULL, MOVE = "train", "infer", "push", "pull", "move"
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
@@ -89,6 +102,7 @@ class Edition:
     seed: int = 0
     schedule: str | Policy | None = None
     turns: bool | None = None  # whether transfers take turns; None: where that is sooner
+    shadows: tuple[Shadow, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -108,35 +122,50 @@ class Edition:
         return found
 
     def memory_bytes(self, device: str) -> int:
-        """What the plan says that the device needs; where it says nothing, at least weights, gradients and moments."""
-        if device in self.plan.peak_bytes:
-            return self.plan.peak_bytes[device]
+        """What the plan says that the device needs; where it says nothing, at least what it holds."""
+        return self.plan.peak_bytes.get(device) or self.held_bytes(device)
+
+    def held_bytes(self, device: str) -> int:
+        """Weights, gradients and moments on the device: what is there also while nothing is computed."""
         total = 0
         for stage, piece in zip(self.plan.stages, self.pieces, strict=True):
             if device in stage.devices:
-                copies = len(self.optimizer.state_names("")) if self.optimizer and self.plan.training else 0
-                trained = sum(piece.trained.values()) * (1 + copies) if self.plan.training else 0
-                total += sum(piece.weights.values()) + trained
+                total += held_bytes(piece, self.optimizer if self.plan.training else None)
         return total
 
     def requests(
-        self, extra: Compiled | None = None, others: Iterable[str] = ()
-    ) -> dict[str, tuple[Prepare, tuple[bytes, ...]]]:
-        """What each device is asked to prepare; `extra` is one more program, which may involve `others` too."""
+        self, extra: Compiled | None = None, others: Iterable[str] = (), memory: Mapping[str, int] | None = None
+    ) -> Requests:
+        """What each device is asked to prepare; `extra` is one more program, which may involve `others` too.
+
+        `memory`: bytes needed per device, where that is not `memory_bytes`.
+        """
+        every = [*self.compiled.values(), *([extra] if extra else [])]
         requests = {}
         for device in dict.fromkeys((*self.plan.devices, *others)):
             pieces = [p for s, p in zip(self.plan.stages, self.pieces, strict=True) if device in s.devices]
-            every = [*self.compiled.values(), *([extra] if extra else [])]
-            programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
-            document = {
-                "segments": [{"name": piece.segment.name, "kind": piece.kind} for piece in pieces],
-                "programs": [program.to_json() for program in programs],
-            }
-            order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=self.memory_bytes(device), seed=self.seed)
-            header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-            _check_size(device, [len(header), *(len(piece.document) for piece in pieces)])
-            requests[device] = (order, (header, *(piece.document for piece in pieces)))
+            needed = self.memory_bytes(device) if memory is None else memory[device]
+            order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=needed, seed=self.seed)
+            requests[device] = request(device, order, pieces, every)
         return requests
+
+
+def held_bytes(piece: Piece, optimizer: Optimizer | None) -> int:
+    """Bytes of a piece that stay on a device: weights, and where it is trained gradients and moments."""
+    copies = 0 if optimizer is None else 1 + len(optimizer.state_names(""))
+    return sum(piece.weights.values()) + copies * sum(piece.trained.values())
+
+
+def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled]) -> Request:
+    """`order` for a device, with these pieces and its programs among `every`."""
+    programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
+    document = {
+        "segments": [{"name": piece.segment.name, "kind": piece.kind} for piece in pieces],
+        "programs": [program.to_json() for program in programs],
+    }
+    header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    _check_size(device, [len(header), *(len(piece.document) for piece in pieces)])
+    return order, (header, *(piece.document for piece in pieces))
 
 
 def _check_size(device: str, sizes: Sequence[int]) -> None:
@@ -159,6 +188,16 @@ def train_name(rows: int, plan: Plan) -> str:
     return TRAIN if rows == plan.batch else f"{TRAIN}-{rows}"
 
 
+def follow_name(train: str) -> str:
+    """The name of the program with which shadows follow the program `train`."""
+    return FOLLOW + train.removeprefix(TRAIN)
+
+
+def fitted_to(plan: Plan, rows: int) -> Plan:
+    """The plan for a batch of so many rows; see `resized`."""
+    return plan if rows == plan.batch else resized(plan, rows)
+
+
 def make_edition(
     model: Any,
     plan: Plan,
@@ -170,10 +209,12 @@ def make_edition(
     seed: int = 0,
     schedule: str | Policy | None = None,
     turns: bool | None = None,
+    towards: Plan | None = None,
 ) -> Edition:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
 
-    `schedule`: see `schedule.policies.policy`.
+    `schedule`: see `schedule.policies.policy`. With `towards`, the steps also tell what the devices of that plan need
+    to stay in step with the stages that they lack; `plan` must be cut wherever that one is.
 
     Raises
     ------
@@ -184,20 +225,24 @@ def make_edition(
     segments = tuple(piece.segment for piece in pieces)
     compiled: dict[str, Compiled] = {}
     order = policy(schedule, training=plan.training)
+    followers = shadows(plan, segments, towards) if towards is not None else ()
     if plan.training:
         if optimizer is None:
             raise PlanError("a plan for training needs an optimizer.")
         for rows in dict.fromkeys((plan.batch, *sizes)):
-            name = train_name(rows, plan)
-            fitted = plan if rows == plan.batch else resized(plan, rows)
+            name, fitted = train_name(rows, plan), fitted_to(plan, rows)
+            to = f"{epoch + 1}/{follow_name(name)}" if followers else ""
             compiled[name] = renamed(
-                compile_training(fitted, segments, optimizer.to_json(), schedule=order(fitted)), name
+                compile_training(
+                    fitted, segments, optimizer.to_json(), schedule=order(fitted), shadows=followers, to=to
+                ),
+                name,
             )
     else:
         compiled[INFER] = compile_inference(plan, segments, schedule=order(plan))
     bare = Edition(
         run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed,
-        schedule=schedule, turns=turns,
+        schedule=schedule, turns=turns, shadows=followers,
     )  # fmt: skip
     everything = bare.states(optimizer=False)
     compiled[PUSH] = compile_push(plan, segments, everything)

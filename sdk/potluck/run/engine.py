@@ -5,6 +5,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,18 @@ from potluck.errors import PlanError, PotluckError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.crew import Crew, loss_of, states_of
-from potluck.run.edition import INFER, PULL, PUSH, TRAIN, Edition, make_edition, renamed, train_name, usable_rows
+from potluck.run.edition import (
+    INFER,
+    MOVE,
+    PULL,
+    PUSH,
+    TRAIN,
+    Edition,
+    any_work,
+    make_edition,
+    train_name,
+    usable_rows,
+)
 from potluck.run.events import Execution
 from potluck.run.history import History
 from potluck.run.link import Link
@@ -21,13 +33,16 @@ from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
 from potluck.run.pending import COMMON_BEGIN
 from potluck.run.prediction import in_turns, paced
-from potluck.schedule import Compiled, compile_move
+from potluck.run.tensors import padded
+from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.simulate import simulate
 from potluck_wire.version import parse
 
 if TYPE_CHECKING:
     import torch
+
+    from potluck.run.crossing import Crossing
 
 KEPT_STEPS = 64
 MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
@@ -47,16 +62,24 @@ class Engine:
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
-        self._turnstile, self._lock = threading.Lock(), threading.RLock()
+        self.crossing: Crossing | None = None  # on the way to another plan
+        self.one_crossing = threading.Lock()
+        self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
+        self._turnstile, self._lock, self._requesting = threading.Lock(), threading.RLock(), threading.Lock()
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
-        self._n_moves = 0
+        self._n_moves, self._n_epochs = 0, 1
         members.need(plan.devices)
         name = f"run-{uuid.uuid4().hex[:12]}"
-        self.edition: Edition = self._paced(
+        self.edition: Edition = self.paced(
             make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed, schedule=schedule, turns=turns)
         )
         self.crew = Crew(link, members, name)
-        self.crew.commit(0, self.crew.prepare(self.edition))
+        self.crew.commit(0, self.crew.prepare(0, self.edition.requests()))
+
+    @property
+    def active(self) -> Edition:
+        """The edition that is at work: on the way to another plan, the bridge to it."""
+        return self.edition if self.crossing is None else self.crossing.bridge
 
     @contextmanager
     def boundary(self) -> Iterator[None]:
@@ -97,13 +120,15 @@ class Engine:
         if not usable:
             return
         name = train_name(usable, plan)
-        if name not in self.edition.compiled:
+        if name not in self.active.compiled:
             self.renew(plan, self.edition.optimizer, (*self.sizes, usable))
-        compiled = self.edition.compiled[name]
+        compiled = self.active.compiled[name]
         named = {port.name: tensor for port, tensor in zip(self.model.inputs(True), batch, strict=True)}
         step = self.step + len(self._in_flight)
-        future = self.crew.execute(self.edition.epoch, compiled, step, batch=named, serial=True)
+        future = self.crew.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
         self._in_flight.append((future, compiled, usable))
+        if self.crossing is not None:
+            self.crossing.follow(name, step, named)
 
     def collect(self) -> float:
         """Wait for the oldest step handed out; returns its loss."""
@@ -112,7 +137,8 @@ class Engine:
         loss, begun_s = loss_of(execution, compiled), max(execution.start_s, self._stopped_s)
         seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
         self.step += 1
-        self.kept.append((execution, compiled))
+        if self.crossing is None:
+            self.kept.append((execution, compiled))
         h = self.history
         self.history = replace(h, losses=(*h.losses, loss), rows=(*h.rows, rows), step_s=(*h.step_s, seconds))
         return loss
@@ -136,13 +162,32 @@ class Engine:
         self._in_flight.clear()
         self.crew.drop()
 
-    def request(self, inputs: "Sequence[torch.Tensor]") -> "Future[Execution]":
-        """Hand out one request of exactly the plan's batch."""
-        with self._lock:
-            number = self.n_requests
+    def request(
+        self, inputs: "Sequence[torch.Tensor]", start: int, stop: int
+    ) -> "tuple[Future[Execution], Compiled, int, int]":
+        """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
+
+        Returns its future, what was compiled for it, the rows it takes and how many of them are wanted.
+        """
+        with self._requesting:
+            edition, number = self.edition, self.n_requests
+            batch = edition.plan.batch
+            wanted = min(batch, stop - start)
+            rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
+            named = {port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)}
+            compiled = edition.compiled[INFER]
+            future = self.crew.execute(edition.epoch, compiled, number, batch=named)
             self.n_requests += 1
-        named = {port.name: tensor for port, tensor in zip(self.model.inputs(), inputs, strict=True)}
-        return self.crew.execute(self.edition.epoch, self.edition.compiled[INFER], number, batch=named)
+            under_way = self._requests.setdefault(edition.epoch, set())
+            under_way.difference_update([other for other in under_way if other.done()])
+            under_way.add(future)
+        return future, compiled, batch, wanted
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the step that is waited for has failed already."""
+        future = self._in_flight[0][0] if self._in_flight else None
+        return future is not None and future.done() and (future.cancelled() or future.exception() is not None)
 
     # --- editions -----------------------------------------------------------------------------------------------------
 
@@ -152,37 +197,65 @@ class Engine:
         names = [name for name in self.edition.compiled if name.startswith("train-")]
         return tuple(int(name.removeprefix("train-")) for name in names)
 
-    def renew(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> None:
-        """The next edition: prepared everywhere, state moved from device to device, then committed.
+    def take_epoch(self) -> int:
+        """The number of the next edition; none is used twice."""
+        with self._lock:
+            self._n_epochs += 1
+            return self._n_epochs - 1
 
-        Where any of that fails, the old edition stands.
+    def next_edition(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> Edition:
+        """An edition for this plan under a new epoch, with programs for those of the `sizes` that it can do."""
+        fitting = [rows for rows in dict.fromkeys(sizes) if rows != plan.batch and usable_rows(plan, rows) == rows]
+        edition = self.edition
+        return self.paced(
+            make_edition(
+                self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer, sizes=fitting,
+                seed=edition.seed, schedule=edition.schedule, turns=edition.turns,
+            )
+        )  # fmt: skip
+
+    def renew(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> None:
+        """The next edition at once: prepared everywhere, state moved from device to device, then committed.
+
+        Where any of that fails, the old edition stands. A crossing that was under way is given up.
         """
         self.finish()
         self.check()
-        old = self.edition
-        fitting = [rows for rows in dict.fromkeys(sizes) if rows != plan.batch and usable_rows(plan, rows) == rows]
-        new = make_edition(
-            self.model, plan, run=old.run, epoch=old.epoch + 1, optimizer=optimizer, sizes=fitting, seed=old.seed,
-            schedule=old.schedule, turns=old.turns,
-        )  # fmt: skip
-        new = self._paced(new)
+        if self.crossing is not None:
+            self.crossing.give_up()
+        old, new = self.active, self.next_edition(plan, optimizer, sizes)
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
-        move = compile_move(
-            old.plan, old.segments, old.states(optimizer=moments), old.epoch,
-            plan, new.segments, new.states(optimizer=moments),
-        )  # fmt: skip
-        devices = self.crew.prepare(new, renamed(move, "move"), old.plan.devices)
+        holders = holding(old.plan, old.segments, old.states(optimizer=moments), old.epoch)
+        move = compile_move(MOVE, holders, targets(plan, new.segments, new.states(optimizer=moments)))
+        devices = self.crew.prepare(new.epoch, new.requests(move, old.plan.devices))
         try:
-            if any(program.instructions for program in move.programs.values()):
-                self.crew.execute(new.epoch, renamed(move, "move"), self.step).result()
-            self.crew.commit(new.epoch, devices)
+            if any_work(move):
+                self.crew.execute(new.epoch, move, 0).result()
+            self.commit(new)
         except PotluckError:
             self.crew.drop(new.epoch, devices)
             raise
-        self.edition = new
-        if plan != old.plan:
+
+    def commit(self, new: Edition) -> None:
+        """Put a prepared edition into force, first where no other is at stake.
+
+        New requests take it at once; the others are finished before their edition goes. What fails after that ends
+        the run: some devices may have let go of the old edition.
+        """
+        old = self.edition
+        standing = [device for device in new.plan.devices if device in self.active.plan.devices]
+        self.crew.commit(new.epoch, [device for device in new.plan.devices if device not in standing])
+        with self._requesting:
+            self.edition, self.crossing = new, None
+        try:
+            wait_for(self._requests.pop(old.epoch, ()))
+            self.crew.commit(new.epoch, standing)
+        except PotluckError as error:
+            self.end(error)
+            raise
+        if new.plan != old.plan:
             self.kept.clear()  # a trace tells of one plan
-        self.crew.drop(-1, [device for device in old.plan.devices if device not in plan.devices])
+        self.crew.keep(new.plan.devices)
 
     def problem(self, edition: Edition) -> Problem | None:
         """The planning problem that this edition solves; None where the model was not profiled for it."""
@@ -195,7 +268,7 @@ class Engine:
         workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
         return profile.problem(workload)
 
-    def _paced(self, edition: Edition) -> Edition:
+    def paced(self, edition: Edition) -> Edition:
         """The edition with turns for its transfers and the times that emulated devices shall take, as a profile says.
 
         A schedule of the user's own keeps other values than the one that was planned for: its peaks are foretold here.
@@ -213,12 +286,14 @@ class Engine:
             step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
             peaks = simulate(edition.compiled[step], problem).peak_bytes
             edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
-        emulated = [name for name in edition.plan.devices if self.members[name].capability.get("emulated")]
-        if problem is None or not emulated:
-            return edition
-        return replace(
-            edition, compiled={name: paced(item, problem, emulated) for name, item in edition.compiled.items()}
-        )
+        compiled = {name: self.paced_programs(item, edition) for name, item in edition.compiled.items()}
+        return replace(edition, compiled=compiled)
+
+    def paced_programs(self, compiled: Compiled, edition: Edition) -> Compiled:
+        """The same for some programs of it."""
+        problem = self.problem(edition)
+        emulated = [name for name in compiled.programs if self.members[name].capability.get("emulated")]
+        return paced(compiled, problem, emulated) if problem is not None and emulated else compiled
 
     def _all_know_turns(self, plan: Plan) -> bool:
         versions = [str(self.members[name].capability.get("version", "1.0")) for name in plan.devices]
@@ -229,18 +304,18 @@ class Engine:
     def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
         """The weights on the devices, or the optimizer's state there, by name."""
         self.finish()
-        compiled = self.edition.compiled.get(PULL + MOMENTS * moments)
+        compiled = self.active.compiled.get(PULL + MOMENTS * moments)
         return states_of(self._move(compiled), compiled) if compiled else {}
 
     def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
         """Put these weights, or this state of the optimizer, onto the devices."""
-        compiled = self.edition.compiled.get(PUSH + MOMENTS * moments)
+        compiled = self.active.compiled.get(PUSH + MOMENTS * moments)
         if compiled is not None:
             self._move(compiled, states)
 
     def _move(self, compiled: Compiled, states: "Mapping[str, torch.Tensor] | None" = None) -> Execution:
         self._n_moves += 1
-        return self.result(self.crew.execute(self.edition.epoch, compiled, self._n_moves, states=states))
+        return self.result(self.crew.execute(self.active.epoch, compiled, self._n_moves, states=states))
 
 
 def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:

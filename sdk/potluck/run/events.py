@@ -64,9 +64,9 @@ class Deliver:
 class Launch:
     """Execute a program of that name once on each device, with these values from here. Resolves with an `Execution`.
 
-    `expects[device]` names the values that come back. `serial`: a device starts it after its earlier serial executions
-    of the same run are done (steps of training change the weights). `together`: all devices begin at one moment, after
-    the serial executions before it, and are told when that is by their own clocks.
+    `expects[device]` names the values that come back. `lane`: where it is not empty, a device starts it after its
+    earlier executions of the same run and lane are done (steps of training change the weights). `together`: all
+    devices begin at one moment, after those executions, and are told when that is by their own clocks.
     """
 
     ticket: int = 0
@@ -77,7 +77,7 @@ class Launch:
     devices: tuple[str, ...]
     feeds: Mapping[str, Mapping[str, Raw]] = field(default_factory=dict)
     expects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    serial: bool = False
+    lane: str = ""
     together: bool = False
 
 

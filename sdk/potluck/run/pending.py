@@ -85,15 +85,17 @@ class Launched:
 def startable(every: Sequence[Launched]) -> list[tuple[Launched, str]]:
     """Which executions may begin on which devices.
 
-    A serial one waits, per device, for the serial ones of its run before it; devices that begin together wait for all.
+    Each waits, per device, for those of its run and lane before it; devices that begin together wait for all.
     """
     found: list[tuple[Launched, str]] = []
-    busy: set[tuple[str, str]] = set()
+    busy: set[tuple[str, str, str]] = set()
     for launched in every:
         launch = launched.launch
-        ready = [d for d in launched.to_start if not (launch.serial and (launch.run, d) in busy)]
+        ready = [d for d in launched.to_start if (launch.run, launch.lane, d) not in busy]
         if not launch.together or len(ready) == len(launched.to_start):
             found += [(launched, device) for device in ready]
-        if launch.serial:
-            busy.update((launch.run, device) for device in launch.devices if device not in launched.timelines)
+        if launch.lane:
+            busy.update(
+                (launch.run, launch.lane, device) for device in launch.devices if device not in launched.timelines
+            )
     return found

@@ -14,6 +14,7 @@ from potluck.plan.cost import energy_j
 from potluck.records import Plan, Problem, Trace
 from potluck.run import checkpoint, tensors
 from potluck.run.crew import outputs_of
+from potluck.run.crossing import cross
 from potluck.run.edition import INFER, evaluation_plan, train_name
 from potluck.run.engine import Engine, same_state
 from potluck.run.events import Execution
@@ -22,6 +23,7 @@ from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import AdamW, Optimizer
 from potluck.run.prediction import IN_FLIGHT, foretell
+from potluck.schedule import Compiled
 from potluck.schedule.policies import Policy
 from potluck_wire.messages import Reading
 
@@ -175,15 +177,17 @@ class Run:
         )
 
     def switch(self, plan: Plan) -> "Handle[Run]":
-        """Go over to another plan at the next step boundary, with all state; on any failure the old plan stands."""
+        """Go over to another plan while the run goes on, with all state; on any failure the old plan stands.
+
+        What a device lacks comes to it behind everything else; the plan changes between two steps, or two requests.
+        """
         self._engine.check()
         if plan.training != self.plan.training:
             raise PlanError("a run for training cannot become one for inference, nor the other way round.")
 
         def work(task: Task) -> "Run":
-            with self._engine.boundary():
-                task.check()
-                self._engine.renew(plan, self._engine.edition.optimizer)
+            cross(self._engine, plan, task)
+            self._forget_evaluation()
             return self
 
         return Handle(work, f"switching {plan.model}")
@@ -198,22 +202,21 @@ class Run:
         self._engine.check()
         if self.plan.training:
             return self._evaluating()(*inputs)
-        engine, batch = self._engine, self.plan.batch
-        rows = engine.model.check_inputs(*inputs)
-        compiled = engine.edition.compiled[INFER]
-        waiting: deque[tuple[Future[Execution], int]] = deque()
+        engine = self._engine
+        rows, start = engine.model.check_inputs(*inputs), 0
+        waiting: deque[tuple[Future[Execution], Compiled, int, int]] = deque()
         parts: list[dict[str, torch.Tensor]] = []
 
         def collect() -> None:
-            future, wanted = waiting.popleft()
+            future, compiled, batch, wanted = waiting.popleft()
             execution = engine.result(future)
             engine.kept.append((execution, compiled))
             outputs = outputs_of(execution, compiled)
             parts.append({name: tensors.first_rows(t, wanted, batch) for name, t in outputs.items()})
 
-        for start in range(0, rows, batch):
-            wanted = min(batch, rows - start)
-            waiting.append((engine.request([tensors.padded(t[start : start + wanted], batch) for t in inputs]), wanted))
+        while start < rows:
+            waiting.append(engine.request(inputs, start, rows))
+            start += waiting[-1][-1]
             if len(waiting) >= REQUESTS_IN_FLIGHT:
                 collect()
         while waiting:
@@ -287,10 +290,14 @@ class Run:
 
     def close(self) -> None:
         """End the run: its devices forget it."""
-        if self._evaluation is not None:
-            self._evaluation[1].close()
-            self._evaluation = None
+        self._forget_evaluation()
         self._engine.end(UserError("it was closed."))
+
+    def _forget_evaluation(self) -> None:
+        with self._engine.boundary():
+            if self._evaluation is not None:
+                self._evaluation[1].close()
+                self._evaluation = None
 
 
 def deploy(

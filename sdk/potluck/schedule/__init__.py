@@ -2,17 +2,27 @@
 
 from potluck.schedule.compiled import Compiled, Feed, Note, Result
 from potluck.schedule.programs import compile_inference, compile_training
-from potluck.schedule.weights import State, compile_move, compile_pull, compile_push
+from potluck.schedule.shadow import FOLLOW, Shadow, compile_follow, followed_bytes, refined, shadows
+from potluck.schedule.weights import State, Target, compile_move, compile_pull, compile_push, holding, targets
 
 __all__ = [
+    "FOLLOW",
     "Compiled",
     "Feed",
     "Note",
     "Result",
+    "Shadow",
     "State",
+    "Target",
+    "compile_follow",
     "compile_inference",
     "compile_move",
     "compile_pull",
     "compile_push",
     "compile_training",
+    "followed_bytes",
+    "holding",
+    "refined",
+    "shadows",
+    "targets",
 ]

@@ -8,6 +8,8 @@ from potluck.errors import PlanError
 from potluck.records import HOME
 from potluck_wire.program import MAX_INSTRUCTIONS, Instruction, Program
 
+LATE = 2**31  # the priority of what has time: behind everything that a step waits for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
@@ -109,19 +111,40 @@ class Assembler:
         *,
         note: Note,
         priority: int = 0,
+        behind: Sequence[int] = (),
         **attrs: Any,
     ) -> None:
-        """Add an instruction to the compute lane; `outputs` gives each new value's bytes."""
-        after = (self._last[device],) if device in self._last else ()
-        self._last[device] = self._add(device, op, inputs, outputs, after, priority, attrs, note)
+        """Add an instruction to the compute lane; `outputs` gives each new value's bytes.
 
-    def send(self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0) -> None:
-        """Send `value` to `peer`, where it is called `name`, and receive it there (unless `peer` is home)."""
+        It also waits for the instructions `behind` which it stands.
+        """
+        after = (self._last[device],) if device in self._last else ()
+        self._last[device] = self._add(device, op, inputs, outputs, (*after, *behind), priority, attrs, note)
+
+    def send(self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0) -> int:
+        """Send `value` to `peer`, where it is called `name`, and receive it there (unless `peer` is home).
+
+        Returns the id of the send.
+        """
         nbytes = self._bytes[device][value]
         note = Note(label=label, nbytes=nbytes)
-        self._add(device, "send", (value,), {}, (), priority, {"peer": peer, "name": name}, note)
+        sent = self._add(device, "send", (value,), {}, (), priority, {"peer": peer, "name": name}, note)
         if peer != self.home:
-            self._add(peer, "recv", (), {name: nbytes}, (), priority, {"peer": device}, note)
+            self.receive(peer, name, nbytes, device, label=label, priority=priority)
+        return sent
+
+    def receive(self, device: str, name: str, nbytes: int, peer: str, *, label: str, priority: int = 0) -> str:
+        """Receive a value that `peer` sends, in this program or from another one; returns its name."""
+        note = Note(label=label, nbytes=nbytes)
+        self._add(device, "recv", (), {name: nbytes}, (), priority, {"peer": peer}, note)
+        return name
+
+    def post(self, device: str, value: str, peer: str, name: str, *, to: str, label: str, priority: int) -> None:
+        """Send a copy of `value` to another program, `to` = "EPOCH/PROGRAM" of `peer`; nothing here waits for it."""
+        copy, nbytes = f"{name}>{peer}", self._bytes[device][value]
+        note = Note(label=label, nbytes=nbytes)
+        self.compute(device, "concat", [value], {copy: nbytes}, note=note, priority=priority, dim=0)
+        self._add(device, "send", (copy,), {}, (), LATE, {"peer": peer, "name": name, "to": to}, note)
 
     def feed(self, feed: Feed, *, label: str) -> str:
         """Receive a value from home; returns its name."""

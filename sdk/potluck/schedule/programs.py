@@ -15,6 +15,7 @@ from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
 from potluck.schedule.reduce import FLOAT_BYTES, ring_all_reduce
 from potluck.schedule.rows import intervals, overlaps
+from potluck.schedule.shadow import COPY, REPLAY, Shadow, gradient_value, shadow_value
 from potluck.schedule.validate import check
 from potluck.schedule.wiring import wire
 
@@ -28,14 +29,17 @@ def compile_training(
     *,
     home: str = HOME,
     schedule: Schedule | None = None,
+    shadows: Sequence[Shadow] = (),
+    to: str = "",
 ) -> Compiled:
     """The program `train` of every device of `plan`: one step on one batch. Default schedule: 1F1B.
 
-    The loss of each share comes home; its mean weighted by rows is the batch's loss.
+    The loss of each share comes home; its mean weighted by rows is the batch's loss. What `shadows` need to stay in
+    step is posted to their program `to` = "EPOCH/PROGRAM".
     """
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
-    pipeline = _Pipeline("train", plan, segments, schedule, home, training=True)
+    pipeline = _Pipeline("train", plan, segments, schedule, home, training=True, shadows=shadows, to=to)
     pipeline.actions()
     for p in range(len(plan.stages)):
         pipeline.update(p, dict(optimizer))
@@ -57,8 +61,9 @@ class _Pipeline:
     """One compilation: walks a legal order of all actions and appends to the devices' programs."""
 
     def __init__(
-        self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool
-    ) -> None:
+        self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool,
+        shadows: Sequence[Shadow] = (), to: str = "",
+    ) -> None:  # fmt: skip
         self.wiring = wire(plan, segments, training=training)
         self.plan, self.segments, self.home, self.training = plan, segments, home, training
         self.order = check(schedule, plan.n_micro_batches, before=self.wiring.before, training=training)
@@ -69,6 +74,7 @@ class _Pipeline:
         self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
         self.n_turns = max(self.turn.values()) + 1
         self.rows = [intervals(stage.shares) for stage in plan.stages]
+        self.shadows, self.to = shadows, to
         self.learns = self.wiring.learns
         # (action, tensor, device index, sending stage) -> pieces (value, first row, bytes)
         self.pieces: dict[tuple[Action, str, int, int], list[tuple[str, int, int]]] = {}
@@ -90,6 +96,8 @@ class _Pipeline:
         inputs = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
         sources = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
         inputs += [self._gather(action, index, tensor, source) for tensor, source in sources]
+        for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
+            self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, self.turn[action])
         names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
         sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
         if self.training and p == len(self.segments) - 1:
@@ -113,6 +121,8 @@ class _Pipeline:
         last = p == len(self.segments) - 1
         returned = [] if last else [t for t in segment.outputs if self.wiring.returning(p, t)]
         inputs = [self._returned(action, index, tensor) for tensor in returned]
+        for tensor, value in zip(returned, inputs, strict=True):
+            self._show(p, device, value, shadow_value(p, "dy", tensor, m), REPLAY, self.turn[action])
         pairs = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
         back = [(tensor, source) for tensor, source in pairs if tensor.gradient]
         names = [f"dx{p}.{i}.{m}" for i in range(len(back))]
@@ -228,16 +238,20 @@ class _Pipeline:
             return
         reduced: list[str] = []
         priority = self.n_turns + 1
-        if len(stage.devices) > 1:
-            nbytes = n_elements * FLOAT_BYTES
+        nbytes = n_elements * FLOAT_BYTES
+        if len(stage.devices) > 1 or any(s.stage == p and s.way == COPY for s in self.shadows):
             for device, share in zip(stage.devices, stage.shares, strict=True):
                 self.programs.compute(
                     device, "gradients", [], {f"grad{p}": nbytes}, note=Note(label=f"{p} gradients", nbytes=nbytes),
                     priority=priority, segment=segment.name, share_frac=share / self.plan.micro_batch,
                 )  # fmt: skip
+            reduced = [f"grad{p}"]
+        if len(stage.devices) > 1:
             reduced = [
                 ring_all_reduce(self.programs, stage.devices, f"grad{p}", n_elements, tag=f"ring{p}", priority=priority)
             ]
+        for value in reduced:
+            self._show(p, stage.devices[0], value, gradient_value(p), COPY, priority)
         for device in stage.devices:
             self.programs.compute(
                 device, "step", reduced, {},
@@ -247,6 +261,15 @@ class _Pipeline:
                 ),
                 priority=priority + 2 * len(stage.devices) + 1, segment=segment.name, optimizer=dict(optimizer),
             )  # fmt: skip
+
+    # --- those who stay in step ---------------------------------------------------------------------------------------
+
+    def _show(self, p: int, device: str, value: str, name: str, way: str, priority: int) -> None:
+        """Post `value` of stage p to its shadows of that way."""
+        for shadow in self.shadows:
+            if shadow.stage == p and shadow.way == way:
+                for peer in shadow.devices:
+                    self.programs.post(device, value, peer, name, to=self.to, label=f"{name}>{peer}", priority=priority)
 
 
 def _nbytes(tensor: Tensor, rows: int) -> int:

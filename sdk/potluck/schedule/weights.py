@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment
-from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.compiled import LATE, Assembler, Compiled, Feed, Note, Result
+from potluck_wire.program import MAX_VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,18 @@ class State:
 
 
 States = Mapping[str, Sequence[State]]  # segment name -> its state
+Holders = Mapping[str, Mapping[str, str]]  # state name -> device -> the segment that holds it there, as EPOCH/NAME
+
+
+class Target(NamedTuple):
+    """A segment, the devices that load it, and the states that they need for it."""
+
+    segment: str
+    devices: tuple[str, ...]
+    states: Sequence[State]
+
+
+AHEAD_BYTES = 8 * 2**20  # read but not arrived yet: one credit window keeps the link busy
 
 
 def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
@@ -59,62 +73,98 @@ def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, hom
     return programs.finish()
 
 
-def compile_move(
-    old_plan: Plan,
-    old_segments: Sequence[Segment],
-    old_states: States,
-    old_epoch: int,
-    new_plan: Plan,
-    new_segments: Sequence[Segment],
-    new_states: States,
-    *,
-    home: str = HOME,
-) -> Compiled:
-    """The program `move` of the new epoch, on the devices of both plans: every device of the new plan gets its state.
-
-    `old_states` and `new_states` are per segment of their plan. A device that holds a state under the old plan takes
-    its own, without the network; else one holder sends it, the one with the fewest bytes to send so far. The old
-    epoch's segments are called `EPOCH/NAME` in the attribute `segment`; they must still stand.
-    """
-    devices = tuple(dict.fromkeys((*old_plan.devices, *new_plan.devices)))
-    programs = Assembler("move", devices, home)
-    load = dict.fromkeys(devices, 0)
-    holders = _holders(old_plan, old_segments, old_states)
-    for stage, segment in zip(new_plan.stages, new_segments, strict=True):
-        for state in new_states.get(segment.name, ()):
-            slots = holders.get(state.name, {})
-            if not slots:
-                raise PlanError(f"No device of the old plan holds {state.name}.", next_step="Deploy the plan afresh.")
-            for device in stage.devices:
-                giver = device if device in slots else min(slots, key=lambda name: (load[name], name))
-                value = f"{_value(segment.name, state.name)}>{device}"
-                _read(programs, giver, f"{old_epoch}/{slots[giver]}", state, value)
-                if giver != device:
-                    load[giver] += state.nbytes
-                    programs.send(giver, value, device, value, label=f"{state.name}>{device}")
-                _assign(programs, device, segment.name, state, value)
-    return programs.finish()
-
-
-def _holders(plan: Plan, segments: Sequence[Segment], states: States) -> dict[str, dict[str, str]]:
-    """State name -> device -> the segment that holds it there."""
+def holding(plan: Plan, segments: Sequence[Segment], states: States, epoch: int) -> dict[str, dict[str, str]]:
+    """Where every state is under this plan, whose segments stand under `epoch`."""
     holders: dict[str, dict[str, str]] = {}
     for stage, segment in zip(plan.stages, segments, strict=True):
         for state in states.get(segment.name, ()):
             for device in stage.devices:
-                holders.setdefault(state.name, {})[device] = segment.name
+                holders.setdefault(state.name, {})[device] = f"{epoch}/{segment.name}"
     return holders
+
+
+def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Target, ...]:
+    """Every stage of a plan with the states that it needs."""
+    pairs = zip(plan.stages, segments, strict=True)
+    return tuple(Target(segment.name, stage.devices, states.get(segment.name, ())) for stage, segment in pairs)
+
+
+def compile_move(name: str, holders: Holders, wanted: Sequence[Target], *, home: str = HOME) -> Compiled:
+    """The program `name` that puts all that is wanted where it belongs, on all who hold or need any of it.
+
+    A device that holds a state takes its own, without the network; else one holder sends it, the one with the fewest
+    bytes to send so far. It takes its time: everything else goes first, and a giver reads a state only when what it
+    read before has arrived, but for `AHEAD_BYTES`.
+    """
+    givers = (device for slots in holders.values() for device in slots)
+    move = _Move(name, tuple(dict.fromkeys((*givers, *(d for target in wanted for d in target.devices)))), home)
+    for target in wanted:
+        for device in target.devices:
+            own: dict[str, list[State]] = {}
+            for state in target.states:
+                slots = holders.get(state.name, {})
+                if not slots:
+                    raise PlanError(f"No device of the old plan holds {state.name}.", next_step="Deploy it afresh.")
+                if device in slots:
+                    own.setdefault(slots[device], []).append(state)
+                else:
+                    move.over(slots, device, target.segment, state)
+            for source, rows in own.items():
+                for first in range(0, len(rows), MAX_VALUES):
+                    move.within(device, source, target.segment, rows[first : first + MAX_VALUES])
+    return move.programs.finish()
+
+
+class _Move:
+    """The programs of one move as they grow, and what each giver has sent so far."""
+
+    def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
+        self.programs = Assembler(name, devices, home)
+        self._load = dict.fromkeys(devices, 0)
+        self._under_way: dict[str, list[tuple[int, int]]] = {device: [] for device in devices}  # (send, bytes)
+
+    def within(self, device: str, source: str, target: str, rows: Sequence[State]) -> None:
+        """From one segment to another of the same device, all in one go."""
+        names = [state.name for state in rows]
+        values = {f"{target}:{state.name}>{device}": state.nbytes for state in rows}
+        note = Note(label=f"keep {target}", nbytes=sum(values.values()))
+        self.programs.compute(device, "state", (), values, note=note, priority=LATE, segment=source, names=names)
+        self.programs.compute(device, "assign", [*values], {}, note=note, priority=LATE, segment=target, names=names)
+
+    def over(self, slots: Mapping[str, str], device: str, target: str, state: State) -> None:
+        """From one of those who hold it to one who does not."""
+        giver = min(slots, key=lambda name: (self._load[name], name))
+        self._load[giver] += state.nbytes
+        value = f"{target}:{state.name}>{device}"
+        room = self._room(giver, state.nbytes)
+        _read(self.programs, giver, slots[giver], state, value, priority=LATE, behind=room)
+        sent = self.programs.send(giver, value, device, value, label=f"{state.name}>{device}", priority=LATE)
+        self._under_way[giver].append((sent, state.nbytes))
+        _assign(self.programs, device, target, state, value, priority=LATE)
+
+    def _room(self, giver: str, nbytes: int) -> list[int]:
+        """The sends that must be over before so many bytes more are read: an agent's memory for them is limited."""
+        under_way, done = self._under_way[giver], []
+        while under_way and sum(size for _, size in under_way) + nbytes > AHEAD_BYTES:
+            done.append(under_way.pop(0)[0])
+        return done
 
 
 def _value(segment: str, state: str) -> str:
     return f"{segment}:{state}"
 
 
-def _read(programs: Assembler, device: str, segment: str, state: State, value: str) -> None:
+def _read(
+    programs: Assembler, device: str, segment: str, state: State, value: str, *, priority: int = 0,
+    behind: Sequence[int] = (),
+) -> None:  # fmt: skip
     note = Note(label=f"read {state.name}", nbytes=state.nbytes)
-    programs.compute(device, "state", (), {value: state.nbytes}, note=note, segment=segment, names=[state.name])
+    programs.compute(
+        device, "state", (), {value: state.nbytes}, note=note, priority=priority, behind=behind, segment=segment,
+        names=[state.name],
+    )  # fmt: skip
 
 
-def _assign(programs: Assembler, device: str, segment: str, state: State, value: str) -> None:
+def _assign(programs: Assembler, device: str, segment: str, state: State, value: str, *, priority: int = 0) -> None:
     note = Note(label=f"assign {state.name}", nbytes=state.nbytes)
-    programs.compute(device, "assign", (value,), {}, note=note, segment=segment, names=[state.name])
+    programs.compute(device, "assign", (value,), {}, note=note, priority=priority, segment=segment, names=[state.name])

@@ -62,9 +62,9 @@ class Play:
                     seen += self.hear(action.device, pong)
         return seen
 
-    def launch(self, ticket=1, devices=("a", "b"), step=0, serial=False, **more):
+    def launch(self, ticket=1, devices=("a", "b"), step=0, lane="", **more):
         return self.do(
-            Launch(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, serial=serial, **more)
+            Launch(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, lane=lane, **more)
         )
 
     def sent(self, kind, actions=None):
@@ -204,8 +204,8 @@ def test_a_step_feeds_executes_and_collects():
 
 def test_serial_steps_wait_for_each_other_on_each_device_alone():
     play = Play("a", "b")
-    play.launch(ticket=1, step=0, serial=True)
-    play.launch(ticket=2, step=1, serial=True, feeds={"a": {"x": FEED}})
+    play.launch(ticket=1, step=0, lane="train")
+    play.launch(ticket=2, step=1, lane="train", feeds={"a": {"x": FEED}})
     assert not play.sent(m.Execute)
     assert play.sent(m.Value)  # its inputs travel already
     finish(play, "a")
@@ -219,7 +219,7 @@ def test_devices_that_take_turns_begin_a_step_at_one_moment_by_their_own_clocks(
     play = Play("a", "b")
     play.tick(2.0, answer=("a", "b"))  # pings are answered by clocks that are 50 s behind
     for ticket, step in ((1, 0), (2, 1)):
-        play.launch(ticket=ticket, step=step, serial=True, together=True)
+        play.launch(ticket=ticket, step=step, lane="train", together=True)
         if step == 0:
             begins = play.sent(m.Execute)
             assert [device for device, _ in begins] == ["a", "b"]

@@ -10,7 +10,15 @@ from potluck.errors import PlanError
 from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
 from potluck.schedule.programs import compile_inference, compile_training
-from potluck.schedule.weights import State, compile_move, compile_pull, compile_push
+from potluck.schedule.weights import (
+    AHEAD_BYTES,
+    State,
+    compile_move,
+    compile_pull,
+    compile_push,
+    holding,
+    targets,
+)
 from potluck_wire.program import OPERATIONS, loads
 
 SPLITS = {  # name -> per stage: devices and shares of a micro-batch of 8 rows
@@ -266,18 +274,31 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
         "s0": [State(name="w0", nbytes=8)],
         "s1": [State(name="w1", nbytes=8), State(name="exp_avg:w1", nbytes=8)],
     }
-    move = compile_move(old, old_segments, states, 3, new, new_segments, states)
+    holders = holding(old, old_segments, states, 3)
+    move = compile_move("move", holders, targets(new, new_segments, states))
     ops = {device: [i.op for i in program.instructions] for device, program in move.programs.items()}
     assert ops == {
         "a": ["state", "assign"],
         "b": [],
-        "c": ["state", "send", "state", "assign", "state", "send", "state", "assign"],
+        "c": ["state", "send", "state", "send", "state", "assign"],
         "d": ["recv", "assign", "recv", "assign"],
     }
     assert all(loads(program.dumps()) == program for program in move.programs.values())
     assert move.programs["c"].instructions[0].attrs == {"segment": "3/s1", "names": ["w1"]}
+    assert move.programs["c"].instructions[4].attrs == {"segment": "3/s1", "names": ["w1", "exp_avg:w1"]}
     with pytest.raises(PlanError, match="No device of the old plan holds w9"):
-        compile_move(old, old_segments, states, 3, new, new_segments, {"s0": [State(name="w9", nbytes=1)]})
+        compile_move("move", holders, targets(new, new_segments, {"s0": [State(name="w9", nbytes=1)]}))
+
+
+def test_a_giver_reads_no_further_ahead_than_its_agent_can_hold():
+    plan, segments = make([(("a",), (8,))])
+    other = replace(plan, stages=(replace(plan.stages[0], devices=("b",)),))
+    states = {"s0": [State(name=f"w{i}", nbytes=AHEAD_BYTES // 2) for i in range(4)]}
+    move = compile_move("move", holding(plan, segments, states, 0), targets(other, segments, states))
+    giver = move.programs["a"].instructions
+    sends = [i.id for i in giver if i.op == "send"]
+    waits = [[after for after in i.after if after in sends] for i in giver if i.op == "state"]
+    assert waits == [[], [], [sends[0]], [sends[1]]]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -289,7 +310,7 @@ def test_what_is_compiled_is_what_a_device_accepts(split):
         compile_inference(plan, segments),
         compile_push(plan, segments, states),
         compile_pull(plan, segments, states),
-        compile_move(plan, segments, states, 1, plan, segments, states),
+        compile_move("move", holding(plan, segments, states, 1), targets(plan, segments, states)),
     ):
         for program in compiled.programs.values():
             assert loads(program.dumps()) == program

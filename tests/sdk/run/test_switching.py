@@ -1,0 +1,254 @@
+"""Switching plans while a run goes on: nothing learned is lost, no request is, and failures leave the old plan."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from tests.sdk.run.conftest import make_plan, train_alone
+
+import potluck
+from potluck.errors import DeviceGone, OutOfMemory, PlanError
+from potluck.handle import CancelledError
+from potluck.lab.specs import Spec
+
+torch = pytest.importorskip("torch")
+
+A, B, C = "left", "middle", "right"
+ROWS, BATCH, MICRO = 64, 8, 4
+PLANS = {
+    "a": [((A,), (4,))],
+    "ab": [((A,), (4,)), ((B,), (4,))],
+    "abc": [((A,), (4,)), ((B,), (4,)), ((C,), (4,))],
+    "ca": [((C,), (4,)), ((A,), (4,))],
+    "c": [((C,), (4,))],
+    "a|bc": [((A,), (4,)), ((B, C), (3, 1))],
+    "abc shared": [((A, B, C), (2, 1, 1))],
+}
+FOREVER = 100_000
+
+
+def open_lab():
+    """Three devices whose links are slow enough that a switch takes some steps of training."""
+    torch.set_num_threads(1)
+    return potluck.Home.lab([Spec(name=name, link_rate="20 Mbit/s") for name in (A, B, C)])
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with open_lab() as opened:
+        yield opened
+
+
+@pytest.fixture
+def fresh_lab():
+    """One that the test may break."""
+    with open_lab() as opened:
+        yield opened
+
+
+def make_net(norm=True):
+    """Batch-norm normalises the share of each device by itself, so stages that are shared go without."""
+    torch.manual_seed(0)
+    first = torch.nn.BatchNorm1d(96) if norm else torch.nn.Identity()
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 96, bias=False), first, torch.nn.ReLU(), torch.nn.Linear(96, 96),
+        torch.nn.Tanh(), torch.nn.Linear(96, 96), torch.nn.Tanh(), torch.nn.Linear(96, 4),
+    )  # fmt: skip
+
+
+def make_data():
+    torch.manual_seed(1)
+    return torch.randn(ROWS, 8), torch.randint(0, 4, (ROWS,))
+
+
+def make_model(norm=True):
+    x, y = make_data()
+    loss = torch.nn.functional.cross_entropy
+    return potluck.Model.from_torch(make_net(norm), x[:4], loss=loss, example_targets=y[:4])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def plan_of(model, name, *, training=True):
+    return make_plan(model, *PLANS[name], micro_batch=MICRO, n_micro_batches=BATCH // MICRO, training=training)
+
+
+def alone(steps, norm=True):
+    """(losses, weights, moments) of one machine after so many steps on the same batches."""
+    net, (x, y) = make_net(norm), make_data()
+    losses, per_epoch = [], ROWS // BATCH
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    for number in range(0, steps, per_epoch):
+        rows = BATCH * min(per_epoch, steps - number)
+        losses += train_alone(
+            net, x[:rows], y[:rows], batch=BATCH, micro_batch=MICRO, epochs=1, make_optimizer=lambda _: optimizer
+        )
+    return losses, net.state_dict(), optimizer.state_dict()["state"]
+
+
+def stop(run, handle):
+    """Stop training at once; the number of steps taken."""
+    handle.cancel()
+    with pytest.raises(CancelledError):
+        handle.wait(60)
+    return run.step
+
+
+def check_equal(run, tolerance=0.0, norm=True):
+    """Losses, weights and moments are those of one machine after as many steps."""
+    losses, weights, moments = alone(run.step, norm)
+    assert run.history.losses == pytest.approx(losses, rel=0, abs=tolerance)
+    state, own = run.state_dict(), run._engine.pull(moments=True)
+    assert max((state[name] - tensor).abs().max().item() for name, tensor in weights.items()) <= tolerance
+    names = [name for name, _ in make_net(norm).named_parameters()]
+    for name, slots in zip(names, moments.values(), strict=True):
+        for slot, tensor in slots.items():
+            assert (own[f"{slot}:{name}"] - tensor).abs().max().item() <= tolerance
+
+
+@pytest.mark.parametrize("names", [("ab", "abc", "ab"), ("abc", "ca", "c")], ids=["out and back", "around"])
+def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab, model, names):
+    run = lab.deploy(plan_of(model, names[0]), model).wait(60)
+    handle = run.fit(make_data(), epochs=FOREVER)
+    for name in names[1:]:
+        before = run.step
+        run.switch(plan_of(model, name)).wait(120)
+        assert run.plan == plan_of(model, name)
+        assert run.step > before + 2  # more than what was under way when the switch began
+    stop(run, handle)
+    check_equal(run)
+    run.close()
+
+
+@pytest.mark.parametrize("names", [("ab", "a|bc", "ab"), ("abc shared", "c")], ids=["out and back", "all to one"])
+def test_a_switch_over_shared_stages_loses_nothing(lab, names):
+    model = make_model(norm=False)
+    run = lab.deploy(plan_of(model, names[0]), model).wait(60)
+    handle = run.fit(make_data(), epochs=FOREVER)
+    for name in names[1:]:
+        run.switch(plan_of(model, name)).wait(120)
+    stop(run, handle)
+    check_equal(run, 1e-5, norm=False)
+    run.close()
+
+
+def test_a_batch_of_another_size_on_the_way_only_delays_a_switch(lab, model):
+    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    switching = run.switch(plan_of(model, "abc"))
+    x, y = make_data()
+    rows = 0
+    while not switching.done:
+        rows += 1
+        run.fit([(x[:BATCH], y[:BATCH]), (x[: 4 + rows % 3], y[: 4 + rows % 3])]).wait(60)
+    switching.wait(60)
+    assert run.plan == plan_of(model, "abc")
+    assert run.step == 2 * rows
+    run.close()
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def in_the_middle(run, handle):
+    """Wait until a switch has its shadows at work."""
+    while run._engine.crossing is None and not handle.done:
+        handle.listen(lambda frac, text: None)
+
+
+def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
+    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    handle = run.fit(make_data(), epochs=FOREVER)
+    switching = run.switch(plan_of(model, "c"))
+    in_the_middle(run, switching)
+    switching.cancel()
+    with pytest.raises(CancelledError):
+        switching.wait(60)
+    assert run.plan == plan_of(model, "ab")
+    run.switch(plan_of(model, "ca")).wait(120)  # and another one is possible
+    stop(run, handle)
+    check_equal(run)
+    run.close()
+
+
+def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab, model):
+    run = fresh_lab.deploy(plan_of(model, "ab"), model).wait(60)
+    handle = run.fit(make_data(), epochs=FOREVER)
+    switching = run.switch(plan_of(model, "abc"))
+    in_the_middle(run, switching)
+    fresh_lab._lab.agents.kill(C)
+    with pytest.raises(DeviceGone, match=C):
+        switching.wait(60)
+    assert run.plan == plan_of(model, "ab")
+    before = run.step
+    while run.step < before + 5:
+        assert not handle.done
+    stop(run, handle)
+    check_equal(run)
+    run.close()
+
+
+def test_too_little_memory_for_both_plans_is_told_and_the_old_one_goes_on(lab, model):
+    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    huge = replace(plan_of(model, "abc"), peak_bytes={C: 2**50})
+    with pytest.raises(OutOfMemory, match=C):
+        run.switch(huge).wait(60)
+    run.fit(make_data()).wait(60)
+    assert run.plan == plan_of(model, "ab")
+    check_equal(run)
+    run.close()
+
+
+def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
+    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    engine = run._engine
+    from potluck.run.crossing import Crossing
+
+    crossing, held = Crossing(engine, plan_of(model, "abc")), engine.edition.held_bytes
+    assert crossing._bytes(A, engine.edition) >= 2 * held(A)  # the old plan's, and the bridge's
+    assert crossing._bytes(C, engine.edition) == crossing._new.held_bytes(C)  # what it shadows
+    run.close()
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("ab", "abc", "ab"), ("a", "c"), ("a|bc", "abc shared")], ids=str)
+def test_every_request_during_a_switch_is_answered_once(lab, model, names):
+    run = lab.deploy(plan_of(model, names[0], training=False), model).wait(60)
+    x, _ = make_data()
+    expected, over, sent = make_net().eval()(x).detach(), threading.Event(), []
+
+    def ask(first):
+        while not over.is_set():
+            rows = 1 + (len(sent) * 7 + first) % ROWS
+            out = run(x[:rows])
+            assert torch.allclose(out, expected[:rows], atol=1e-6)
+            sent.append(-(-rows // BATCH))
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask, first) for first in range(3)]
+        for name in names[1:]:
+            run.switch(plan_of(model, name, training=False)).wait(60)
+        over.set()
+        for future in asking:
+            future.result(60)
+    assert run._engine.n_requests == sum(sent)
+    assert run.plan == plan_of(model, names[-1], training=False)
+    run.close()
+
+
+def test_a_switch_for_requests_that_fails_leaves_the_old_plan_answering(fresh_lab, model):
+    run = fresh_lab.deploy(plan_of(model, "ab", training=False), model).wait(60)
+    x, _ = make_data()
+    expected = run(x)
+    fresh_lab._lab.agents.kill(C)
+    with pytest.raises(DeviceGone, match=C):
+        run.switch(plan_of(model, "c", training=False)).wait(60)
+    assert torch.equal(run(x), expected)
+    with pytest.raises(PlanError):
+        run.switch(plan_of(model, "ab"))
+    run.close()
