@@ -1,14 +1,11 @@
-"""What each layer hands to which later layers: along a branch from one to the next, into another branch directly.
-
-A layer carries on the branch of the layer before it where it reads something that this one makes; else it begins one.
-Pure: no torch.
-"""
+"""What crosses between the layers of a line: which values each takes and gives. Pure: no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck_wire.graph import Ref
 
+from .branches import hand_on
 from .cuts import Line
 
 
@@ -41,25 +38,7 @@ def crossings(line: Line, bounds: Sequence[int], *, branched: bool) -> Crossings
     layer_of = [layer for layer in range(len(bounds) - 1) for _ in range(bounds[layer], bounds[layer + 1])]
     readers = _readers(line, layer_of)
     made = {ref: layer_of[line.place[ref.value]] for ref in readers}
-    joined = {(made[ref], layer) for ref, layers in readers.items() for layer in layers}
-    branch = [0]
-    for layer in range(1, len(bounds) - 1):
-        branch.append(branch[-1] + (branched and (layer - 1, layer) not in joined))
-    hands: list[dict[Ref, tuple[int, ...]]] = [{} for _ in branch]
-
-    def hand(ref: Ref, giver: int, taker: int) -> None:
-        hands[giver][ref] = (*hands[giver].get(ref, ()), taker)
-
-    for ref, layers in readers.items():
-        maker = made[ref]
-        for number in sorted({branch[layer] for layer in layers if layer != maker}):
-            there = [layer for layer in layers if branch[layer] == number]
-            first = maker if number == branch[maker] else min(there)
-            if first != maker:
-                hand(ref, maker, first)
-            for layer in range(first, max(there)):
-                hand(ref, layer, layer + 1)
-    return Crossings(hands=tuple({ref: tuple(sorted(takers)) for ref, takers in given.items()} for given in hands))
+    return Crossings(hands=hand_on(made, readers, len(bounds) - 1, branched=branched))
 
 
 def _readers(line: Line, layer_of: Sequence[int]) -> dict[Ref, set[int]]:

@@ -6,13 +6,14 @@ totals, so that one file serves every batch size.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any
 
 from potluck.errors import FileError, ModelError
-from potluck.records import Layer
+from potluck.graph.branches import LEAST, Branches, find, hand_on
+from potluck.records import Edge, Layer
 
 FORMAT = "potluck model graph 1"
 
@@ -140,11 +141,26 @@ class ModelGraph:
                 alive[index] += size[name]
         return tuple(alive)
 
-    def layers(self, bounds: Sequence[int] = ()) -> tuple[Layer, ...]:
-        """A chain of layers, each cut carrying every tensor that is alive there: layer i is the nodes
-        [bounds[i], bounds[i + 1]), every node by itself where no bounds are given."""
+    def branches(self, least: float = LEAST) -> Branches:
+        """Its parallel branches of at least that share of flop and weights; serial pieces: `branches().chains`."""
+        place = {node.name: index for index, node in enumerate(self.nodes)}
+        flop, weights = max(self.forward_flop, 1), max(self.parameter_bytes, 1)
+        return find(
+            [[place[name] for name in node.inputs if name in place] for node in self.nodes],
+            [(node.forward_flop / flop + node.parameter_bytes / weights) / 2 for node in self.nodes],
+            least,
+        )
+
+    def in_order(self) -> "ModelGraph":
+        """The same graph, its nodes in an order in which every parallel branch is in one piece."""
+        return replace(self, nodes=tuple(self.nodes[i] for i in self.branches().order))
+
+    def layers(self, bounds: Sequence[int] = (), *, branched: bool = False) -> tuple[Layer, ...]:
+        """Layers, each cut carrying every tensor that is alive there: layer i is the nodes [bounds[i], bounds[i + 1]),
+        every node by itself where no bounds are given. A chain; with edges if `branched` and there are branches."""
         bounds = bounds or range(len(self.nodes) + 1)
         alive, flowing = self.alive_bytes(), self.alive_bytes(inputs=False)
+        edges, feeds = self._edges(bounds) if branched else ([()] * len(self.nodes), [0] * len(self.nodes))
         return tuple(
             Layer(
                 name=self.nodes[start].name if stop - start == 1 else f"{self.nodes[start].name} ...",
@@ -155,9 +171,34 @@ class ModelGraph:
                 activation_bytes=sum(node.activation_bytes for node in self.nodes[start:stop]),
                 forward_flop=float(sum(node.forward_flop for node in self.nodes[start:stop])),
                 backward_flop=float(sum(node.backward_flop for node in self.nodes[start:stop])),
+                edges=edges[layer],
+                feed_bytes=feeds[layer],
             )
-            for start, stop in pairwise(bounds)
+            for layer, (start, stop) in enumerate(pairwise(bounds))
         )
+
+    def _edges(self, bounds: Sequence[int]) -> tuple[list[tuple[Edge, ...]], list[int]]:
+        """Per layer what it hands to whom, and the bytes of the inputs that it is the first to read."""
+        layer_of = [layer for layer, (start, stop) in enumerate(pairwise(bounds)) for _ in range(start, stop)]
+        made = {node.name: layer for node, layer in zip(self.nodes, layer_of, strict=True)}
+        readers: dict[str, set[int]] = {self.output: {layer_of[-1]}}
+        for node in self.nodes:
+            for name in node.inputs:
+                readers.setdefault(name, set()).add(made[node.name])
+        feeds = [0] * (layer_of[-1] + 1)
+        for item in self.inputs:
+            first = min(readers.pop(item.name, {0}))
+            feeds[first] += item.row_bytes if first else 0
+        size = {node.name: node.output_bytes for node in self.nodes}
+        edges = []
+        for given in hand_on(made, readers, len(feeds), branched=True):
+            totals: dict[tuple[int, ...], int] = {}
+            for name, takers in given.items():
+                totals[takers] = totals.get(takers, 0) + size[name]
+            edges.append(tuple(Edge(to=to, output_bytes=n, gradient_bytes=n) for to, n in sorted(totals.items())))
+        if all(edge.to == (layer + 1,) for layer, given in enumerate(edges) for edge in given):
+            return [()] * len(edges), [0] * len(feeds)  # a chain
+        return edges, feeds
 
     def to_text(self) -> str:
         """The text form: one node a line; inputs by their number (model inputs first, then nodes in order)."""

@@ -1,10 +1,11 @@
 """A latency that no plan can beat, and so how far at most the best plan found is from the optimum.
 
-Every plan means: contiguous stages, each device in one stage at most, any shares, micro-batches and depths. Two bounds:
+Every plan means: contiguous stages, each device in one stage at most, any shares, micro-batches and depths. The bounds:
 
 - Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes). Whoever does what,
   for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
   subgradient steps; any weights give a valid bound.
+- The longest way, of parallel branches. Some row passes every layer on it, each on the device that is fastest there.
 - Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound: rows one at a time
   at the best rate per row, shared among a group without loss; links at the sum of what their paths carry; memory of
   weights alone. Its labels never overestimate, so the best whole label bounds all plans; those above the best plan
@@ -31,7 +32,9 @@ def lower_bound_s(
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
     rates = [_rates(problem, device.name) for device in problem.devices]
     bound = min(upper_s, work_s(problem.workload.batch, rates))
-    if problem.branches or len(problem.layers) > MAX_LAYERS or len(problem.devices) > 5 or is_late():
+    if problem.branches:
+        return max(bound, min(upper_s, way_s(problem)))
+    if len(problem.layers) > MAX_LAYERS or len(problem.devices) > 5 or is_late():
         return bound
     labels = FloorSearch(table, rates, is_late).run(upper_s)
     if is_late():
@@ -62,6 +65,27 @@ def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
         # Who got more than its part was too cheap: dearer next time, by less and less.
         weights = [w * (1 + (x / mean - 1) / len(load) / (step + 2)) for w, x in zip(weights, load, strict=True)]
     return batch * best
+
+
+def way_s(problem: Problem) -> float:
+    """The longest way through the layers where each takes its least time of any device and batch size; streams overlap
+    their requests, so for them it is nothing."""
+    if not isinstance(problem.workload, Training) and problem.workload.streaming:
+        return 0.0
+    batch, learning, reached = problem.workload.batch, _learning(problem), [0.0] * len(problem.layers)
+    for i, layer in enumerate(problem.layers):
+        tables = [costs[i] for costs in problem.costs.values()]
+        reached[i] += min(_least_s(table, table.forward_s, batch) for table in tables)
+        if isinstance(problem.workload, Training) and learning[i]:
+            reached[i] += min(_least_s(table, table.backward_s, batch) for table in tables)
+        for to in (to for edge in layer.edges for to in edge.to):
+            reached[to] = max(reached[to], reached[i])
+    return reached[-1]
+
+
+def _least_s(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
+    """Least seconds at any batch size up to `batch`: between measured sizes time is linear."""
+    return min(cost.interpolate(costs.rows, seconds, n) for n in {1, batch, *(n for n in costs.rows if n < batch)})
 
 
 def _rates(problem: Problem, device: str) -> list[float]:

@@ -22,8 +22,8 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
 
     The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut, the lighter one if
     they are alike, until few enough are left: so cuts stay where few tensors are alive. A neighbour that would grow
-    beyond twice an even share is taken last. At 4 nodes of equal weight and cuts of 9, 1, 9 bytes, two layers are
-    [0, 2) and [2, 4).
+    beyond twice an even share is taken last, and so is one in another branch. At 4 nodes of equal weight and cuts of
+    9, 1, 9 bytes, two layers are [0, 2) and [2, 4).
     """
     if max_layers < 1:
         raise UserError(f"a model needs at least one layer; got max_layers={max_layers}.")
@@ -31,14 +31,15 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     flop, weights = max(graph.forward_flop, 1), max(graph.parameter_bytes, 1)
     share = [node.forward_flop / flop + node.parameter_bytes / weights for node in graph.nodes]
     bounds = list(range(len(graph.nodes) + 1))
+    ends = {end for chain in graph.branches().chains for end in chain}
     most = 2 * sum(share) / max_layers
     while len(bounds) - 1 > max_layers:
         lightest = min(range(len(share)), key=share.__getitem__)
         sides = [bound for bound in (lightest, lightest + 1) if 0 < bound < len(share)]
 
-        def preference(bound: int) -> tuple[bool, int, float]:
+        def preference(bound: int) -> tuple[bool, bool, int, float]:
             together = share[bound - 1] + share[bound]
-            return together > most, -alive[bounds[bound] - 1], together
+            return bounds[bound] in ends, together > most, -alive[bounds[bound] - 1], together
 
         joint = min(sides, key=preference)  # the bound that goes
         share[joint - 1 : joint + 1] = [share[joint - 1] + share[joint]]
@@ -71,11 +72,12 @@ def estimate(
     """
     home = home if isinstance(home, HomeSpec) else load_home(home)
     graph = model if isinstance(model, ModelGraph) else load_model(model)
+    graph = graph.in_order()
     bounds = merged(graph, max_layers)
     (output_bytes,) = (node.output_bytes for node in graph.nodes if node.name == graph.output)
     speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
     answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
-    layers = graph.layers(bounds)
+    layers = graph.layers(bounds, branched=True)
     measured = Measurements(
         layers=layers,
         costs={name: of_graph(spec, graph, bounds, rows) for name, spec in home.specs.items()},

@@ -6,6 +6,8 @@ import pytest
 
 from potluck.errors import FileError, ModelError
 from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.profile.assemble import merged
+from potluck.profile.library import load_model
 
 
 def node(name, *inputs, out=1, **costs):
@@ -104,3 +106,48 @@ def test_refuses_nodes_out_of_order_and_inputs_that_do_not_exist():
         ModelGraph(name="g", inputs=(), nodes=(node("b", "c"), node("c")), output="c")
     with pytest.raises(ModelError, match="'b' reads 'z', which does not exist"):
         ModelGraph(name="g", inputs=(), nodes=(node("b", "z"),), output="b")
+
+
+def test_the_multimodal_model_decomposes_into_its_encoders():
+    graph = load_model("omni-7b").in_order()
+    names = [node.name for node in graph.nodes]
+    spans = graph.branches().spans
+    assert [{name[:5] for name in names[start:stop]} for start, stop in spans] == [{"visio"}, {"audio"}]
+    bounds = merged(graph, 16)
+    layers = graph.layers(bounds, branched=True)
+    first_audio = next(i for i, layer in enumerate(layers) if layer.name.startswith("audio"))
+    givers = [i for i, layer in enumerate(layers) if any(first_audio in edge.to for edge in layer.edges)]
+    assert givers == []  # it begins at once, fed by home
+    assert layers[first_audio].feed_bytes == 512_000
+    assert layers[first_audio - 1].edges[0].to != (first_audio,)
+
+
+def test_the_layers_of_a_chain_have_no_edges():
+    graph = load_model("qwen3-0.6b")
+    assert graph.branches().spans == ()
+    assert all(layer.edges == () for layer in graph.layers(merged(graph, 12), branched=True))
+
+
+def inception(n_branches):
+    """A stem, branches of three nodes each, a join that reads all."""
+    nodes = [Node(name="stem", kind="conv", inputs=("x",), forward_flop=10, output_bytes=8)]
+    for k in range(3):  # written in turns
+        for b in range(n_branches):
+            source = f"b{b}.{k - 1}" if k else "stem"
+            nodes.append(Node(name=f"b{b}.{k}", kind="conv", inputs=(source,), forward_flop=10, output_bytes=4))
+    ends = tuple(f"b{b}.2" for b in range(n_branches))
+    nodes.append(Node(name="cat", kind="elementwise", inputs=ends, forward_flop=1, output_bytes=16))
+    return ModelGraph(name="inception", inputs=(Input(name="x", row_bytes=8),), nodes=tuple(nodes), output="cat")
+
+
+@pytest.mark.parametrize("n_branches", [2, 3, 4])
+def test_an_inception_block_comes_apart_and_keeps_its_text(n_branches):
+    graph = inception(n_branches).in_order()
+    assert ModelGraph.from_text(graph.to_text()) == graph
+    chains = graph.branches().chains
+    assert [stop - start for start, stop in chains] == [1, *[3] * n_branches, 1]
+    bounds = (0, *(stop for _, stop in chains))
+    layers = graph.layers(bounds, branched=True)
+    heads = tuple(range(1, n_branches + 1))
+    assert [[edge.to for edge in layer.edges] for layer in layers] == [[heads], *[[(n_branches + 1,)]] * n_branches, []]
+    assert layers[0].edges[0].output_bytes == 8  # one tensor, whoever takes it

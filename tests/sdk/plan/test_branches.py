@@ -82,7 +82,7 @@ def test_one_request_takes_the_longest_way_alone():
     problem = branched(Inference(batch=1))
     best = make_plans(problem).best
     assert 2.2 <= best.latency_s < 2.21
-    assert best.latency_s * (1 - best.gap_frac) <= best.latency_s
+    assert best.gap_frac < 0.005  # no plan is below the longest way
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,7 +100,10 @@ def test_for_a_chain_the_longest_way_is_the_chain(seed):
             assert plan.latency_s == pytest.approx(same.latency_s)
 
 
-@pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=4)])
+@pytest.mark.parametrize(
+    "workload",
+    [Training(batch=8, micro_batch=2), Inference(batch=4), Inference(batch=1), Inference(batch=4, streaming=True)],
+)
 def test_no_plan_is_below_the_bound(workload):
     problem = branched(workload, seconds=(0.3, 1, 0.2, 0.5, 2, 0.4), capacity=1e4)
     table = CostTable(problem)
