@@ -13,4 +13,5 @@ BENCHES = {
     "simulator": "simulated actions per second",
     "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent against none",
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
+    "fidelity": "predictions against measurements: homes, models, plans, schedules, training and inference",
 }

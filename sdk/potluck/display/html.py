@@ -151,14 +151,11 @@ def history(losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequen
     return fragment("history", text.render(content), *picture, table(content))
 
 
-def compared(
-    predicted_s: float,
-    measured_s: float,
-    busy_s: Mapping[str, tuple[float, float]],
-    energy_j: Mapping[str, tuple[float, float]],
-) -> str:
-    """Per step, (predicted, measured): of the whole, and of each device."""
-    return _of_table("comparison", tables.compared(predicted_s, measured_s, busy_s, energy_j))
+def compared(found: Any) -> str:
+    """A `run.comparison.Comparison`: a typical step of both sides above the table."""
+    content = tables.compared(found)
+    both = timeline.gantt(*(timeline.typical(trace) for trace in (found.predicted, found.measured)))
+    return fragment("comparison", text.render(content), both.svg(), table(content))
 
 
 def heading(said: str, level: int = 2) -> str:

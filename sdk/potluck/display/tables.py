@@ -233,19 +233,25 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
     return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
 
 
-def compared(
-    predicted_s: float,
-    measured_s: float,
-    busy_s: Mapping[str, tuple[float, float]],
-    energy_j: Mapping[str, tuple[float, float]],
-) -> Table:
-    """Seconds and joules of one step as pairs (predicted, measured), of the whole and of each device."""
-    rows = [_compared("time per step", "all", (predicted_s, measured_s), units.duration)]
-    rows += [_compared("busy per step", name, pair, units.duration) for name, pair in busy_s.items()]
-    modelled = ("estimated", "estimated")
-    rows += [_compared("energy per step", name, pair, units.energy, modelled) for name, pair in energy_j.items()]
-    columns = ("what", "device", ">predicted", ">measured", ">difference")
-    return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
+def compared(found: Any) -> Table:
+    """A `run.comparison.Comparison`: time per step and its terms, then each device and each way between two."""
+    rows = [_compared("time per step", "all", (found.predicted_step_s, found.measured_step_s), units.duration)]
+    rows += [_compared(f"of it {term}", "all", pair, units.duration) for term, pair in found.terms.items()]
+    rows += [_compared("busy per step", name, pair, units.duration) for name, pair in found.busy_s.items()]
+    for way in found.transfers:
+        what = f"{way.n} transfer{'s' if way.n != 1 else ''}, {units.size(way.nbytes)}, each"
+        rows.append(_compared(what, f"{way.source} → {way.target}", way.seconds, units.duration))
+    for name, pair in found.energy_j.items():
+        sources = [trace.energy_source.get(name, "") for trace in (found.predicted, found.measured)]
+        rows.append(_compared("energy per step", name, pair, units.energy, sources))
+    rows += [_compared("peak memory", name, pair, units.size) for name, pair in found.peak_bytes.items()]
+    expected, measured = found.terms.get(found.cause, (0.0, 0.0))
+    late = measured > expected
+    seconds = units.duration(abs(measured - expected))
+    note = f"what differs most: {found.cause}, {seconds} {'more' if late else 'less'} than predicted"
+    columns = ("what", "where", ">predicted", ">measured", ">difference")
+    notes = (note,) if found.cause and measured != expected else ()
+    return Table(title="Predicted against measured", columns=columns, rows=tuple(rows), notes=notes)
 
 
 def history(losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()) -> Table:

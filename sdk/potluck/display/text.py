@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potluck.display import tables
 from potluck.display.tables import Bar, Cell, Heat, Table
@@ -95,6 +95,11 @@ def explanation(found: "Explanation") -> str:
 def trace(trace: Trace) -> str:
     """One row per device."""
     return render(tables.trace(trace))
+
+
+def compared(found: Any) -> str:
+    """A `run.comparison.Comparison`."""
+    return render(tables.compared(found))
 
 
 def comparison(predicted: Trace, measured: Trace) -> str:

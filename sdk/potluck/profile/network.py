@@ -26,19 +26,25 @@ def network_of(
     paths: dict[tuple[str, str], Path] = {}
     names = (*capabilities, HOME)
     for source in names:
-        rate = (capabilities.get(source, {}).get("emulated") or {}).get("link_bytes_per_s")
+        rate = stated_rate(capabilities.get(source, {}))
         for target in names:
             if source == target:
                 continue
             line = lines.get((source, target))
             latency_s = line.latency_s if line else 0.0
             name = f"{source} up" if rate else f"{source} to {target}"
-            capacity = float(rate) if rate else line.bytes_per_s if line else FAST_BYTES_PER_S
+            capacity = rate or (line.bytes_per_s if line else FAST_BYTES_PER_S)
             media.setdefault(name, Medium(name=name, capacity_bytes_per_s=capacity))
             host = hosts.get(source, "")
             inside = host if not rate and host == hosts.get(target) else ""
             paths[source, target] = Path(media=((name, 1),), latency_s=latency_s, host=inside)
     return Network(media=tuple(media.values()), paths=paths)
+
+
+def stated_rate(capability: Mapping[str, Any]) -> float | None:
+    """Bytes per second of an uplink that a device paces; None where it does not."""
+    rate = (capability.get("emulated") or {}).get("link_bytes_per_s")
+    return float(rate) if rate else None
 
 
 def is_itself(capability: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ them, with values going out and coming back. Whatever fails on one device fails 
 """
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError, WorkerFailed
@@ -202,7 +203,8 @@ class Controller:
         elif isinstance(message, Welcome):
             self._welcome(event.device, peer, message, event.buffers)
         elif isinstance(message, Reading):
-            self._actions.append(Heard(device=event.device, message=message))
+            timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
+            self._actions.append(Heard(device=event.device, message=timed))
         elif isinstance(message, Goodbye):
             self._lose(event.device, DeviceGone(f"the agent said goodbye: {message.reason}.", device=event.device))
         else:

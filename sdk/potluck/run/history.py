@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from potluck.records import Device, Event, Trace
 from potluck.run.events import Execution
 from potluck.schedule import Compiled
+from potluck.simulate.spans import union_s
 from potluck_wire.program import NETWORK
 
 _LANES = {"send": "send", "recv": "receive"}
@@ -33,34 +34,16 @@ class History:
         return html.history(self.losses, self.step_s, self.notes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Predicted against measured: seconds of a step, busy seconds and joules per device."""
-
-    predicted_step_s: float
-    measured_step_s: float
-    busy_s: Mapping[str, tuple[float, float]]
-    energy_j: Mapping[str, tuple[float, float]]
-
-    @property
-    def error_frac(self) -> float:
-        """|predicted - measured| / measured, of the step's time."""
-        return abs(self.predicted_step_s - self.measured_step_s) / self.measured_step_s
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.compared(self.predicted_step_s, self.measured_step_s, self.busy_s, self.energy_j)
-
-
 def measured_trace(
     steps: Sequence[tuple[Execution, Compiled]],
     devices: Mapping[str, Device],
     energy_j: Callable[[Device, float, float, float], float | None],
+    metered: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Trace:
     """The trace of these executions, oldest first; time 0 is the start of the first.
 
-    Energy is modelled (source "estimated") from busy and radio time, where the powers are known.
+    Energy is what a device's meter read (`metered`: time and joules so far), where it has one that read often enough;
+    else modelled (source "estimated") from busy and radio time, where the powers are known.
     """
     if not steps:
         return Trace(source="measured")
@@ -75,20 +58,40 @@ def measured_trace(
     peak = {n: max(e.timelines[n].peak_bytes for e, _ in steps if n in e.timelines) for n in names}
     elapsed_s = steps[-1][0].stop_s - zero_s
     energy: dict[str, float] = {}
+    source: dict[str, str] = {}
     for name in names:
-        radio_s = _union_s([(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"])
+        read_j = metered_j((metered or {}).get(name, ()), zero_s, zero_s + elapsed_s)
+        if read_j is not None:
+            energy[name], source[name] = read_j, "measured"
+            continue
+        radio_s = union_s([(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"])
         joules = energy_j(devices[name], elapsed_s, busy[name], radio_s) if name in devices else None
         if joules is not None:
-            energy[name] = joules
+            energy[name], source[name] = joules, "estimated"
     return Trace(
         source="measured",
         events=events,
         step_s=in_turn_s([(execution.start_s, execution.stop_s) for execution, _ in steps]),
         busy_s=busy,
         energy_j=energy,
-        energy_source=dict.fromkeys(energy, "estimated"),
+        energy_source=source,
         peak_bytes=peak,
     )
+
+
+def metered_j(readings: Sequence[tuple[float, float]], start_s: float, stop_s: float) -> float | None:
+    """Joules in [start_s, stop_s] by readings (time, joules so far): the mean power of those inside, all the time.
+
+    None where these cover less than half of it.
+
+    >>> metered_j([(0.0, 0.0), (1.0, 5.0), (2.0, 7.0), (3.0, 9.0)], 1.0, 4.0)
+    6.0
+    """
+    inside = [reading for reading in readings if start_s <= reading[0] <= stop_s]
+    covered_s = inside[-1][0] - inside[0][0] if inside else 0.0
+    if covered_s <= 0 or covered_s < (stop_s - start_s) / 2:
+        return None
+    return (inside[-1][1] - inside[0][1]) / covered_s * (stop_s - start_s)
 
 
 def in_turn_s(spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
@@ -125,11 +128,3 @@ def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) 
                 )
             )
     return events
-
-
-def _union_s(spans: Sequence[tuple[float, float]]) -> float:
-    covered, reached = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        covered += max(0.0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return covered

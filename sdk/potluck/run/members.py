@@ -13,6 +13,8 @@ from potluck.run.events import Address, Gather, Join, Leave, Session
 from potluck.run.link import Link
 from potluck_wire.messages import Reading, Roster
 
+MAX_METERED = 600  # ten minutes of readings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
@@ -23,6 +25,7 @@ class Member:
     addresses: tuple[Address, ...] = ()
     session: Session | None = None
     reading: Reading | None = None
+    metered: tuple[tuple[float, float], ...] = ()  # (notebook's clock, joules so far) by a real meter, the latest
     error: PotluckError | None = None
 
     @property
@@ -99,7 +102,10 @@ class Members(Mapping[str, Member]):
             if isinstance(news, PotluckError):
                 self._members[device] = replace(member, session=None, error=news)
             elif isinstance(news, Reading):
-                self._members[device] = replace(member, reading=news)
+                point = ((news.at_s, news.joules),) if news.source == "measured" else ()
+                begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
+                metered = (*(() if begun_anew else member.metered), *point)[-MAX_METERED:]
+                self._members[device] = replace(member, reading=news, metered=metered)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

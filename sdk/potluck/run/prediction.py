@@ -1,10 +1,10 @@
 """What a run should do, foretold: its very own programs under virtual time, with the costs that were profiled. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from potluck.plan.cost import CostTable
-from potluck.records import Problem, Trace, Training
+from potluck.records import Event, Problem, Trace, Training
 from potluck.run.history import in_turn_s
 from potluck.schedule import Compiled
 from potluck.schedule.network import schedule_transfers
@@ -17,13 +17,17 @@ WORTH_FRAC = 0.02  # beginning together costs a round trip and waits for the slo
 IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one computes
 
 
-def foretell(compiled: Compiled, problem: Problem) -> Trace:
-    """The trace of some steps of training, or of one request; `step_s` as measured runs count it."""
-    if not isinstance(problem.workload, Training):
+def foretell(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
+    """The trace of some steps of training, or of requests, so many of them at once; `step_s` as runs count it."""
+    training = isinstance(problem.workload, Training)
+    if not training and in_flight == 1:
         return simulate(compiled, problem)
-    trace = simulate(compiled, problem, steps=STEPS, in_flight=IN_FLIGHT, serial=True)
-    steps = [[event for event in trace.events if event.step == step] for step in range(STEPS)]
-    spans = [(min(e.start_s for e in events), max(e.stop_s for e in events)) for events in steps]
+    steps, in_flight = (STEPS, IN_FLIGHT) if training else (STEPS * in_flight, in_flight)
+    trace = simulate(compiled, problem, steps=steps, in_flight=in_flight, serial=training)
+    events: list[list[Event]] = [[] for _ in range(steps)]
+    for event in trace.events:
+        events[event.step].append(event)
+    spans = [(min(e.start_s for e in one), max(e.stop_s for e in one)) for one in events]
     return replace(trace, step_s=in_turn_s(spans))
 
 
@@ -35,6 +39,17 @@ def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False) -> C
     if always or max(foretell(ordered, problem).step_s) < (1 - WORTH_FRAC) * max(foretell(compiled, problem).step_s):
         return ordered
     return compiled
+
+
+def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
+    """How many of these (start, stop), the oldest first, were under way at once at most; 1 of none.
+
+    >>> most_at_once([(0.0, 2.0), (1.0, 3.0), (2.5, 4.0)])
+    2
+    """
+    return max(
+        (sum(stop_s > start_s for _, stop_s in spans[: i + 1]) for i, (start_s, _) in enumerate(spans)), default=1
+    )
 
 
 def paced(compiled: Compiled, problem: Problem, devices: Iterable[str]) -> Compiled:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import FileError, PlanError, UserError
@@ -13,16 +12,17 @@ from potluck.handle import Handle, Task
 from potluck.plan.cost import energy_j
 from potluck.records import Plan, Problem, Trace
 from potluck.run import checkpoint, tensors
+from potluck.run.comparison import Comparison, compare
 from potluck.run.crew import outputs_of
 from potluck.run.crossing import cross
 from potluck.run.edition import INFER, evaluation_plan, train_name
 from potluck.run.engine import Engine, same_state
 from potluck.run.events import Execution
-from potluck.run.history import Comparison, History, measured_trace
+from potluck.run.history import History, measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import AdamW, Optimizer
-from potluck.run.prediction import IN_FLIGHT, foretell
+from potluck.run.prediction import IN_FLIGHT, foretell, most_at_once
 from potluck.schedule import Compiled
 from potluck.schedule.policies import Policy
 from potluck_wire.messages import Reading
@@ -75,10 +75,12 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """What the last steps (or requests) did, measured; its energy is modelled from busy and radio time."""
+        """What the last steps (or requests) did, measured; energy by meters, else modelled from busy and radio time."""
         profile = self._engine.profile
         known = {device.name: device for device in profile.devices} if profile else {}
-        return measured_trace(tuple(self._engine.kept), known, energy_j)
+        members = self._engine.members
+        metered = {name: members[name].metered for name in self.plan.devices if name in members}
+        return measured_trace(tuple(self._engine.kept), known, energy_j, metered)
 
     @property
     def problem(self) -> Problem | None:
@@ -90,26 +92,21 @@ class Run:
         """What the simulator expects of these very programs: some steps, or one request; None without a profile."""
         problem = self.problem
         name = train_name(self.plan.batch, self.plan) if self.plan.training else INFER
-        return foretell(self._engine.edition.compiled[name], problem) if problem else None
+        spans = [(execution.start_s, execution.stop_s) for execution, _ in self._engine.kept]
+        return foretell(self._engine.edition.compiled[name], problem, most_at_once(spans)) if problem else None
 
     def compare(self) -> Comparison:
-        """Predicted against measured: the median of the last steps, and per step on every device.
+        """Predicted against measured: steps, devices, transfers, and which term the difference comes from.
 
         Raises
         ------
         UserError
             Where nothing was predicted or measured yet.
         """
-        predicted, measured = self.predicted, self.trace
-        if predicted is None or not measured.step_s:
+        predicted, measured, problem = self.predicted, self.trace, self.problem
+        if predicted is None or problem is None or not measured.step_s:
             raise UserError("there is nothing to compare yet.", next_step="Profile the model, and run some steps.")
-        n, m = len(measured.step_s), len(predicted.step_s)
-        return Comparison(
-            predicted_step_s=median(predicted.step_s),
-            measured_step_s=median(measured.step_s),
-            busy_s={d: (predicted.busy_s.get(d, 0.0) / m, busy / n) for d, busy in measured.busy_s.items()},
-            energy_j={d: (predicted.energy_j.get(d, 0.0) / m, joules / n) for d, joules in measured.energy_j.items()},
-        )
+        return compare(predicted, measured, self._engine.kept[-1][1].programs, problem.network)
 
     def __repr__(self) -> str:
         what = f"{self.step} steps" if self.plan.training else f"{self._engine.n_requests} requests"

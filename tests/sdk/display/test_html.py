@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from potluck.display import chart, html
-from potluck.run.history import Comparison, History
+from potluck.run.comparison import Comparison, Transfers
+from potluck.run.history import History
 from potluck.run.members import Member
 
 from . import example
@@ -38,6 +39,12 @@ class Balanced(HTMLParser):
             self.faults.append(tag)
 
 
+COMPARED = Comparison(
+    predicted=example.PREDICTED, measured=example.MEASURED, terms={"compute": (0.1, 0.2)},
+    transfers=(Transfers(source="laptop", target="phone", n=1, nbytes=4096, seconds=(0.002, 0.003)),),
+)  # fmt: skip
+
+
 def everything() -> dict[str, str]:
     plans = [replace(example.PLAN, latency_s=s, energy_j=j) for s, j in ((0.1, 4.0), (0.2, 3.0), (0.3, 5.0))]
     return {
@@ -49,7 +56,7 @@ def everything() -> dict[str, str]:
         "progress": html.progress("profiling", 0.4, "conv1"),
         "layers": html.layers(example.PROBLEM.layers, "Model"),
         "history": html.history([1.0, 0.5], [0.1, 0.1], ["a last batch was smaller"]),
-        "comparison": html.compared(0.1, 0.2, {"phone": (0.1, 0.1)}, {"phone": (1.0, 2.0)}),
+        "comparison": html.compared(COMPARED),
         "words": html.words("it <failed>"),
         "picture": html.picture(chart.loss({"a": [1.0, 0.5]})),
     }
@@ -110,7 +117,7 @@ RECORDS = [
     example.PLAN,
     example.MEASURED,
     History(losses=(1.0, 0.5), rows=(8, 8), step_s=(0.1, 0.1)),
-    Comparison(predicted_step_s=0.1, measured_step_s=0.2, busy_s={}, energy_j={"phone": (1.0, 2.0)}),
+    COMPARED,
     Member(name="phone"),
 ]
 

@@ -307,6 +307,14 @@ def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
     assert isinstance(play.ended()[8].error, DeviceGone)
 
 
+def test_a_reading_is_told_by_our_clock():
+    play = Play("a")
+    play.tick(1.0, answer=("a",))  # its clock is 50 s behind
+    play.hear("a", m.Reading(at_s=60.0, joules=3.0))
+    ((_, heard),) = [(x.device, x.message) for x in play.actions if isinstance(x, Heard)]
+    assert heard.at_s == pytest.approx(110.0)
+
+
 def test_silence_is_noticed():
     play = Play("a", "b")
     play.tick(1.0, answer=("a", "b"))
