@@ -1,37 +1,65 @@
 """Our own planner: a first plan at once, better ones as long as time is left.
 
-First each device alone; then pipelines over few cuts for every micro-batch size; then, with what is known to beat, all
-groups of devices over ever finer cuts; last, what other planners find. The search estimates, the simulator decides, and
-the best plans are improved step by step. The clock comes in as an argument; without one the effort is fixed, and the
-outcome always the same.
+First each device alone; then pipelines for every micro-batch size, over few cuts and over many; then, with what is
+known to beat, all groups of devices over ever finer cuts; last, what other planners find. The search estimates, the
+simulator decides, and the best plans are improved step by step. The clock comes in as an argument; without one the
+effort is fixed, and the outcome always the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 from potluck.plan import choices, cost
 from potluck.plan.alpa import plan_alpa
 from potluck.plan.gpipe import plan_gpipe
 from potluck.plan.hetpipe import plan_hetpipe
-from potluck.plan.improve import floor_s, neighbours
+from potluck.plan.improve import deeper, floor_s, neighbours
 from potluck.plan.pipedream import plan_pipedream
 from potluck.plan.single import plan_single
 from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct
 
-# How many cuts, whether only pipelines of single devices; then how many plans are improved, with how many simulations.
-PASSES = ((6, True, 1, 0), (10, False, 2, 50), (16, False, 3, 80), (32, False, 3, 120))
+COARSE = 10  # cuts: groups over so many are always looked at
+TRIES = 50  # simulations to improve a plan
 N_FINE = 32  # cuts tried along one order of devices
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
-N_JUDGED = 8  # of a micro-batch size and pass, those of the best estimates
+N_RECUT = 3  # the same along one order of devices
+NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
+SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
+N_JUDGED = 8  # of one micro-batch size at most, those of the best estimates
 MAX_EXACT = 8  # devices up to which every state is kept
 BEAM = 60  # states kept beyond
 
 CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
+
+
+class Effort(NamedTuple):
+    """One pass over all micro-batch sizes: which plans it looks at, and how many of them how closely."""
+
+    n_cuts: int
+    pipelines_only: bool  # no device shares a stage
+    n_judged: int  # plans simulated, those of the best estimates
+    n_improved: int  # plans improved
+    tries: int  # simulations to improve one
+
+
+EFFORTS = (
+    Effort(8, True, 4, 1, 8), Effort(32, True, 4, 1, 8),
+    Effort(COARSE, False, 24, 2, TRIES), Effort(16, False, 32, 3, 80), Effort(32, False, 32, 3, 120),
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """A plan that a search proposes."""
+
+    score: float
+    label: Label
+    search: SubsetSearch
 
 
 @dataclass(slots=True)
@@ -44,6 +72,10 @@ class Board:
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether `plan` was simulated already."""
+        return (plan.stages, plan.micro_batch) in self.scores
 
     def score(self, plan: Plan) -> float:
         """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated."""
@@ -102,37 +134,47 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
         for plan in plans[:N_RIVAL]:
             board.score(plan)
             yield
-    yield from _improve(board, 1, PASSES[1][3])
+    yield from _improve(board, 1, TRIES)
 
 
 def _passes(board: Board) -> Iterator[None]:
     """Our own search over ever finer cuts."""
-    sizes = list(choices.micro_batches(board.problem))
-    for n_cuts, pipelines_only, n_improved, tries in PASSES:
-        cuts = choices.cuts(board.problem, n_cuts)
-        if n_cuts > PASSES[1][0] and _work(board, len(cuts)) > board.max_work:
+    sizes = sorted(choices.micro_batches(board.problem))
+    for effort in EFFORTS:
+        cuts = choices.cuts(board.problem, effort.n_cuts)
+        if not effort.pipelines_only and effort.n_cuts > COARSE and _work(board, len(cuts)) > board.max_work:
             return
-        found: list[tuple[float, Label, SubsetSearch]] = []
+        found: list[Found] = []
         reached: dict[int, float] = {}
         for micro_batch in sizes:
-            search = _search(board, micro_batch, cuts, pipelines_only)
-            labels = search.run(board.best)
+            search = _search(board, micro_batch, cuts, effort.pipelines_only)
+            labels = search.run(min(board.best, SLACK * min(reached.values(), default=inf)))
             reached[micro_batch] = labels[0].score if labels else inf
+            if labels and not board.scores:
+                board.score(search.plan(labels[0]))
+            found += [Found(label.score, label, search) for label in labels[:N_JUDGED]]
             yield
-            for label in labels[:N_JUDGED]:
-                if label.score < board.best:
-                    board.score(search.plan(label))
-                    yield
-            found += [(label.score, label, search) for label in labels[N_JUDGED:]]
-        for score, label, search in sorted(found, key=lambda item: item[0])[:N_JUDGED]:
-            if score < board.best:
-                board.score(search.plan(label))
-                yield
+        yield from _judge(board, found, effort.n_judged)
         sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
-        yield from _recut(board, sizes, n_improved)
-        yield from _improve(board, n_improved, tries)
-        if len(cuts) > len(board.problem.layers) and not pipelines_only:
+        yield from _recut(board, sizes, effort.n_improved)
+        yield from _improve(board, effort.n_improved, effort.tries)
+        if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
             return
+
+
+def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
+    """Simulate the `n` best estimates; where one disappoints and is the best still, with deeper warm-ups too."""
+    for estimate, label, search in sorted(found, key=lambda item: item.score)[:n]:
+        if estimate >= board.best:
+            return
+        plan = search.plan(label)
+        score = board.score(plan)
+        yield
+        if score == board.best > estimate * NEAR:
+            deep = deeper(board.table, plan)
+            if deep is not None:
+                board.score(deep)
+                yield
 
 
 def _work(board: Board, n_cuts: int) -> float:
@@ -152,10 +194,7 @@ def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
             search = SubsetSearch(board.table, micro_batch, cuts, along=plan)
             labels = search.run(board.best)
             yield
-            for label in labels[:N_JUDGED]:
-                if label.score < board.best:
-                    board.score(search.plan(label))
-                    yield
+            yield from _judge(board, [Found(label.score, label, search) for label in labels], N_RECUT)
 
 
 def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
@@ -187,7 +226,7 @@ def _improve(board: Board, n: int, max_tries: int) -> Iterator[None]:
             for other in neighbours(board.table, here):
                 if tries >= max_tries:
                     break
-                if floor_s(board.table, other) >= reached:
+                if board.knows(other) or floor_s(board.table, other) >= reached:
                     continue
                 tries += 1
                 if board.score(other) < reached * (1 - 1e-4):

@@ -45,8 +45,11 @@ class CostTable:
         self.problem = problem
         self.guessed: set[tuple[str, int]] = set()
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
         layers = problem.layers
+        training = isinstance(problem.workload, Training)
+        self.parameter_copies = (2 + optimizer_copies(problem)) if training else 1  # weights, gradients, moments
         self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
@@ -84,6 +87,14 @@ class CostTable:
             both = [self.cut_bytes(layer) + self.cut_bytes(layer + 1) for layer in range(start, stop)]
             self._widest[start, stop] = max(both)
         return self._widest[start, stop]
+
+    def measured_update_s(self, device: str, start: int, stop: int) -> float | None:
+        """Seconds of one optimizer step on the parameters of layers [start, stop), if all of them were measured."""
+        if device not in self._updates:
+            layers = [layer.update_s for layer in self.problem.costs[device]]
+            self._updates[device] = _prefix(s or 0.0 for s in layers), _sums([s is None for s in layers])
+        seconds, unknown = self._updates[device]
+        return None if unknown[stop] > unknown[start] else seconds[stop] - seconds[start]
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         found = self._sums.get((device, rows))
@@ -127,9 +138,8 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
 
     Asteroid, eq. (3), the terms of the model and of the optimizer; and what a worker takes beside its tensors.
     """
-    training = isinstance(table.problem.workload, Training)
-    copies = (2 + optimizer_copies(table.problem)) if training else 1
-    return table.floor_bytes + copies * table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
+    copied_bytes = table.parameter_copies * table.parameter_bytes(start, stop)
+    return table.floor_bytes + copied_bytes + table.buffer_bytes(start, stop)
 
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
@@ -182,6 +192,29 @@ def rows_that_fit(
     return room // per_row if per_row else 1 << 60
 
 
+def depth_that_fits(
+    table: CostTable, start: int, stop: int, rows: int, budget: int, *, replicas: int = 1, n_micro_batches: int = 1
+) -> int:
+    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within `budget`; 0: not one."""
+    room = budget - static_bytes(table, start, stop)
+    if room < 0 or room < reducing_bytes(table, start, stop, replicas):
+        return 0
+
+    def needed(depth: int) -> int:
+        return rows * row_bytes(table, start, stop, warm_up=depth, n_micro_batches=n_micro_batches)
+
+    least = needed(1)
+    if least > room:
+        return 0
+    if n_micro_batches == 1 or not isinstance(table.problem.workload, Training):
+        return n_micro_batches
+    step = needed(2) - least  # a micro-batch more never takes more than the second
+    depth = min(1 + (room - least) // step, n_micro_batches) if step else n_micro_batches
+    while depth < n_micro_batches and needed(depth + 1) <= room:
+        depth += 1
+    return depth
+
+
 def _feed_bytes(table: CostTable, start: int, stop: int) -> int:
     problem = table.problem
     targets = problem.target_bytes if stop == len(problem.layers) else 0
@@ -229,9 +262,9 @@ def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float
 
 def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
     """Seconds of one optimizer step, as measured; else every parameter, gradient and moment passes at copying speed."""
-    measured = [layer.update_s for layer in table.problem.costs[device.name][start:stop]]
-    if all(seconds is not None for seconds in measured):
-        return device.overhead_s + sum(seconds or 0.0 for seconds in measured)
+    measured_s = table.measured_update_s(device.name, start, stop)
+    if measured_s is not None:
+        return device.overhead_s + measured_s
     copies = 2 + optimizer_copies(table.problem)
     return device.overhead_s + copies * table.parameter_bytes(start, stop) / device.copy_bytes_per_s
 

@@ -130,21 +130,9 @@ class Heads:
 
     def _depth(self, start: int, stop: int, index: int, rows: int, replicas: int) -> int:
         """The most micro-batches that the device can keep (all of them at most); 0 when not even one."""
-        table, budget, n = self.table, self._budgets[index], self.n_micro_batches
-
-        def fits(depth: int) -> bool:
-            need = cost.memory_bytes(table, start, stop, rows, warm_up=depth, replicas=replicas, n_micro_batches=n)
-            return need <= budget
-
-        if cost.static_bytes(table, start, stop) > budget or not fits(1):
-            return 0
-        if not self.training or fits(n):
-            return n
-        low, high = 1, n  # the first fits, the second does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return cost.depth_that_fits(
+            self.table, start, stop, rows, self._budgets[index], replicas=replicas, n_micro_batches=self.n_micro_batches
+        )
 
     def crossing(self, j: int, g: int, h: int) -> Crossing:
         """A micro-batch over cut j from pattern g to pattern h."""

@@ -22,6 +22,16 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     yield from _other_micro_batches(table, plan)
 
 
+def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
+    """The plan with warm-ups that hide links on which a micro-batch stays longer than in a stage; None: no room."""
+    n, m = len(plan.stages), plan.n_micro_batches
+    depths = [min(3 * (n - p) - 2, m) for p in range(n)]
+    stages = tuple(replace(stage, warm_up=depth) for stage, depth in zip(plan.stages, depths, strict=True))
+    if not plan.training or stages == plan.stages or not fits(table, plan, stages):
+        return None
+    return replace(plan, stages=stages)
+
+
 def floor_s(table: cost.CostTable, plan: Plan) -> float:
     """What the busiest device computes: the step takes no less."""
     busy = dict.fromkeys(plan.devices, 0.0)

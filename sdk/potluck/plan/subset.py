@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 
 from potluck.plan import cost
 from potluck.plan.groups import Pattern, alike, patterns
-from potluck.plan.heads import Head, Heads
+from potluck.plan.heads import Crossing, Head, Heads
 from potluck.records import Plan, Problem, QoE, Stage, Training
 
 WINDOW = 5  # layers to either side that a stage's begin may move when the order of devices is given
@@ -70,6 +70,7 @@ class SubsetSearch:
         self._only = self._in_order(order)
         self._near = self._windows(along) if along is not None else {}
         self._joins: dict[tuple[int, int], bool] = {}
+        self._crossings: dict[tuple[int, int, int], Crossing] = {}
         self._idle_w: dict[int, float] = {}
         self._speeds = [speeds[members[0]] for members in self.classes]
         self._free: dict[int, float] = {}
@@ -180,8 +181,11 @@ class SubsetSearch:
         depth, before = min(head.depth, n), -1
         for rest in labels:
             if rest.g != before:
-                forward, back, link, air, joules = self.heads.crossing(j, g, rest.g)
                 before = rest.g
+                crossing = self._crossings.get((j, g, before))
+                if crossing is None:
+                    crossing = self._crossings[j, g, before] = self.heads.crossing(j, g, before)
+                forward, back, link, air, joules = crossing
             air_s, energy = rest.air_s + air + head.air_s, rest.energy_j + joules + head.energy_j
             trip = work + forward + back + rest.trip_s
             if training:

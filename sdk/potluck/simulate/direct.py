@@ -3,7 +3,6 @@
 Layouts and their task graphs are kept per shape; a plan then only fills in what its tasks cost.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -139,7 +138,8 @@ class Direct:
         self._medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
         self._has_home = any(HOME in pair for pair in problem.network.paths)
         self._hosts, self._cores = shared_hosts(problem)
-        self._routes: dict[tuple[str, str], tuple[tuple[tuple[int, int], ...], float, int]] = {}
+        self._paths = TaskGraph(capacity=self.capacity, cores=self._cores)  # every path used so far, for all graphs
+        self._routes: dict[tuple[str, str], int] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
         self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
 
@@ -163,16 +163,14 @@ class Direct:
         laid = self._graph(self._shape(plan), n_steps, window)
         items = [self._priced(plan, item) for item in laid.layout.items]
         graph, layout = laid.graph, laid.layout
-        graph.routes, graph.latency_s, graph.route_host = [], [], []
         names = (*plan.devices, HOME)
         places = ((2 * slot, self.devices[name]) for slot, name in enumerate(plan.devices))
         graph.lane_host = {lane: self._hosts[device.host] for lane, device in places if device.host_cores}
-        graph.cores = self._cores
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)
             if item.kind == SEND:
-                route.append(graph.add_route(*self._route(names[item.slot], names[item.to])))
+                route.append(self._route(names[item.slot], names[item.to]))
             else:
                 route.append(COMPUTE)
         graph.work, graph.route = [work[i] for i in layout.item], [route[i] for i in layout.item]
@@ -181,15 +179,16 @@ class Direct:
             graph.work, graph.route = step_work * n_steps, step_route * n_steps
         return laid, items
 
-    def _route(self, source: str, target: str) -> tuple[tuple[tuple[int, int], ...], float, int]:
+    def _route(self, source: str, target: str) -> int:
+        """The number of a path in all graphs."""
         found = self._routes.get((source, target))
         if found is None:
             if HOME in (source, target) and not self._has_home:
-                found = (), 0.0, -1
+                found = self._paths.add_route(())
             else:
                 path = self.problem.network.path(source, target)
                 media = tuple((self._medium[name], times) for name, times in path.media)
-                found = media, path.latency_s, self._hosts.get(path.host, -1)
+                found = self._paths.add_route(media, path.latency_s, self._hosts.get(path.host, -1))
             self._routes[source, target] = found
         return found
 
@@ -226,7 +225,7 @@ class Direct:
         if key not in self._graphs:
             if len(self._graphs) >= MAX_KEPT:
                 self._graphs.clear()
-            self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self.capacity)
+            self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self._paths)
         return self._graphs[key]
 
     def _priced(self, plan: Plan, item: Item) -> tuple[float, int]:
@@ -261,9 +260,9 @@ class Direct:
         return item.rows * per_row[tensor]
 
 
-def _graph(layout: Layout, n_steps: int, in_flight: int, capacity: Sequence[float]) -> _Graph:
+def _graph(layout: Layout, n_steps: int, in_flight: int, paths: TaskGraph) -> _Graph:
     """`n_steps` times the layout, at most `in_flight` at once; several are each between a task of begin and of end."""
-    graph, n_tasks = TaskGraph(capacity=list(capacity)), len(layout.item)
+    graph, n_tasks = paths.on_same_paths(), len(layout.item)
     idle, first, ends = 2 * layout.home, [], list[int]()
     lanes = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
     sinks = set(range(n_tasks)).difference(*layout.waits)

@@ -7,7 +7,7 @@ depend only on how many flows each has, so every such state is worked out once.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 
@@ -15,6 +15,7 @@ from potluck.errors import PlanError
 from potluck.simulate.fairness import Route, max_min_rates, processor_rate
 
 COMPUTE = -1  # the route of a task that is not a transfer
+BITS = 20  # of a number of flows at once
 
 
 @dataclass(slots=True)
@@ -41,6 +42,11 @@ class TaskGraph:
     route: list[int] = field(default_factory=list)
     n_waits: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
+    rates: dict[int, dict[int, float]] = field(default_factory=dict)  # kept by `Flows`
+
+    def on_same_paths(self) -> "TaskGraph":
+        """A graph without tasks on these media and routes, for which what is known of their rates holds too."""
+        return replace(self, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
 
     def add_route(self, route: Route, latency_s: float = 0.0, host: int = -1) -> int:
         """A path that transfers can take; returns its number."""
@@ -171,26 +177,26 @@ class Flows:
     def __init__(self, graph: TaskGraph) -> None:
         self.capacity, self.cores = graph.capacity, graph.cores
         self.media = list(dict.fromkeys(route for route in graph.routes if route))
-        n_media, hosts = len(self.media), graph.route_host
-        numbers = {route: number for number, route in enumerate(self.media)}
+        n_hosts, hosts = len(self.cores), graph.route_host
+        numbers = {route: n_hosts + i for i, route in enumerate(self.media)}  # of hosts first: their number is fixed
         # per route; -1: over no medium
         self.class_of = [
-            n_media + host if host >= 0 else numbers.get(route, -1)
-            for route, host in zip(graph.routes, hosts, strict=True)
+            host if host >= 0 else numbers.get(route, -1) for route, host in zip(graph.routes, hosts, strict=True)
         ]
-        self.class_of_lane = {lane: n_media + host for lane, host in graph.lane_host.items()}
+        self.class_of_lane = graph.lane_host
         self.marks: dict[int, float] = {}  # flow -> the reading of its class's clock at which it ends
         self.changed = False
         self._left = graph.work.copy()  # bytes of a flow that was paused; seconds of a processor
         if any(host >= 0 for host in hosts):
             self._count_seconds(graph)
         self._class: dict[int, int] = {}  # flow -> class
-        self._clock = [0.0] * (n_media + len(self.cores))  # what every flow of the class has got
+        self._clock = [0.0] * (n_hosts + len(self.media))  # what every flow of the class has got
         self._heaps: list[list[tuple[float, int]]] = [[] for _ in self._clock]
         self._count: dict[int, int] = {}  # class -> flows, of the classes that have some
+        self._key = 0  # the same as one number: BITS bits per class
         self._rates: dict[int, float] = {}
         self._since_s = 0.0
-        self._known: dict[tuple[tuple[int, int], ...], dict[int, float]] = {}
+        self._known = graph.rates  # how many flows each class has -> the rate of each class
 
     def _count_seconds(self, graph: TaskGraph) -> None:
         """Transfers inside a host as work of its processor: seconds at the rate of the path, then those of latency."""
@@ -210,6 +216,7 @@ class Flows:
             self._clock[number] = 0.0
             self._heaps[number].clear()
         self._count[number] = count + 1
+        self._key += 1 << BITS * number
         self._class[flow] = number
         mark = self.marks[flow] = self._clock[number] + self._left[flow]
         heappush(self._heaps[number], (mark, flow))
@@ -223,31 +230,34 @@ class Flows:
     def next_end_s(self, now_s: float) -> float:
         """When the next flow ends, at the rates of the flows there are now."""
         self._since_s, self.changed = now_s, False
-        key = tuple(sorted(self._count.items()))
-        rates = self._known.get(key)
+        rates = self._known.get(self._key)
         if rates is None:
-            rates = self._known[key] = self._shared(key)
+            rates = self._known[self._key] = self._shared()
         self._rates = rates
-        soonest = inf
+        marks, clock, soonest_s = self.marks, self._clock, inf
         for number, rate in rates.items():
             heap = self._heaps[number]
-            while self.marks.get(heap[0][1]) != heap[0][0]:
+            mark, flow = heap[0]
+            while marks.get(flow) != mark:
                 heappop(heap)
-            soonest = min(soonest, now_s + (heap[0][0] - self._clock[number]) / rate)
-        return max(soonest, now_s)
+                mark, flow = heap[0]
+            left_s = (mark - clock[number]) / rate
+            if left_s < soonest_s:
+                soonest_s = left_s
+        return now_s + soonest_s if soonest_s > 0 else now_s
 
-    def _shared(self, counts: Sequence[tuple[int, int]]) -> dict[int, float]:
+    def _shared(self) -> dict[int, float]:
         """The rate of each class when it has so many flows."""
-        n_media = len(self.media)
+        n_hosts = len(self.cores)
         members = {
-            100_000 * number + i: self.media[number]
-            for number, count in counts if number < n_media
+            (number << BITS) + i: self.media[number - n_hosts]
+            for number, count in self._count.items() if number >= n_hosts
             for i in range(count)
         }  # fmt: skip
         found = max_min_rates(members, self.capacity)
-        rates = {number: found[100_000 * number] for number, _ in counts if number < n_media}
-        return rates | {
-            number: processor_rate(self.cores[number - n_media], count) for number, count in counts if number >= n_media
+        return {
+            number: found[number << BITS] if number >= n_hosts else processor_rate(self.cores[number], count)
+            for number, count in self._count.items()
         }
 
     def take_ended(self, now_s: float) -> list[int]:
@@ -269,6 +279,7 @@ class Flows:
         del self.marks[flow]
         number = self._class.pop(flow)
         self._count[number] -= 1
+        self._key -= 1 << BITS * number
         if not self._count[number]:
             del self._count[number]
 

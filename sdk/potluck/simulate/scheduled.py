@@ -7,7 +7,6 @@ the graph's own priorities.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, stuck
@@ -129,7 +128,7 @@ def alone_s(graph: TaskGraph, task: int) -> float:
 def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:
     """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who waits for the transfer
     waits for the last. Also (first, last) of the new tasks for every old one."""
-    cut = replace(graph, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
+    cut = graph.on_same_paths()
     parts: list[tuple[int, int]] = []
     for task, nbytes in enumerate(graph.work):
         route = graph.route[task]

@@ -1,10 +1,11 @@
 """Our planner against every plan there is, its bound, its clock, and what must not change its answer."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from potluck.plan import check_plan, make_plans
+from potluck.plan import check_plan, cost, make_plans
 from potluck.plan.anytime import plan_anytime
 from potluck.plan.bound import lower_bound_s, work_s
 from potluck.plan.cost import CostTable
@@ -180,3 +181,21 @@ def test_a_profile_measured_for_inference_alone_is_enough():
     problem = random_home(3, Inference(batch=2))
     bare = {name: tuple(replace(c, backward_s=()) for c in costs) for name, costs in problem.costs.items()}
     assert make_plans(replace(problem, costs=bare)).best.stages == make_plans(problem).best.stages
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
+    rng = random.Random(seed)
+    problem = random_home(seed, rng.choice([Training(batch=24), Inference(batch=24)]))
+    table, last = CostTable(problem), len(problem.layers)
+    for _ in range(60):
+        start, rows, n = rng.randrange(last), rng.randint(1, 4), rng.choice([1, 2, 3, 6, 24])
+        stop, replicas = rng.randint(start + 1, last), rng.choice([1, 2])
+        budget = rng.randrange(1000, 3_000_000)
+
+        def needs(depth, start=start, stop=stop, rows=rows, n=n, replicas=replicas):
+            return cost.memory_bytes(table, start, stop, rows, warm_up=depth, replicas=replicas, n_micro_batches=n)
+
+        every = [depth for depth in range(1, n + 1) if needs(depth) <= budget]
+        found = cost.depth_that_fits(table, start, stop, rows, budget, replicas=replicas, n_micro_batches=n)
+        assert found == max(every, default=0)

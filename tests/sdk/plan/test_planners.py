@@ -175,7 +175,7 @@ def test_the_best_plan_is_at_most_as_slow_as_any_rival(seed):
     problem = random_problem(seed, Training(batch=8))
     plans = make_plans(problem)
     assert plans.best.latency_s == min(plan.latency_s for plan in plans)
-    assert {plan.planner for plan in plans} >= {"single"}
+    assert any(len(plan.devices) == 1 for plan in plans)
     for plan in plans:
         check_plan(plan, problem)
         assert judge(problem, plan).latency_s == plan.latency_s
