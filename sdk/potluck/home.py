@@ -281,11 +281,13 @@ class Home:
 
     @property
     def network(self) -> "Network":
-        """How the devices are connected: as the latest profile measured it, else as they say themselves."""
+        """How the devices are connected: as the latest profile measured it, as the lab plays it, or as they say."""
         from potluck.profile.network import network_of
 
         if self._profiles:
             return next(reversed(self._profiles.values())).network
+        if self._lab is not None and self._lab.network is not None:
+            return self._lab.network
         if self._lab is not None and self._lab.network is not None:
             return self._lab.network
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
@@ -293,7 +295,7 @@ class Home:
     def deploy(
         self, plan: "Plan", model: Any = None, *, optimizer: Any = None, seed: int = 0,
         resume: str | Path | None = None, schedule: "str | Policy | None" = None,
-        turns: bool | None = None,
+        turns: bool | None = None, profile: "Profile | None" = None,
     ) -> "Handle[Run]":  # fmt: skip
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
 
@@ -311,6 +313,8 @@ class Home:
         turns
             Whether transfers take turns on media that devices share, in the order that ends a step soonest; default:
             where the simulator says that it pays. It needs a profile.
+        profile
+            What the run is foretold by; default: the latest one of this model here.
         """
         from potluck.profile.measure import name_of
         from potluck.run.run import deploy
@@ -326,7 +330,7 @@ class Home:
         def work(task: Task) -> "Run":
             return deploy(
                 self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
-                profile=self._profiles.get(chosen.signature), schedule=schedule, turns=turns,
+                profile=profile or self._profiles.get(chosen.signature), schedule=schedule, turns=turns,
             )  # fmt: skip
 
         return Handle(work, f"deploying {plan.model}")

@@ -27,21 +27,24 @@ def text_of(cell):
     return "\n".join(parts)
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """The first notebook with its outputs; the kernel is this very interpreter."""
-    pytest.importorskip("efficientnet_lite_pytorch")
-    folder = tmp_path_factory.mktemp("kernels")
+def execute(name, folder):
+    """The notebook with its outputs; the kernel is this very interpreter."""
     kernels.write_kernel_spec(str(folder / "this"))
     specs = jupyter_client.kernelspec.KernelSpecManager(kernel_dirs=[str(folder)], ensure_native_kernel=False)
     manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
-    notebook = read(FOLDER / "01_first_home.ipynb")
+    notebook = read(FOLDER / name)
     notebook.cells.append(nbformat.v4.new_code_cell(LEFT))
     client = nbclient.NotebookClient(
         notebook, km=manager, timeout=300, resources={"metadata": {"path": str(FOLDER.parent)}}
     )
     client.execute()
     return notebook
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    pytest.importorskip("efficientnet_lite_pytorch")
+    return execute("01_first_home.ipynb", tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -86,3 +89,17 @@ def test_a_handle_at_the_end_of_a_cell_gives_way_to_its_result(executed):
 def test_closing_ends_every_agent(executed):
     assert "closed" in text_of(executed.cells[-2])
     assert "left: []" in text_of(executed.cells[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
+    pytest.importorskip("sklearn")
+    notebook = execute("03_schedules_and_timelines.ipynb", tmp_path)
+    told = "\n".join(text_of(cell) for cell in notebook.cells)
+    assert "<-- ERROR HERE" in told
+    assert "the same to the last bit: True" in told
+    assert told.count("</svg>") == 2
+    gain = told.split("taking turns is worth ")[1].split("%")[0]
+    assert 0 < float(gain) < 50
+    assert "left: []" in text_of(notebook.cells[-1])

@@ -12,6 +12,7 @@ BENCHES = {
     "planning_time": "seconds to a first plan, a near-best one and the end",
     "simulator": "simulated actions per second",
     "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent against none",
+    "network_schedule": "transfers in turns against transfers that share the air, predicted and measured in a lab",
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
     "fidelity": "predictions against measurements: homes, models, plans, schedules, training and inference",
 }
