@@ -13,6 +13,7 @@ BENCHES = {
     "simulator": "simulated actions per second",
     "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent against none",
     "network_schedule": "transfers in turns against transfers that share the air, predicted and measured in a lab",
+    "switch": "how long a run pauses when its plan changes, against stop-reload-start",
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
     "fidelity": "predictions against measurements: homes, models, plans, schedules, training and inference",
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck import records
 from potluck.errors import ModelError
+from potluck.graph.indices import check_indices, index_bounds
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
@@ -189,7 +190,7 @@ class Model:
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
 
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:
-        """The number of rows, after checking types and shapes. Raises ModelError that says what was expected."""
+        """The number of rows, after checking types, shapes and indices. Raises ModelError: what was expected."""
         traced = self._laid_out(train).line.traced
         ports = traced.graph.inputs
         if len(tensors) != len(ports):
@@ -209,6 +210,7 @@ class Model:
             dtype = str(tensor.dtype).removeprefix("torch.")
             if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
                 raise ModelError(_mismatch(port, tensor, sizes), expected=expected_shape, got=tuple(tensor.shape))
+        check_indices(index_bounds(traced), [port.name for port in ports], tensors)
         return sizes[BATCH]
 
     def __repr__(self) -> str:

@@ -283,3 +283,19 @@ def test_running_statistics_are_those_of_the_shares(home):
     assert torch.equal(state["1.running_var"], alone.state_dict()["1.running_var"])
     assert (run(x) - alone.eval()(x)).abs().max().item() <= 1e-6
     run.close()
+
+
+def test_a_bad_batch_is_refused_and_nothing_learned_is_lost(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 12)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4), model).wait(60)
+    wrong = y.clone()
+    wrong[9] = 4
+    with pytest.raises(potluck.errors.ModelError, match="target holds 4"):
+        run.fit((x, wrong)).wait(60)
+    assert run.step == 2  # the batches before it
+    run.fit((x[8:], y[8:])).wait(60)
+    alone = copy.deepcopy(net)
+    train_alone(alone, x, y, batch=4, micro_batch=4, epochs=1, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
+    assert largest_difference(run.state_dict(), alone) == 0.0
+    run.close()

@@ -1,0 +1,49 @@
+"""Labels and tokens out of range are refused before anything is sent."""
+
+import pytest
+
+import potluck
+from potluck.errors import ModelError
+from potluck.graph.indices import Bound, index_bounds
+
+torch = pytest.importorskip("torch")
+
+
+def language_loss(logits, tokens):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.reshape(-1), ignore_index=-1)
+
+
+def classes_loss(logits, target):
+    return torch.nn.functional.nll_loss(torch.log_softmax(logits, 1), target)
+
+
+CLASSES = (torch.nn.Linear(4, 3), torch.zeros(2, 4), torch.tensor([0, 1]))
+TOKENS = (
+    torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 7)),
+    torch.zeros(2, 5, dtype=torch.int64),
+    torch.zeros(2, 5, dtype=torch.int64),
+)
+CASES = {
+    "cross entropy": (CLASSES, torch.nn.CrossEntropyLoss(), (Bound(1, 3, -100),)),
+    "negative log likelihood": (CLASSES, classes_loss, (Bound(1, 3, -100),)),
+    "tokens": (TOKENS, language_loss, (Bound(0, 10), Bound(1, 7, -1))),
+    "no indices": (CLASSES, lambda y, t: ((y.sum(1) - t) ** 2).mean(), ()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bounds_are_read_off_the_graph(case):
+    (net, x, y), loss, bounds = CASES[case]
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    assert index_bounds(model._laid_out(True).line.traced) == bounds
+    assert model.check_inputs(x, y, train=True) == 2
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 99])
+def test_a_label_that_is_no_class_is_named(wrong):
+    (net, x, y), loss, _ = CASES["cross entropy"]
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    with pytest.raises(ModelError, match=rf"target holds {wrong}; indices from 0 to 2") as caught:
+        model.check_inputs(x, torch.tensor([0, wrong]), train=True)
+    assert "nothing of it was sent" in str(caught.value)
+    model.check_inputs(x, torch.tensor([0, -100]), train=True)  # ignored by the loss
