@@ -279,6 +279,17 @@ class Home:
 
         return Handle(work, f"profiling {name_of(model)}")
 
+    def learn(self, run: "Run") -> "Profile":
+        """What this run showed of its devices goes into the profile of its model, here and in the cache: see
+        `profile.learning`."""
+        from potluck.profile.measure import keep
+        from potluck.profile.store import Store
+
+        profile = self._profiles[run.signature] = run.learn()
+        if self._ring is not None:
+            keep(Store(), profile, self._members)
+        return profile
+
     @property
     def network(self) -> "Network":
         """How the devices are connected: as the latest profile measured it, as the lab plays it, or as they say."""

@@ -77,7 +77,7 @@ def _try_plans(home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int) -
 
     from potluck.commands.demo_data import digits_network
     from potluck.graph import Model
-    from potluck.plan import make_plans, predict
+    from potluck.plan import make_plans
     from potluck.records import Training
     from potluck.run.optimizers import AdamW
 
@@ -90,11 +90,10 @@ def _try_plans(home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int) -
         run = home.deploy(chosen, model, optimizer=AdamW(LEARNING_RATE)).wait()
         try:
             run.fit(list(batches)).wait()
-            measured_s = median(run.trace.step_s)
+            compared = run.compare()
         finally:
             run.close()
-        predicted_s = predict(problem, chosen).step_s[0]
-        tried.append((measured_s, abs(predicted_s - measured_s) / measured_s))
+        tried.append((compared.measured_step_s, compared.error_frac))
     return tried
 
 

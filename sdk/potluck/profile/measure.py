@@ -186,6 +186,15 @@ def _costs(
     return costs
 
 
+def keep(store: Store, profile: Profile, members: Members) -> None:
+    """Write the layer times of a profile into the cache, but for emulated devices."""
+    for mode, known in ((True, profile.training), (False, profile.inference)):
+        for name, costs in known.costs.items() if known else ():
+            if not members[name].capability.get("emulated"):
+                about = about_of(members[name].key, members[name].capability)
+                store.save(profile.signature, about, costs, train=mode)
+
+
 def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """The devices of every machine that several compute on as fast as they can."""
     hosts: dict[str, list[str]] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import FileError, PlanError, UserError
 from potluck.handle import Handle, Task
 from potluck.plan.cost import energy_j
+from potluck.profile.learning import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
@@ -50,6 +51,11 @@ class Run:
     def plan(self) -> Plan:
         """The plan in force."""
         return self._engine.edition.plan
+
+    @property
+    def signature(self) -> str:
+        """The signature of its model."""
+        return str(self._engine.model.signature)
 
     @property
     def step(self) -> int:
@@ -107,6 +113,17 @@ class Run:
         if predicted is None or problem is None or not measured.step_s:
             raise UserError("there is nothing to compare yet.", next_step="Profile the model, and run some steps.")
         return compare(predicted, measured, self._engine.kept[-1][1].programs, problem.network)
+
+    def learn(self) -> "Profile":
+        """The profile after this run: layers take what it showed, by the rule of `profile.learning`."""
+        compared, engine = self.compare(), self._engine
+        assert engine.profile is not None  # else nothing could be compared
+        steady = {name for name in self.plan.devices if engine.members[name].capability.get("emulated")}
+        engine.profile = learned(
+            engine.profile, compared.predicted, compared.measured, engine.kept[-1][1], training=self.plan.training,
+            steady=steady,
+        )  # fmt: skip
+        return engine.profile
 
     def __repr__(self) -> str:
         what = f"{self.step} steps" if self.plan.training else f"{self._engine.n_requests} requests"

@@ -34,6 +34,11 @@ def test_a_profile_makes_a_problem_that_planners_solve(home):  # noqa: F811
     assert compared.predicted_step_s > 0
     assert compared.measured_step_s > 0
     assert "Plan" in run._repr_html_() or "plan" in run._repr_html_()
+    learned = home.learn(run)
+    used = plans.best.devices[0]
+    assert learned.training.costs[used] != measured.training.costs[used]
+    assert learned.inference == measured.inference
+    assert run.predicted.busy_s != compared.predicted.busy_s
     run.close()
 
 

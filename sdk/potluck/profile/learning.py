@@ -1,0 +1,64 @@
+"""A profile that learns from a run: its layers take what the run showed. Pure.
+
+The rule: the median time of every piece of the model that a device ran, forward or backward, is compared with its
+prediction (which knows who shared the processor). The seconds of the piece's layers, at every batch size, are
+multiplied by the square root of measured by predicted, 1/4 to 4: half of the way, so that one disturbed run moves a
+profile little and several bring it there. A layer that several pieces held takes their median.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from statistics import median
+
+from potluck.profile.profiles import Profile
+from potluck.records import LayerCost, Trace
+from potluck.schedule import Compiled
+
+MOST = 4.0  # times longer or shorter than predicted; what is beyond has another reason
+SHARE = 0.5  # of the way, on a scale of ratios
+Piece = tuple[str, str, int, int, int]  # device, operation, layers [start, stop), rows
+
+
+def learned(
+    profile: Profile, predicted: Trace, measured: Trace, compiled: Compiled, *, training: bool,
+    steady: Collection[str] = (),
+) -> Profile:  # fmt: skip
+    """The profile after a run of `compiled`. Devices in `steady` last as long as their profile says: no news."""
+    ratios: dict[tuple[str, str, int], list[float]] = {}
+    expected = _pieces(predicted, compiled)
+    for piece, seconds in _pieces(measured, compiled).items():
+        device, op, start, stop, _ = piece
+        if device in steady or expected.get(piece, 0.0) <= 0 or seconds <= 0:
+            continue
+        for layer in range(start, stop):
+            ratios.setdefault((device, op, layer), []).append(seconds / expected[piece])
+    factors = {key: min(max(median(found), 1 / MOST), MOST) ** SHARE for key, found in ratios.items()}
+    known = profile.training if training else profile.inference
+    if known is None or not factors:
+        return profile
+    costs = {
+        device: tuple(_changed(cost, factors, device, layer) for layer, cost in enumerate(layers))
+        for device, layers in known.costs.items()
+    }
+    refined = replace(known, costs=costs)
+    return replace(profile, training=refined) if training else replace(profile, inference=refined)
+
+
+def _pieces(trace: Trace, compiled: Compiled) -> dict[Piece, float]:
+    """The median seconds of every piece that was run."""
+    found: dict[Piece, list[float]] = {}
+    for event in trace.events:
+        if event.op in ("run", "backward"):
+            note = compiled.notes[event.device][event.instruction]
+            piece = event.device, event.op, note.start, note.stop, note.rows
+            found.setdefault(piece, []).append(event.stop_s - event.start_s)
+    return {piece: median(seconds) for piece, seconds in found.items()}
+
+
+def _changed(cost: LayerCost, factors: Mapping[tuple[str, str, int], float], device: str, layer: int) -> LayerCost:
+    forward, backward = (factors.get((device, op, layer), 1.0) for op in ("run", "backward"))
+    return replace(
+        cost,
+        forward_s=tuple(seconds * forward for seconds in cost.forward_s),
+        backward_s=tuple(seconds * backward for seconds in cost.backward_s),
+    )
