@@ -21,6 +21,7 @@ from .traced import Traced
 if TYPE_CHECKING:
     import torch
 
+    from .modelgraph import ModelGraph
     from .onnx_model import OnnxModel
 
 MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
@@ -177,6 +178,12 @@ class Model:
         with torch.no_grad():
             for name, tensor in state.items():
                 own[name].copy_(tensor)
+
+    def graph(self) -> "ModelGraph":
+        """Its operators with their costs: for `potluck.estimate` on homes that do not exist, and as text."""
+        from .priced import priced
+
+        return priced(self._inference.line.traced, name=self.name, source=repr(self))
 
     def traced_line(self) -> Line:
         """The inference graph as it was traced, in a line."""
