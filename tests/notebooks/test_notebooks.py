@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, by this interpreter, against emulated devices, and leaves nobody behind."""
+"""Every notebook runs from top to bottom, by this interpreter, and leaves nobody behind."""
 
 from pathlib import Path
 
@@ -103,3 +103,20 @@ def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
     gain = told.split("taking turns is worth ")[1].split("%")[0]
     assert 0 < float(gain) < 50
     assert "left: []" in text_of(notebook.cells[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
+    explored = execute("02_explore_plans.ipynb", tmp_path)
+    cells = {cell.id: text_of(cell) for cell in explored.cells}
+    for name, kind in (("estimate", "profile"), ("plan", "plans"), ("explain", "explanation"), ("limits", "plan")):
+        assert f'id="potluck-{kind}-' in cells[name], name
+    ours, *others = [float(line.split(" ms")[0].split()[-1]) for line in cells["rivals"].splitlines()]
+    assert ours <= min(others)
+    assert int(cells["limits"].split("%")[0]) >= 0
+    assert "is imagined: connected like" in cells["what-if"]
+    assert "Would do (planned again to be sure): a latency of" in cells["impossible"]
+    assert "[[stage]]" in cells["edit"]
+    assert float(cells["edit"].split("step, ")[1].split()[0]) >= 1.0
+    assert "left: []" in text_of(explored.cells[-1])

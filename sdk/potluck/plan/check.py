@@ -1,9 +1,28 @@
-"""Does a plan belong to this problem: its model, its layers, its devices, its batch."""
+"""Can this be planned at all, and does a plan belong to this problem: its model, layers, devices and batch."""
 
 from difflib import get_close_matches
 
-from potluck.errors import PlanError
+from potluck.errors import EmptyHome, PlanError, UserError
 from potluck.records import Plan, Problem, Training
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power."""
+    if not problem.devices:
+        raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
+    names = [device.name for device in problem.devices]
+    for source in names:
+        for target in names:
+            if source != target:
+                problem.network.path(source, target)
+    for device in problem.devices:
+        limited = problem.qoe.energy_j is not None or device.name in problem.qoe.device_energy_j
+        if limited and (device.idle_w is None or device.busy_w is None):
+            raise UserError(
+                "energy is limited, and nobody knows its power.",
+                device=device.name,
+                next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
+            )
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:

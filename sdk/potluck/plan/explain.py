@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from potluck.errors import Infeasible, PlanError
-from potluck.plan import cost, whatif
+from potluck.plan import choices, cost, whatif
+from potluck.plan.build import build
 from potluck.plan.feasibility import breaches
 from potluck.plan.judge import judge, predict
 from potluck.plan.make import make_plans
 from potluck.plan.plans import preference
-from potluck.plan.single import plan_single
 from potluck.records import HOME, Event, Network, Plan, Problem, Trace, Training
 from potluck.simulate.spans import union_s
 
@@ -146,13 +146,17 @@ def _best(problem: Problem, plan: Plan) -> Plan | None:
 
 
 def _alone(problem: Problem) -> dict[str, Plan]:
-    table = cost.CostTable(problem)
-    found: dict[str, Plan] = {}
-    for candidate in plan_single(problem, table):
-        plan = judge(problem, candidate, table)
-        name = plan.devices[0]
-        if not breaches(problem, plan) and (name not in found or _seconds(plan) < _seconds(found[name])):
-            found[name] = plan
+    """The best plan of each device by itself; in small micro-batches it starts before all of the batch is there."""
+    table, found = cost.CostTable(problem), dict[str, Plan]()
+    for device in problem.devices:
+        made = (
+            build(table, "single", (0, len(problem.layers)), ((device.name,),), rows, depths=(1,))
+            for rows in choices.micro_batches(problem)
+        )
+        judged = [judge(problem, plan, table) for plan in made if plan is not None]
+        holding = [plan for plan in judged if not breaches(problem, plan)]
+        if holding:
+            found[device.name] = min(holding, key=_seconds)
     return found
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
-from potluck.errors import EmptyHome
 from potluck.plan import cost, feasibility
 from potluck.plan.anytime import MAX_WORK, Board, search
 from potluck.plan.bound import lower_bound_s
+from potluck.plan.check import check_problem
 from potluck.plan.data_parallel import plan_data_parallel
 from potluck.plan.dora import plan_dora
 from potluck.plan.judge import judge
@@ -29,8 +29,7 @@ def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, bu
     its effort is fixed and the outcome always the same. The best plan has `gap_frac`: how far it may be from the
     optimum at most.
     """
-    if not problem.devices:
-        raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
+    check_problem(problem)
     table = cost.CostTable(problem)
     end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
 

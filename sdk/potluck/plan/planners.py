@@ -6,6 +6,7 @@ from itertools import islice
 from potluck.plan import cost, feasibility
 from potluck.plan.alpa import plan_alpa
 from potluck.plan.anytime import plan_anytime
+from potluck.plan.check import check_problem
 from potluck.plan.dapple import plan_dapple
 from potluck.plan.data_parallel import plan_data_parallel
 from potluck.plan.dora import plan_dora
@@ -42,6 +43,7 @@ MAX_CANDIDATES, MAX_JUDGED = 4000, 24  # of a planner's own candidates; of those
 
 def ask(problem: Problem, name: str) -> Plans:
     """The plans of one planner that hold the limits when the simulator judges those which it thinks fastest."""
+    check_problem(problem)
     table = cost.CostTable(problem)
     simulator = direct.Direct(problem, table)
     found = list(islice(PLANNERS[name](problem, table), MAX_CANDIDATES))

@@ -41,9 +41,12 @@ class Remedy:
                 return f"a batch of {self.value:.0f}"
 
 
-def explained(error: Infeasible, problem: Problem, planning: Planning) -> Infeasible:
-    """The error with what would do, each checked by `planning` again; the fact `remedies` has them as records."""
-    found = tuple(remedies(problem, planning))
+def explained(error: Infeasible, problem: Problem, planning: Planning, hasty: Planning) -> Infeasible:
+    """The error with what would do, each planned again; the fact `remedies` has them as records.
+
+    `planning` is asked once per limit, `hasty` some ten times where memory is too little.
+    """
+    found = tuple(remedies(problem, planning, hasty))
     said = str(error).removesuffix(error.next_step).rstrip()
     if found:
         step = f"Would do (planned again to be sure): {'; or '.join(map(str, found))}."
@@ -56,7 +59,7 @@ def explained(error: Infeasible, problem: Problem, planning: Planning) -> Infeas
     return better
 
 
-def remedies(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+def remedies(problem: Problem, planning: Planning, hasty: Planning) -> Iterator[Remedy]:
     """One per limit whose loosening alone is enough."""
     qoe = problem.qoe
     if qoe.latency_s is not None:
@@ -70,23 +73,20 @@ def remedies(problem: Problem, planning: Planning) -> Iterator[Remedy]:
 
         yield from _loosened(problem, planning, "device energy", with_limit, name)
     free = replace(problem, qoe=QoE(memory_bytes=qoe.memory_bytes))
-    if _plans(free, planning) is None:  # memory alone is too little already
-        yield from _memory(problem, planning)
-        yield from _batch(problem, planning)
+    if _plans(free, hasty) is None:  # memory alone is too little already
+        yield from _memory(problem, hasty)
+        yield from _batch(problem, hasty)
 
 
 def _loosened(
     problem: Problem, planning: Planning, limit: str, with_limit: Callable[[float | None], QoE], device: str = ""
 ) -> Iterator[Remedy]:
-    """The least that the plans without this limit need of it, rounded up, if planning again with it succeeds."""
+    """The least that the plans without this limit need of it, rounded up: such a plan then holds every limit."""
     without = None if limit == "latency" else PLENTY
     found = _plans(replace(problem, qoe=with_limit(without)), planning)
-    if found is None:
-        return
-    value = round_up(min(_measure(plan, limit, device) for plan in found))
-    checked = _plans(replace(problem, qoe=with_limit(value)), planning)
-    if checked is not None:
-        yield Remedy(limit=limit, value=value, plan=checked.best, device=device)
+    if found is not None:
+        best = min(found, key=lambda plan: _measure(plan, limit, device))
+        yield Remedy(limit=limit, value=round_up(_measure(best, limit, device)), plan=best, device=device)
 
 
 def _measure(plan: Plan, limit: str, device: str) -> float:

@@ -44,14 +44,13 @@ def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True) -> "P
 
     if planner not in PLANNERS:
         raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
-    hasty = partial(ask, name=planner)
+    whole = hasty = partial(ask, name=planner)
+    if planner == OURS:
+        whole, hasty = partial(make_plans), partial(make_plans, clock=time.process_time, budget_s=HASTE_S)
     try:
-        if planner != OURS:
-            return ask(problem, planner)
-        hasty = partial(make_plans, clock=time.process_time, budget_s=HASTE_S)
-        return make_plans(problem)
+        return whole(problem)
     except Infeasible as error:
-        raise explained(error, problem, hasty) if remedies else error from None
+        raise explained(error, problem, whole, hasty) if remedies else error from None
 
 
 def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None, qoe: QoE | None = None) -> Plan:

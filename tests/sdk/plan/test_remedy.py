@@ -28,7 +28,7 @@ def asked(problem, **limits):
 @pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"])
 def test_the_latency_that_is_named_can_be_asked_for_and_little_less_cannot(seed, workload):
     problem = asked(random_home(seed, workload), latency_s=1e-6)
-    (remedy,) = remedies(problem, make_plans)
+    (remedy,) = remedies(problem, make_plans, make_plans)
     assert remedy.limit == "latency"
     assert remedy.plan.latency_s <= remedy.value
     assert feasible(asked(problem, latency_s=remedy.value))
@@ -37,21 +37,21 @@ def test_the_latency_that_is_named_can_be_asked_for_and_little_less_cannot(seed,
 
 def test_the_energy_that_is_named_can_be_asked_for():
     problem = asked(random_home(2, Training(batch=8)), energy_j=1e-3)
-    (remedy,) = remedies(problem, make_plans)
+    (remedy,) = remedies(problem, make_plans, make_plans)
     assert feasible(asked(problem, energy_j=remedy.value))
 
 
 def test_where_two_limits_are_impossible_no_single_one_is_blamed():
     problem = asked(random_home(2, Training(batch=8)), energy_j=1e-3, latency_s=1e-6)
-    assert list(remedies(problem, make_plans)) == []
+    assert list(remedies(problem, make_plans, make_plans)) == []
     with pytest.raises(Infeasible, match=r"^no\. No single limit is to blame"):
-        raise explained(Infeasible("no.", next_step="x"), problem, make_plans)
+        raise explained(Infeasible("no.", next_step="x"), problem, make_plans, make_plans)
 
 
 def test_the_joules_of_one_device_are_loosened_alone():
     problem = random_home(4, Training(batch=8))
     limits = {device.name: 1e-6 for device in problem.devices}
-    found = list(remedies(asked(problem, device_energy_j=limits), make_plans))
+    found = list(remedies(asked(problem, device_energy_j=limits), make_plans, make_plans))
     assert {remedy.device for remedy in found} == set(limits)
     for remedy in found:
         assert remedy.plan.devices == (remedy.device,)
@@ -65,7 +65,7 @@ def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
     problem = replace(problem, layers=layers)
     tight = granted(problem, {device.name: 100_000_000 for device in problem.devices})  # one layer needs 160 MB
     assert not feasible(tight)
-    found = [remedy for remedy in remedies(tight, make_plans) if remedy.limit == "memory"]
+    found = [remedy for remedy in remedies(tight, make_plans, make_plans) if remedy.limit == "memory"]
     assert found
     for remedy in found:
         assert feasible(granted(tight, {remedy.device: int(remedy.value)}))
@@ -76,7 +76,7 @@ def test_a_smaller_batch_is_named_where_it_is_enough():
     problem = random_home(0, Training(batch=64, micro_batch=64))
     layers = tuple(replace(layer, activation_bytes=10_000_000) for layer in problem.layers)
     tight = granted(replace(problem, layers=layers), {device.name: 200_000_000 for device in problem.devices})
-    batch = next(remedy for remedy in remedies(tight, make_plans) if remedy.limit == "batch")
+    batch = next(remedy for remedy in remedies(tight, make_plans, make_plans) if remedy.limit == "batch")
     assert feasible(replace(tight, workload=Training(batch=int(batch.value))))
 
 
