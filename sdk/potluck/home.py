@@ -68,7 +68,7 @@ class Home:
     @classmethod
     def lab(
         cls, devices: "str | Path | Iterable[Spec]" = "demo", *, time_scale: float = 1.0,
-        script: "Script | None" = None, extra: Sequence[str] = (),
+        script: "Script | None" = None, links: str = "", extra: Sequence[str] = (),
     ) -> "Home":  # fmt: skip
         """A home of emulated devices on this machine: real agents and sockets, stretched times, shaped links.
 
@@ -82,8 +82,10 @@ class Home:
             For a home of the library: everything takes so many times longer than it would there.
         script
             What happens when, see `potluck.lab.script`; `home.play` begins another.
+        links
+            How links are emulated: "namespaces" (Linux, root) or "relay"; by default the better one that is possible.
         """
-        return cls._of_lab(devices, time_scale=time_scale, script=script, extra=extra)
+        return cls._of_lab(devices, time_scale=time_scale, script=script, links=links, extra=extra)
 
     @classmethod
     def _of_lab(cls, devices: "str | Path | Iterable[Spec]", **options: Any) -> "Home":

@@ -10,8 +10,9 @@ from potluck.errors import HomeError, UserError
 from potluck.lab.director import Director
 from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.local import LocalAgents, Started
-from potluck.lab.namespaces import Namespaces
+from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find
+from potluck.lab.relayed import Relayed
 from potluck.lab.script import Script, check, read, slowed
 from potluck.lab.specs import NAMED, Spec, specs_of
 from potluck.run.link import Keys
@@ -33,6 +34,9 @@ class Lab:
         For a home of the library: how many times longer everything takes.
     script
         What happens when, from the moment that all agents are up: a TOML file or records of `lab.script`.
+    links
+        How those of a home of the library are made: "namespaces" or "relay"; by default the first where it is possible
+        and no path has a latency of its own (which the kernel cannot add everywhere).
     """
 
     def __init__(
@@ -41,15 +45,18 @@ class Lab:
         *,
         time_scale: float = 1.0,
         script: Script | None = None,
+        links: str = "",
         announce: bool = False,
         extra: Sequence[str] = (),
     ) -> None:
         happenings = read(script) if script is not None else ()
+        if links not in ("", "namespaces", "relay"):
+            raise UserError(f"there are no links by {links!r}.", next_step="namespaces and relay are possible.")
         public, secret = (part.decode() for part in zmq.curve_keypair())
         self.keys = Keys(public=public, secret=secret)
         self.director: Director | None = None
         self.emulation: Emulation | None = None
-        self.links: Namespaces | None = None
+        self.links: Namespaces | Relayed | None = None
         if isinstance(devices, str | Path) and devices not in NAMED:
             self.emulation = emulation(devices, time_scale)
             specs = self.emulation.specs()
@@ -60,16 +67,23 @@ class Lab:
         else:
             specs = specs_of(devices)
         check(happenings, [spec.name for spec in specs], self.media)
-        if self.emulation is not None:
-            self.links = Namespaces(self.emulation.network, [spec.name for spec in specs])
-        self.agents = LocalAgents(specs, ("notebook", public), announce=announce, extra=extra, inside=self.links)
-        if happenings:
-            self.play(happenings)
+        inside = None
+        if self.emulation is not None and (links or _best_links(self.emulation.network)) == "namespaces":
+            self.links = inside = Namespaces(self.emulation.network, [spec.name for spec in specs])
+        self.agents = LocalAgents(specs, ("notebook", public), announce=announce, extra=extra, inside=inside)
+        try:
+            if self.emulation is not None and inside is None:
+                self.links = Relayed(self.emulation.network, self.agents.agents)
+            if happenings:
+                self.play(happenings)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def started(self) -> tuple[Started, ...]:
         """The agents that are up."""
-        return self.agents.agents
+        return self.links.agents if isinstance(self.links, Relayed) else self.agents.agents
 
     @property
     def network(self) -> "Network | None":
@@ -96,6 +110,13 @@ class Lab:
         if self.director is not None:
             self.director.close()
         self.agents.close()
+        if self.links is not None:
+            self.links.close()
+
+
+def _best_links(network: "Network") -> str:
+    late = any(path.latency_s > 0 for path in network.paths.values())
+    return "relay" if late or missing() else "namespaces"
 
 
 class JoinedLab:
@@ -116,8 +137,9 @@ class JoinedLab:
 
 
 def open_lab(
-    devices: Devices, *, time_scale: float = 1.0, script: Script | None = None, extra: Sequence[str] = ()
-) -> Lab | JoinedLab:
+    devices: Devices, *, time_scale: float = 1.0, script: Script | None = None, links: str = "",
+    extra: Sequence[str] = (),
+) -> Lab | JoinedLab:  # fmt: skip
     """The lab of that name that is up already, or a new one.
 
     Raises
@@ -127,8 +149,8 @@ def open_lab(
     """
     entry = find(devices) if isinstance(devices, str) else None
     if entry is None:
-        return Lab(devices, time_scale=time_scale, script=script, extra=extra)
-    if time_scale not in (1.0, entry.time_scale) or script is not None or extra:
+        return Lab(devices, time_scale=time_scale, script=script, links=links, extra=extra)
+    if time_scale not in (1.0, entry.time_scale) or script is not None or links or extra:
         raise UserError(
             f"the lab {entry.name!r} is up already, {entry.time_scale:g} times slower than the home.",
             next_step=f"Join it as it is, or end it: potluck lab down {entry.name}.",
