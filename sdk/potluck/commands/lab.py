@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("name", metavar="NAME", help="a home of profiles/homes, or a TOML file")
     up.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="all takes X times longer (default: 1)")
     up.add_argument("--script", type=Path, metavar="FILE", help="what happens when: a TOML file of [[events]]")
+    up.add_argument(
+        "--links", choices=("namespaces", "relay"), default="", help="how links are made (default: the best)"
+    )
     down = actions.add_parser("down", help="end a lab that is up")
     down.add_argument("name", metavar="NAME", nargs="?", help="as `potluck lab list` shows it (default: all)")
     actions.add_parser("list", help="show the labs that are up")
@@ -39,7 +42,9 @@ def _up(args: argparse.Namespace) -> None:
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    lab = Lab(args.name, time_scale=args.time_scale, script=args.script, announce=True, extra=["--pair"])
+    lab = Lab(
+        args.name, time_scale=args.time_scale, script=args.script, links=args.links, announce=True, extra=["--pair"]
+    )
     try:
         home = args.name if name == args.name else str(Path(args.name).resolve())
         entry = registry.Entry(

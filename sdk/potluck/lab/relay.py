@@ -20,6 +20,7 @@ from potluck.records import HOME, Medium, Network, Path
 
 PORTS = 4  # of an agent: control, pairing, data, pulse
 AHEAD_S = 0.05  # how much a flow may have under way behind its first medium
+LEAD_S = 0.02  # how much earlier the next piece takes its turn: this process is not woken to the millisecond
 HOST = "127.0.0.1"
 TRIES = 50
 
@@ -81,7 +82,7 @@ class Relay:
                 now_s = time.monotonic()
                 slot = self._airtime.take(source, target, len(piece), now_s)
                 under_way.put_nowait((slot.there_s, piece))
-                await asyncio.sleep(max(slot.gone_s, slot.there_s - AHEAD_S) - now_s)
+                await asyncio.sleep(max(slot.gone_s, slot.there_s - AHEAD_S) - LEAD_S - now_s)
         except OSError:
             pass
         finally:

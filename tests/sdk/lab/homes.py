@@ -1,5 +1,8 @@
 """Homes of the lab's tests: slow devices, so that this machine can play them."""
 
+from contextlib import suppress
+from pathlib import Path
+
 from potluck.profile.library import HomeSpec, load_home
 
 AIR_BYTES_PER_S = 4e6
@@ -29,3 +32,12 @@ def write_home(folder, name="tiny", devices=("one", "two", "three"), topology="w
 def tiny_home(folder, **options) -> HomeSpec:
     """The home of that file, read."""
     return load_home(write_home(folder, **options))
+
+
+def interfaces() -> set[tuple[str, str]]:
+    """Every lab's interface in this namespace, each with a number that no other gets again."""
+    found = set()
+    for path in Path("/sys/class/net").glob("potluck*"):
+        with suppress(OSError):
+            found.add((path.name, (path / "ifindex").read_text()))
+    return found

@@ -1,14 +1,14 @@
 """`potluck lab up|down|list` as a user types it; and what is left where somebody is killed: nothing."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
-from tests.sdk.lab.homes import write_home
+from tests.sdk.lab.homes import interfaces, write_home
 
 import potluck
 from potluck.errors import FileError, UserError
@@ -70,13 +70,14 @@ def command(*arguments):
 
 
 def up(path, *arguments):
-    """A lab in a process of its own, once it says that it is up; and all processes that belong to it."""
+    """A lab in a process of its own, once it says that it is up; its processes, the interfaces that came with it."""
+    before = interfaces()
     process = subprocess.Popen(
         [sys.executable, "-m", "potluck.cli", "lab", "up", str(path), *arguments], stdout=subprocess.PIPE, text=True
     )
     for line in process.stdout:
         if " is up." in line:
-            return process, psutil.Process(process.pid).children(recursive=True)
+            return process, psutil.Process(process.pid).children(recursive=True), interfaces() - before
     pytest.fail(f"it did not come up: {process.wait()}")
 
 
@@ -84,10 +85,6 @@ def all_gone(process, children):
     process.wait(PATIENCE_S)
     process.stdout.close()
     return psutil.wait_procs(children, PATIENCE_S)[1] == []
-
-
-def interfaces():
-    return {path.name for path in Path("/sys/class/net").glob("potluck*")}
 
 
 def test_asking_for_what_is_not_there(run_folder):
@@ -100,8 +97,7 @@ def test_asking_for_what_is_not_there(run_folder):
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 def test_a_lab_that_is_up_is_listed_joined_and_ended(run_folder, tmp_path):
-    before = interfaces()
-    process, children = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
+    process, children, came = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
     assert "tiny: one, two, 50 times slower" in command("list").stdout
     assert "up already" in command("up", "tiny").stderr
     with potluck.Home.lab("tiny") as home:
@@ -109,31 +105,40 @@ def test_a_lab_that_is_up_is_listed_joined_and_ended(run_folder, tmp_path):
         assert home.network.bandwidth("one", "two") == pytest.approx(4e6 / 2 / 50)
     assert command("down", "tiny").stdout == "tiny is down.\n"
     assert all_gone(process, children)
-    assert interfaces() == before
+    assert are_gone(came)
     assert command("list").stdout == "no lab is up.\n"
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
-@pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])
-def test_nothing_is_left_where_the_parent_is_killed(run_folder, tmp_path, frozen):
-    before = interfaces()
+NO_SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
+
+
+@pytest.mark.parametrize(
+    ("links", "frozen"),
+    [
+        pytest.param("namespaces", False, marks=NO_SPACES),
+        pytest.param("namespaces", True, marks=NO_SPACES),
+        pytest.param("relay", False),
+    ],
+)
+def test_nothing_is_left_where_the_parent_is_killed(run_folder, tmp_path, links, frozen):
     script = tmp_path / "script.toml"
     script.write_text("[[events]]\nat_s = 0\ndo = 'freeze'\ndevice = 'one'\nlasts_s = 1000\n" if frozen else "")
-    process, children = up(write_home(tmp_path, devices=("one",)), "--script", str(script))
+    process, children, came = up(write_home(tmp_path, devices=("one",)), "--script", str(script), "--links", links)
     process.send_signal(signal.SIGKILL)
     assert all_gone(process, children)
     assert command("list").stdout == "no lab is up.\n"
-    assert wait_until_equal(interfaces, before)
+    assert links == "relay" or are_gone(came)
 
 
-def wait_until_equal(look, expected):
-    """The kernel takes a namespace back a little after its last process is gone."""
+def are_gone(came):
+    """The kernel takes a namespace back a little after its last process is gone. One of them is ours, at least."""
     watcher = subprocess.Popen(["ip", "monitor", "link"], stdout=subprocess.PIPE)
     try:
         for _ in range(100):
-            if look() == expected:
+            if came - interfaces():
                 return True
-            watcher.stdout.readline()
+            if select.select([watcher.stdout], [], [], 0.5)[0]:
+                os.read(watcher.stdout.fileno(), 1 << 16)
     finally:
         watcher.kill()
         watcher.wait()

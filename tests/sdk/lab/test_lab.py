@@ -3,10 +3,9 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from tests.sdk.lab.homes import AIR_BYTES_PER_S, tiny_home, write_home
+from tests.sdk.lab.homes import AIR_BYTES_PER_S, interfaces, tiny_home, write_home
 
 import potluck
 from potluck.lab.namespaces import Namespaces, missing
@@ -35,17 +34,17 @@ with socket.create_server((sys.argv[1], 5001)) as server:
 """
 
 
-def own_interfaces():
-    return [path.name for path in Path("/sys/class/net").glob("potluck*")]
+def own_interface(links):
+    """The interface of these links here."""
+    return next(found for found in interfaces() if found[0] == links.interface)
 
 
 def test_devices_reach_each_other_and_nothing_is_left(tmp_path):
     home = tiny_home(tmp_path)
     names = [device.name for device in home.devices]
-    before = own_interfaces()
     inside = Namespaces(home.network, names)
     try:
-        assert len(own_interfaces()) == len(before) + 1
+        interface = own_interface(inside)
         with subprocess.Popen(
             [*inside.command("two"), sys.executable, "-c", TAKE, inside.address("two")], stdout=subprocess.PIPE
         ) as taker:
@@ -60,7 +59,7 @@ def test_devices_reach_each_other_and_nothing_is_left(tmp_path):
         inside.shape("air", AIR_BYTES_PER_S / 2)
     finally:
         inside.close()
-    assert own_interfaces() == before
+    assert interface not in interfaces()
 
 
 def crossed_bytes(inside, medium):
@@ -82,10 +81,11 @@ def make_net():
 def lab(tmp_path_factory):
     """Two boards on one radio channel, everything a hundred times slower."""
     torch.set_num_threads(1)
-    before = own_interfaces()
-    with potluck.Home.lab(write_home(tmp_path_factory.mktemp("lab"), devices=("one", "two")), time_scale=100) as home:
+    path = write_home(tmp_path_factory.mktemp("lab"), devices=("one", "two"))
+    with potluck.Home.lab(path, time_scale=100, links="namespaces") as home:
+        interface = own_interface(home._lab.links)
         yield home
-    assert own_interfaces() == before
+    assert interface not in interfaces()
 
 
 def make_data():
