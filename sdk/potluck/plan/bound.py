@@ -6,40 +6,59 @@ Every plan means: contiguous stages, each device in one stage at most, any share
   for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
   subgradient steps; any weights give a valid bound.
 - The longest way, of parallel branches. Some row passes every layer on it, each on the device that is fastest there.
-- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound: rows one at a time
-  at the best rate per row, shared among a group without loss; links at the sum of what their paths carry; memory of
-  weights alone. Its labels never overestimate, so the best whole label bounds all plans; those above the best plan
-  found are not even looked at.
+- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound of it, for every micro-batch size
+  there may be. A device alone takes what it takes for the whole micro-batch; a group shares the rows without loss, each
+  at its best rate, and hands on as soon as one row is done. Links at the sum of what their paths carry; memory of
+  weights, and of a device alone what its forwards keep, which bounds how many are under way. The layers in front of a
+  cut take the free devices at least the work bound. Labels never overestimate, so the best whole label bounds all
+  plans; those above the best plan found are not even looked at.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, permutations
+from itertools import accumulate, permutations, product
+from math import inf, prod
 
 from potluck.plan import cost, flows
-from potluck.plan.groups import Pattern
+from potluck.plan.groups import Pattern, alike
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
 from potluck.records import LayerCost, Problem, Stage, Training
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
-MAX_LAYERS = 40  # structure is not looked at beyond: the program grows with their square
-MAX_LABELS = 12  # per state; of more, the worst are merged into one that is better than each
+MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
+MAX_LABELS = 6  # per state; of more, the worst are merged into one that is better than each
 
 
 def lower_bound_s(
     problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
 ) -> float:
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
-    rates = [_rates(problem, device.name) for device in problem.devices]
-    bound = min(upper_s, work_s(problem.workload.batch, rates))
+    batch = problem.workload.batch
+    bound = min(upper_s, work_s(batch, [_rates(problem, device.name, batch) for device in problem.devices]))
     if problem.branches:
         return max(bound, min(upper_s, way_s(problem)))
-    if len(problem.layers) > MAX_LAYERS or len(problem.devices) > 5 or is_late():
+    if is_late() or _size(problem) > MAX_SIZE:
         return bound
-    labels = FloorSearch(table, rates, is_late).run(upper_s)
-    if is_late():
-        return bound
-    return max(bound, min((label.score for label in labels), default=upper_s))
+    lowest = upper_s
+    for micro_batch in _micro_batches(problem):
+        labels = FloorSearch(table, micro_batch, is_late).run(lowest)
+        lowest = min((label.score for label in labels), default=lowest)
+        if is_late() or lowest <= bound:
+            return bound
+    return lowest
+
+
+def _micro_batches(problem: Problem) -> list[int]:
+    """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end the others early."""
+    fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
+    batch = problem.workload.batch
+    return [fixed] if fixed is not None else [size for size in range(1, batch + 1) if batch % size == 0]
+
+
+def _size(problem: Problem) -> int:
+    """States times patterns times pairs of cuts: what the program costs."""
+    n_states = prod(len(members) + 1 for members in alike(problem))
+    return n_states**2 * len(problem.layers) ** 2
 
 
 def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
@@ -83,19 +102,29 @@ def way_s(problem: Problem) -> float:
     return reached[-1]
 
 
-def _least_s(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
-    """Least seconds at any batch size up to `batch`: between measured sizes time is linear."""
-    return min(cost.interpolate(costs.rows, seconds, n) for n in {1, batch, *(n for n in costs.rows if n < batch)})
+def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[float]) -> float:
+    """The work bound for these weights; infinite without devices.
+
+    >>> weighted_s(8, [[1.0], [3.0]], [3.0, 1.0])
+    6.0
+    """
+    total = sum(weights)
+    least = (min(w * rate for w, rate in zip(weights, layer, strict=True)) for layer in zip(*rates, strict=True))
+    return batch * sum(least) / total if total else inf
 
 
-def _rates(problem: Problem, device: str) -> list[float]:
-    """Least seconds per row of each layer, forward and the backward that every plan needs."""
-    training, rates = isinstance(problem.workload, Training), []
-    learning = _learning(problem)
-    for costs, learns in zip(problem.costs[device], learning, strict=True):
-        backward = per_row(costs, costs.backward_s, problem.workload.batch) if training and learns else 0.0
-        rates.append(per_row(costs, costs.forward_s, problem.workload.batch) + backward)
-    return rates
+def _rates(problem: Problem, device: str, most: int) -> list[float]:
+    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that every plan needs."""
+    return [a + b for a, b in zip(*_both(problem, device, most), strict=True)]
+
+
+def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
+    """Forward and backward of `_rates`."""
+    training, forward, backward = isinstance(problem.workload, Training), [], []
+    for costs, learns in zip(problem.costs[device], _learning(problem), strict=True):
+        forward.append(per_row(costs, costs.forward_s, most))
+        backward.append(per_row(costs, costs.backward_s, most) if training and learns else 0.0)
+    return forward, backward
 
 
 def _learning(problem: Problem) -> list[bool]:
@@ -114,23 +143,38 @@ def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
 
 
 class FloorSearch(SubsetSearch):
-    """The program over lower bounds of all costs: rows one at a time, `micro_batch` 1."""
+    """The program over lower bounds of all costs for one micro-batch size."""
 
-    def __init__(self, table: cost.CostTable, rates: Sequence[Sequence[float]], is_late: Callable[[], bool]) -> None:
+    def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
         problem = table.problem
-        self.rates, self.is_late = rates, is_late
-        super().__init__(table, 1, range(len(problem.layers) + 1), keep=MAX_LABELS)
+        self.is_late = is_late
+        self.rates = [_rates(problem, device.name, micro_batch) for device in problem.devices]
+        self._fronts: dict[tuple[int, int], float] = {}
+        every = [pattern for pattern in product(*(range(len(same) + 1) for same in alike(problem))) if any(pattern)]
+        shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]
+        super().__init__(table, micro_batch, range(len(problem.layers) + 1), keep=MAX_LABELS, shapes=shapes)
         self.thrifty, self.fill = False, 0.0
 
     def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
-        return FloorHeads(self.table, self.cuts, self.classes, shapes, self.rates, self.is_late)
+        return FloorHeads(self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late)
 
     def _front(self, micro_batch: int) -> tuple[list[float], list[float]]:
-        least = [min(rate[layer] for rate in self.rates) for layer in range(len(self.problem.layers))]
-        return list(accumulate(least, initial=0.0)), [1.0] * len(self.problem.devices)
+        return [0.0] * len(self.cuts), [1.0] * len(self.problem.devices)
+
+    def _front_floor_s(self, i: int, state: int) -> float:
+        """The work bound of the layers in front of cut i on the devices that are free."""
+        if (i, state) not in self._fronts:
+            free = zip(self.classes, self.radix, self.sizes, strict=False)
+            left = [(self.rates[c[0]][: self.cuts[i]], size - state // radix % (size + 1)) for c, radix, size in free]
+            rates = [rate for rate, count in left for _ in range(count)]
+            batch = self.problem.workload.batch
+            self._fronts[i, state] = weighted_s(batch, rates, [1 / max(sum(rate), 1e-30) for rate in rates])
+        return self._fronts[i, state]
 
     def _beats(self, a: Label, b: Label) -> bool:
-        return a.g == b.g and super()._beats(a, b)  # what comes before may reach another group sooner
+        return (
+            a.g == b.g and a.trip_s <= b.trip_s and super()._beats(a, b)
+        )  # what comes before may reach another group sooner
 
     def _trim(self, front: list[Label]) -> list[Label]:
         """Keep a bound of every label: the worst of too many become one, in each respect as good as the best."""
@@ -151,59 +195,81 @@ class FloorSearch(SubsetSearch):
 
 
 class FloorHeads(Heads):
-    """Lower bounds of stages and crossings for one row at a time."""
+    """Lower bounds of stages and crossings."""
 
     def __init__(
-        self, table: cost.CostTable, cuts: Sequence[int], classes: Sequence[Sequence[int]],
+        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
         patterns: Sequence[Pattern], rates: Sequence[Sequence[float]], is_late: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.sums = [tuple(accumulate(rate, initial=0.0)) for rate in rates]
         self.is_late, self.learning = is_late, _learning(table.problem)
-        super().__init__(table, 1, cuts, classes, patterns)
-        problem = table.problem
-        self._forward = [
-            tuple(
-                accumulate(
-                    (per_row(c, c.forward_s, problem.workload.batch) for c in problem.costs[d.name]), initial=0.0
-                )
-            )
-            for d in problem.devices
-        ]
+        super().__init__(table, micro_batch, cuts, classes, patterns)
+        names = [device.name for device in self.problem.devices]
+        self._pieces = [[_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names]
         self._links: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
+        self._turns: dict[int, tuple[float, float]] = {}  # of rings: seconds, and seconds of the air, per byte
 
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        return (1,) * len(group)
+        return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
-        """Layers between the cuts on pattern g, the rows shared without loss."""
+        """Layers between the cuts on pattern g: how long one row is in it at least, and all rows together."""
         start, stop, table = self.cuts[i], self.cuts[j], self.table
         group = self.groups[g]
         static = cost.static_bytes(table, start, stop)
         if self.is_late() or any(static > self._budgets[d] for d in group):
             return None
-        speed = sum(1 / max(self.sums[d][stop] - self.sums[d][start], 1e-30) for d in group)
-        work = 1 / speed
-        if work * self.n_micro_batches >= limit_s:
+        made = self._alone(start, stop, group[0]) if len(group) == 1 else self._shared(start, stop, g, limit_s)
+        if made is None or made.total_s >= limit_s:
             return None
-        forward = min(min(self._forward[d][stop] - self._forward[d][start] for d in group) / len(group), work)
-        reduce_s, air_s, n = 0.0, 0.0, len(group)
-        if n > 1 and self.training and self.learning[stop - 1]:
-            # Every replica passes each piece on once per turn; the slowest one's own piece takes 2 (n - 1) turns more.
-            piece_bytes = table.parameter_bytes(start, stop) // 4 // n * 4
-            names = [self.problem.devices[d].name for d in group]
-            pairs = list(permutations(names, 2))
-            reduce_s = 2 * (n - 1) * piece_bytes / max(self.problem.network.bandwidth(a, b) for a, b in pairs)
-            air_s = 2 * (n - 1) * n * piece_bytes * min(self._air_per_byte(a, b) for a, b in pairs)
-        return Head(forward, work - forward, reduce_s, air_s, self.n_micro_batches, 0.0)
+        if not (self.training and self.learning[stop - 1] and table.parameter_bytes(start, stop)):
+            return made
+        update = min(cost.update_s(table, self.problem.devices[d], start, stop) for d in group)
+        return made._replace(reduce_s=made.reduce_s + update)
+
+    def _alone(self, start: int, stop: int, d: int) -> Head | None:
+        """A device that does all of it: every micro-batch takes what it takes, and is kept until its backward."""
+        table, device, rows, n = self.table, self.problem.devices[d], self.micro_batch, self.n_micro_batches
+        learns = self.training and self.learning[start]
+        forward = table.forward_s(device.name, start, stop, rows) + device.overhead_s
+        backward = table.backward_s(device.name, start, stop, rows) + device.overhead_s if learns else 0.0
+        room = self._budgets[d] - cost.static_bytes(table, start, stop) - cost.working_bytes(table, start, stop, rows)
+        kept = table.activation_bytes(start, stop) * rows if learns else 0
+        depth = min(n, room // kept) if kept else n
+        if room < 0 or not depth:
+            return None
+        return Head(forward, backward, 0.0, 0.0, depth, 0.0, n * (forward + backward))
+
+    def _shared(self, start: int, stop: int, g: int, limit_s: float) -> Head | None:
+        """Rows shared without loss. Every replica of a ring passes each piece on once per turn."""
+        group, n = self.groups[g], len(self.groups[g])
+        speed = sum(1 / max(self.sums[d][stop] - self.sums[d][start], 1e-30) for d in group)
+        shared_s = self.problem.workload.batch / speed
+        if shared_s >= limit_s:
+            return None
+        pieces = [(f[stop] - f[start], b[stop] - b[start]) for f, b in (self._pieces[d] for d in group)]
+        reduce_s, air_s = 0.0, 0.0
+        if self.training and self.learning[stop - 1]:
+            if g not in self._turns:
+                pairs = list(permutations([self.problem.devices[d].name for d in group], 2))
+                fastest = max(self.problem.network.bandwidth(a, b) for a, b in pairs)
+                self._turns[g] = 1 / fastest, min(self._air_per_byte(a, b) for a, b in pairs)
+            passed_bytes = 2 * (n - 1) * (self.table.parameter_bytes(start, stop) // 4 // n * 4)
+            reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._turns[g])
+        # Every replica has a row of every micro-batch at least.
+        total_s = max(shared_s, self.n_micro_batches * max(map(sum, pieces)))
+        forward, backward = min(f for f, _ in pieces), min(b for _, b in pieces)
+        return Head(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
 
     def crossing(self, j: int, g: int, h: int) -> Crossing:
-        """One row over cut j, over all paths between the two groups at once."""
+        """A micro-batch over cut j (one row, where a group is involved), over all paths between the two at once."""
         forward, back, shared, air = self._link(g, h)
-        layer, n = self.problem.layers[self.cuts[j] - 1], self.n_micro_batches
+        layer, batch = self.problem.layers[self.cuts[j] - 1], self.problem.workload.batch
         f, b = forward * layer.output_bytes, back * layer.gradient_bytes * self.training
         total = (f + b) if shared else max(f, b)
         sent = layer.output_bytes + layer.gradient_bytes * self.training
-        return Crossing(f, b, n * total, n * air * sent, 0.0)
+        rows = self.micro_batch if len(self.groups[g]) == len(self.groups[h]) == 1 else 1
+        return Crossing(rows * f, rows * b, batch * total, batch * air * sent, 0.0)
 
     def _link(self, g: int, h: int) -> tuple[float, float, bool, float]:
         """Least seconds per byte there and back, whether both ways share a medium, least air per byte."""
@@ -229,3 +295,21 @@ class FloorHeads(Heads):
     def feed_s(self, g: int) -> float:
         """Home's inputs are left out of the bound."""
         return 0.0
+
+
+def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
+    """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up to `most`."""
+    training, forward, backward = isinstance(problem.workload, Training), [], []
+    for costs, learns in zip(problem.costs[device], _learning(problem), strict=True):
+        forward.append(_least_s(costs, costs.forward_s, most))
+        backward.append(_least_s(costs, costs.backward_s, most) if training and learns else 0.0)
+    return forward, backward
+
+
+def _least_s(costs: LayerCost, seconds: Sequence[float], most: int) -> float:
+    sizes = {1, most, *(n for n in costs.rows if n < most)}
+    return min(cost.interpolate(costs.rows, seconds, n) for n in sizes)
+
+
+def _sums(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(accumulate(values, initial=0.0))

@@ -16,7 +16,8 @@ from potluck.schedule.rows import overlaps
 
 
 class Head(NamedTuple):
-    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits."""
+    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits; and
+    seconds of all micro-batches."""
 
     forward_s: float
     backward_s: float
@@ -24,6 +25,7 @@ class Head(NamedTuple):
     air_s: float
     depth: int
     energy_j: float
+    total_s: float
 
 
 class Crossing(NamedTuple):
@@ -100,7 +102,7 @@ class Heads:
         if not depth:
             return None
         if not self.training:
-            return Head(forward, 0.0, 0.0, 0.0, depth, energy)
+            return Head(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
         update = max(cost.update_s(table, problem.devices[index], start, stop) for index in group)
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
@@ -111,7 +113,8 @@ class Heads:
             air_s = 2 * (n - 1) / n * nbytes * crossings
             if reduce_s + self.n_micro_batches * (forward + backward) >= limit_s:
                 return None
-        return Head(forward, backward, reduce_s + update, air_s, depth, energy)
+        total_s = self.n_micro_batches * (forward + backward)
+        return Head(forward, backward, reduce_s + update, air_s, depth, energy, total_s)
 
     def _ring(self, g: int) -> tuple[float, float]:
         """Seconds per byte of the ring's slowest link, and of the air for one byte over every link."""

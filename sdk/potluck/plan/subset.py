@@ -49,7 +49,7 @@ class SubsetSearch:
     def __init__(
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
         beam: int | None = None, pipelines_only: bool = False,
-        along: Plan | None = None,
+        along: Plan | None = None, shapes: Sequence[Pattern] | None = None,
     ) -> None:  # fmt: skip
         problem = self.problem = table.problem
         self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
@@ -58,7 +58,7 @@ class SubsetSearch:
         self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
         self.front_s, speeds = self._front(micro_batch)
         order = [self._pattern(stage) for stage in along.stages] if along is not None else []
-        shapes = list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
+        shapes = shapes or list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
         shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
         self.heads = self._make_heads(micro_batch, shapes)
         self.n_micro_batches = self.heads.n_micro_batches
@@ -166,8 +166,8 @@ class SubsetSearch:
 
     def _last(self, head: Head, i: int, g: int, limit: float) -> Label | None:
         work, stop = head.forward_s + head.backward_s, len(self.cuts) - 1
-        span = self.n_micro_batches * work if self.training else work
-        done = span + head.reduce_s if self.training else work
+        span = head.total_s if self.training else work
+        done = span + head.reduce_s if self.training else head.total_s / self.n_micro_batches
         score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
         if score >= limit:
             return None
@@ -191,10 +191,10 @@ class SubsetSearch:
             if training:
                 # All M micro-batches through the head; or one there and back around all that is behind; or around the
                 # link; or, where memory keeps only `depth` on the way at once, that many per round trip.
-                span = max(n * work, work + forward + back + rest.span_s, work + link, n * trip / depth)
+                span = max(head.total_s, work + forward + back + rest.span_s, work + link, n * trip / depth)
                 done = max(span + head.reduce_s, head.forward_s + forward + rest.done_s)
             else:
-                span, done = work + forward + rest.span_s, max(work, link / n, rest.done_s)
+                span, done = work + forward + rest.span_s, max(head.total_s / n, link / n, rest.done_s)
             score = self._score(span, done, air_s, energy, i, g, state)
             if score < limit:
                 kept.append(Label(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest))
@@ -238,12 +238,16 @@ class SubsetSearch:
         else:
             latency = max(span + self.fill * front + (n - 1) * done, air)
         if i:
-            latency = max(latency, n * front * self._front_share(state))
+            latency = max(latency, self._front_floor_s(i, state))
         elif not self.streaming:
             latency += self.heads.feed_s(g)
         if not self.thrifty:
             return latency
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
+
+    def _front_floor_s(self, i: int, state: int) -> float:
+        """The least time for the layers in front of cut i on the devices that are free."""
+        return self.n_micro_batches * self.front_s[i] * self._front_share(state)
 
     def _front_share(self, state: int) -> float:
         """The speed of the fastest device over that of all that are free: they cannot do the rest faster together."""

@@ -12,6 +12,7 @@ from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.feasibility import breaches
 from potluck.plan.groups import alike, members, patterns
+from potluck.plan.improve import neighbours
 from potluck.plan.judge import judge
 from potluck.plan.planners import RIVALS
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
@@ -41,6 +42,21 @@ def test_no_plan_is_below_the_bound(seed, workload):
     best = make_plans(problem).best
     assert 0 <= best.gap_frac < 1
     assert best.latency_s * (1 - best.gap_frac) <= min(latencies) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is_short(seed):
+    rng = random.Random(seed)
+    workloads = [Training(batch=6), Training(batch=12), Inference(batch=6), Inference(batch=6, streaming=True)]
+    problem = random_home(seed + 100, workloads[seed % 4], layers=4)
+    scarce = tuple(replace(d, memory_bytes=rng.choice([40_000, 100_000, 10**9])) for d in problem.devices)
+    problem = replace(problem, devices=scarce)
+    table = CostTable(problem)
+    direct, plans = Direct(problem, table), list(plan_exhaustive(problem, table))
+    plans += [other for plan in plans[:: max(1, len(plans) // 10)] for other in neighbours(table, plan)]
+    if plans:
+        least_s = min(direct.run(plan).latency_s for plan in plans)
+        assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
 
 
 def test_the_work_bound_by_hand():
