@@ -6,12 +6,12 @@ Every plan means: contiguous stages, each device in one stage at most, any share
   for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
   subgradient steps; any weights give a valid bound.
 - The longest way, of parallel branches. Some row passes every layer on it, each on the device that is fastest there.
-- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound of it, for every micro-batch size
-  there may be. A device alone takes what it takes for the whole micro-batch; a group shares the rows without loss, each
-  at its best rate, and hands on as soon as one row is done. Links at the sum of what their paths carry; memory of
-  weights, and of a device alone what its forwards keep, which bounds how many are under way. The layers in front of a
-  cut take the free devices at least the work bound. Labels never overestimate, so the best whole label bounds all
-  plans; those above the best plan found are not even looked at.
+- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound of it, for every
+  micro-batch size there may be. A device alone takes what it takes for the whole micro-batch; a group shares the rows
+  without loss, each at its best rate, and hands on as soon as one row is done. Links at the sum of what their paths
+  carry; memory of weights, and of a device alone what its forwards keep, which bounds how many are under way. The
+  layers in front of a cut take the free devices at least the work bound. Labels never overestimate, so the best whole
+  label bounds all plans; those above the best plan found are not even looked at.
 """
 
 from collections.abc import Callable, Sequence
