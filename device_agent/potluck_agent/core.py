@@ -5,7 +5,7 @@ It decides who may say what, and hands everything else to its parts: `Work` (pla
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +30,12 @@ from potluck_agent.laborer import READY, Laborer
 from potluck_agent.measuring import PROBE, Measuring
 from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.outgoing import Outgoing
+from potluck_agent.roster import read_roster
 from potluck_agent.work import Work
 from potluck_wire.documents import dump, parse
-from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_VALUE_BYTES, clip, is_device_name, is_key
+from potluck_wire.errors import WireError
+from potluck_wire.limits import MAX_VALUE_BYTES, clip
 from potluck_wire.messages import (
-    HOME,
     MESSAGES,
     NUMBER_OF,
     Channel,
@@ -67,9 +67,9 @@ from potluck_wire.messages import (
     Value,
     Welcome,
 )
+from potluck_wire.session import CONTROLLER, State, check
 from potluck_wire.version import VERSION, agree, show
 
-MAX_MEMBERS = 64
 KEPT_EVENTS = 200
 FREQUENT = (Chunk, Credit, Ping)  # not worth a line in the record
 
@@ -98,6 +98,7 @@ class Core:
         self._last_s: float | None = None
         self.history: deque[tuple[float, str]] = deque(maxlen=KEPT_EVENTS)
         self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+            Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
             Roster: self._roster,
             Goodbye: lambda key, message, buffers, now_s: self._end_session(key, now_s),
             Prepare: self._work.plans.prepare,
@@ -190,14 +191,14 @@ class Core:
         if isinstance(message, Ping):
             busy = self._work.busy or self._laborer.is_working
             self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=self._laborer.n_finished, busy=busy))
-        elif isinstance(message, Hello):
-            self._hello(key, message, now_s)
-        elif type(message) not in self._controls:
-            self._out.refuse(key, message, RefusalCode.STATE, f"{type(message).__name__} is not for a device")
-        elif session is None or session.hello is not None:
-            self._out.refuse(key, message, RefusalCode.STATE, "there is no session yet; say Hello first")
-        else:
-            self._controls[type(message)](key, message, event.buffers, now_s)
+            return
+        state = State.CLOSED if session is None else State.OPENING if session.hello is not None else State.OPEN
+        try:
+            check(state, message, CONTROLLER)
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.STATE, error.text)
+            return
+        self._controls[type(message)](key, message, event.buffers, now_s)
 
     def _hello(self, key: str, message: Hello, now_s: float) -> None:
         """A session begins; the welcome waits until the worker has said what it can do."""
@@ -356,42 +357,6 @@ class Core:
         if channel is Channel.CONTROL:
             self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
         return self._out.take()
-
-
-def read_roster(document: Any) -> tuple[Member, ...]:
-    """The members of a home; WireError where names, keys or addresses do not hold, or two have one name or key."""
-    if not isinstance(document, list) or len(document) > MAX_MEMBERS:
-        raise WireError(WireCode.DOCUMENT, f"a roster is a list of at most {MAX_MEMBERS} members")
-    members = []
-    for row in document:
-        if not isinstance(row, dict) or set(row) != {"name", "key", "address"}:
-            raise WireError(WireCode.DOCUMENT, "a member is an object with name, key and address")
-        if not is_device_name(row["name"]) or row["name"] == HOME or not is_key(row["key"]):
-            raise WireError(WireCode.DOCUMENT, f"no valid name or key: {row['name']!r:.60}")
-        read_address(row["address"])
-        members.append(Member(row["name"], row["key"], row["address"]))
-    _refuse_twins("name", (member.name for member in members))
-    _refuse_twins("key", (member.key for member in members))
-    return tuple(members)
-
-
-def _refuse_twins(what: str, values: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise WireError(WireCode.DOCUMENT, f"two members have the {what} {value}")
-        seen.add(value)
-
-
-def read_address(text: object) -> tuple[str, int]:
-    """HOST and base port of `HOST:PORT` (IPv6 hosts in brackets); WireError where it is none."""
-    if type(text) is str and len(text) <= 255:
-        host, _, port = text.rpartition(":")
-        plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        sound = plain and all(c.isalnum() or c in ".-:%_" for c in plain) and plain.isascii()
-        if sound and port.isdecimal() and port.isascii() and 0 < int(port) <= 65532:
-            return plain, int(port)
-    raise WireError(WireCode.DOCUMENT, f"an address is HOST:PORT, got {text!r:.60}")
 
 
 def _brief(event: Event) -> str:

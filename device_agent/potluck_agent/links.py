@@ -12,11 +12,11 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck_agent.core import read_address
 from potluck_agent.door import Socket, endpoint
 from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.keys import Identity
 from potluck_agent.passing import receive
+from potluck_agent.roster import read_address
 from potluck_agent.sources import Sources, has_message
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode

@@ -1,7 +1,8 @@
 """What may be said when: the states of a session between a controller and an agent, and of each plan epoch in it.
 
-Two tables, (state, message) -> state; whatever they lack is refused. Both sides may keep a `Session` and tell it every
-control message that they send or receive, in order. PROTOCOL.md draws the tables from here.
+Two tables, (state, message) -> state; whatever they lack is refused. Both sides ask `check` about every control message
+that they hear. `Session` is the whole of it: told every message in order, it knows what may come next, epochs included;
+the tests hold real conversations against it. PROTOCOL.md draws the tables from here.
 """
 
 from enum import Enum
@@ -47,6 +48,8 @@ class EpochState(Enum):
     COMMITTED = "committed"  # in force
     DROPPING = "dropping"
 
+
+CONTROLLER, AGENT = "controller", "agent"  # who speaks
 
 _CONTROL = tuple(entry for entry in MESSAGES.values() if entry.channel is Channel.CONTROL)
 _S, _E = State, EpochState
@@ -95,6 +98,23 @@ REFUSED: dict[tuple[EpochState, type[Message]], EpochState] = {
 }
 
 
+def check(state: State, message: Message, sender: str) -> State:
+    """The state of a session after `sender` (CONTROLLER or AGENT) has said this control message.
+
+    Raises
+    ------
+    WireError
+        With code `state` where this side may not say it, or not now.
+    """
+    entry = MESSAGES[NUMBER_OF[type(message)]]
+    if entry.channel is not Channel.CONTROL or entry.sender not in (sender, "either"):
+        raise WireError(WireCode.STATE, f"{entry.type.__name__} is not for the {sender} to say")
+    after = SESSION.get((state, entry.type))
+    if after is None:
+        raise WireError(WireCode.STATE, f"{entry.type.__name__} while the session is {state.value}")
+    return after
+
+
 class Session:
     """The state of one session, from either side. `epochs` lists the epochs that are not absent, by (run, epoch)."""
 
@@ -105,19 +125,14 @@ class Session:
         self.epochs: dict[tuple[str, int], EpochState] = {}
 
     def advance(self, message: Message, sender: str) -> None:
-        """Take note of a control message that `sender` ("controller" or "agent") has said.
+        """Take note of a control message that `sender` (CONTROLLER or AGENT) has said.
 
         Raises
         ------
         WireError
             With code `state`, and nothing changes, where this side may not say it, or not now.
         """
-        entry = MESSAGES[NUMBER_OF[type(message)]]
-        if entry.channel is not Channel.CONTROL or entry.sender not in (sender, "either"):
-            raise WireError(WireCode.STATE, f"{entry.type.__name__} is not for the {sender} to say")
-        after = SESSION.get((self.state, entry.type))
-        if after is None:
-            raise WireError(WireCode.STATE, f"{entry.type.__name__} while the session is {self.state.value}")
+        after = check(self.state, message, sender)
         self._advance_epochs(message)
         self.state = after
         if isinstance(message, Refused) and message.about == NUMBER_OF[Hello]:

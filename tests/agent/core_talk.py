@@ -1,12 +1,20 @@
-"""A core to talk to in tests: an owner, a worker that does what it is told, and whole lists of actions."""
+"""A core to talk to in tests: an owner, a worker that does what it is told, and whole lists of actions.
+
+Whatever the core says to an owner is held against the session tables.
+"""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from potluck_agent.core import Core
-from potluck_agent.events import MEMBER, OWNER, Action, FromPeer, FromWorker, Sender, Tick
+from potluck_agent.events import MEMBER, OWNER, Action, Event, FromPeer, FromWorker, Sender, Tick, ToPeer
 from potluck_agent.outbox import Settings
+from potluck_wire.errors import WireError
 from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
     Commit,
     Hello,
     Message,
@@ -15,6 +23,7 @@ from potluck_wire.messages import (
     SegmentLoaded,
     WorkerReady,
 )
+from potluck_wire.session import AGENT, CONTROLLER, Session
 
 OWNER_KEY, OTHER_KEY, MEMBER_KEY, OWN_KEY, STRANGER_KEY = ("A" * 40, "B" * 40, "C" * 40, "D" * 40, "E" * 40)
 OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
@@ -34,19 +43,31 @@ class Talk:
     def __init__(self, **changes: Any) -> None:
         self.core = Core(settings(**changes))
         self.now_s = 10.0
+        self._sessions = {sender.key: Session() for sender in (OWNER_SENDER, OTHER_SENDER)}
+
+    def _handle(self, event: Event) -> list[Action]:
+        actions = self.core.handle(event, self.now_s)
+        for action in actions:
+            session = self._sessions.get(action.key) if isinstance(action, ToPeer) else None
+            if session is not None and MESSAGES[NUMBER_OF[type(action.message)]].channel is Channel.CONTROL:
+                session.advance(action.message, AGENT)
+        return actions
 
     def hear(self, message: Message, *buffers: Any, sender: Sender = OWNER_SENDER) -> list[Action]:
         """What the core does about a message of a peer."""
-        return self.core.handle(FromPeer(sender, message, buffers), self.now_s)
+        if sender.key in self._sessions and MESSAGES[NUMBER_OF[type(message)]].channel is Channel.CONTROL:
+            with suppress(WireError):  # then the core has to refuse it, which the session allows
+                self._sessions[sender.key].advance(message, CONTROLLER)
+        return self._handle(FromPeer(sender, message, buffers))
 
     def work(self, message: Message, *buffers: Any) -> list[Action]:
         """What it does about a message of its worker."""
-        return self.core.handle(FromWorker(message, buffers), self.now_s)
+        return self._handle(FromWorker(message, buffers))
 
     def tick(self, after_s: float = 0.0) -> list[Action]:
         """What it does when time has passed."""
         self.now_s += after_s
-        return self.core.handle(Tick(), self.now_s)
+        return self._handle(Tick())
 
     def begin(self, sender: Sender = OWNER_SENDER) -> "Talk":
         """A session, with a worker that is ready."""

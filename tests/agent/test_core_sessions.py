@@ -18,7 +18,6 @@ from tests.agent.core_talk import (
     send,
 )
 
-from potluck_agent.core import read_address, read_roster
 from potluck_agent.events import (
     FromPeer,
     KillWorker,
@@ -31,6 +30,7 @@ from potluck_agent.events import (
     ToWorker,
     WorkerDied,
 )
+from potluck_agent.roster import read_address, read_roster
 from potluck_wire import statement
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
@@ -81,7 +81,7 @@ def test_welcome_waits_for_the_worker():
     talk = Talk()
     assert talk.hear(Hello(major=1)) == [StartWorker()]
     early = talk.hear(Meter(period_s=1.0))
-    assert early == [refused(Meter, RefusalCode.STATE, "there is no session yet; say Hello first")]
+    assert early == [refused(Meter, RefusalCode.STATE, "Meter while the session is opening")]
     (welcome,) = talk.work(WorkerReady(), READY)
     assert (welcome.key, welcome.message) == (OWNER_KEY, Welcome(major=VERSION[0], minor=VERSION[1], name="jetson"))
     said = statement.read(welcome.buffers[0])
@@ -122,7 +122,7 @@ def on_network(entry):
 )
 def test_answers_are_not_requests(entry):
     actions = Talk().begin().hear(entry.type(), *[b""] * entry.buffers[0])
-    text = f"{entry.type.__name__} is not for a device"
+    text = f"{entry.type.__name__} is not for the controller to say"
     assert actions == [refused(entry.type, RefusalCode.STATE, text)]
 
 

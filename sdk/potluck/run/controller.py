@@ -59,6 +59,7 @@ from potluck_wire.messages import (
     Value,
     Welcome,
 )  # fmt: skip
+from potluck_wire.session import AGENT, State, check
 from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
@@ -131,8 +132,7 @@ class Controller:
             self._lose(device, DeviceGone("this notebook closed the connection.", device=device))
 
     def _gather(self, event: Gather) -> None:
-        missing = next((device for device in event.requests if self.session(device) is None), None)
-        if missing is not None:
+        if (missing := next((device for device in event.requests if self.session(device) is None), None)) is not None:
             self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
             return
         asking = Asking({})
@@ -185,16 +185,23 @@ class Controller:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _receive(self, event: Received) -> None:
-        peer = self._peers.get(event.device)
-        if peer is None:
+        if (peer := self._peers.get(event.device)) is None:
             return
         peer.pulse.heard(self._now_s)
-        message = event.message
-        if isinstance(message, Pong):
+        if isinstance(message := event.message, Pong):
             peer.pulse.pong(message, self._now_s)
         elif isinstance(message, (Value, Chunk, Credit, Rejected)):
             self._receive_data(event.device, peer, message, event.buffers)
-        elif isinstance(message, Done):
+        else:
+            self._receive_control(event, peer, message)
+
+    def _receive_control(self, event: Received, peer: Peer, message: Message) -> None:
+        try:
+            check(State.OPENING if peer.session is None else State.OPEN, message, AGENT)
+        except WireError as error:
+            self._lose(event.device, ProtocolError(f"it broke the protocol ({error}).", device=event.device))
+            return
+        if isinstance(message, Done):
             self._done(event.device, message, event.buffers)
         elif isinstance(message, Failed):
             self._failed(event.device, message)
@@ -212,12 +219,12 @@ class Controller:
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         try:
-            capability = statement.read(buffers[0])
+            said = statement.read(buffers[0])
         except WireError as error:
             self._lose(device, ProtocolError(f"its capability statement does not hold ({error}).", device=device))
             return
-        version = (message.major, message.minor)
-        peer.session = Session(device=device, name=message.name, version=version, capability=capability)
+        version = message.major, message.minor
+        peer.session = Session(device=device, name=message.name, version=version, capability=said)
         self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
 
     def _answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> None:

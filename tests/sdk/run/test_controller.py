@@ -363,8 +363,10 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
         (m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), (bytes(3),)),
         (m.Done(**place()), (b"[[",)),
         (m.Done(**place()), (b'[["x", 1]]',)),
+        (m.Execute(**place()), ()),
+        (m.Welcome(major=1), (STATEMENT,)),
     ],
-    ids=["shape and size differ", "short chunk", "cut timeline", "wrong timeline"],
+    ids=["shape and size differ", "short chunk", "cut timeline", "wrong timeline", "not its to say", "welcome twice"],
 )
 def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
     play = Play("a")
