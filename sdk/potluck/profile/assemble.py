@@ -4,11 +4,13 @@ Layer times are roofline estimates and say so.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from potluck.errors import UserError
 from potluck.graph.modelgraph import ModelGraph
-from potluck.profile.imagined import of_graph
+from potluck.plan.peers import graph_txt
+from potluck.profile.imagined import of_graph, summed
 from potluck.profile.library import HomeSpec, load_home, load_model
 from potluck.profile.profiles import Measurements, Profile
 from potluck.records import Inference, Problem, QoE, Training
@@ -96,6 +98,37 @@ def estimate(
         home=home.name,
         graph=graph,
         bounds=bounds,
+    )
+
+
+def imported(
+    home: str | Path | HomeSpec, graph_text: str, rows: int, *, max_layers: int = 32, name: str = "graph"
+) -> Profile:
+    """A profile from PipeDream's `graph.txt`, measured there at minibatches of `rows`, for training on a home.
+
+    It knows one kind of device, so every device of the home takes as long; between batch sizes time is in proportion.
+    """
+    home = home if isinstance(home, HomeSpec) else load_home(home)
+    graph = graph_txt.read(graph_text)
+    model, tables = graph_txt.model_of(graph, rows, name), graph_txt.costs_of(graph, rows)
+    bounds = merged(model, max_layers)
+    costs = tuple(summed(tables[start:stop]) for start, stop in pairwise(bounds))
+    measured = Measurements(
+        layers=model.layers(bounds),
+        costs={device.name: costs for device in home.devices},
+        input_bytes=sum(item.row_bytes for item in model.inputs),
+        target_bytes=TOKEN_BYTES,
+        result_bytes=TOKEN_BYTES,
+    )
+    return Profile(
+        model=name,
+        signature="",
+        devices=home.devices,
+        network=home.network,
+        training=measured,
+        inference=measured,
+        notes=("times of a PipeDream profile, the same on every device",),
+        home=home.name,
     )
 
 

@@ -84,10 +84,11 @@ def costs(spec: DeviceSpec, profile: Profile, measured: Measurements) -> tuple[L
 def of_graph(spec: DeviceSpec, graph: ModelGraph, bounds: Sequence[int], rows: Sequence[int]) -> tuple[LayerCost, ...]:
     """The estimated times of layers that are runs of operators: the sums of theirs."""
     tables = estimate(spec, graph, rows)
-    return tuple(_sum(tables[start:stop]) for start, stop in pairwise(bounds))
+    return tuple(summed(tables[start:stop]) for start, stop in pairwise(bounds))
 
 
-def _sum(tables: Sequence[LayerCost]) -> LayerCost:
+def summed(tables: Sequence[LayerCost]) -> LayerCost:
+    """The times of a run of operators."""
     return LayerCost(
         rows=tables[0].rows,
         forward_s=tuple(map(sum, zip(*(table.forward_s for table in tables), strict=True))),

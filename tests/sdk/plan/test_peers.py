@@ -9,6 +9,7 @@ from potluck.errors import FileError, PlanError, UserError
 from potluck.plan import judge
 from potluck.plan.peers import graph_txt, judged, metis_files
 from potluck.plan.planners import ask
+from potluck.profile.assemble import imported
 from potluck.records import Inference, Training
 
 # In the format of PipeDream's profiler: a chain of a convolution, its activation, a skip, and a layer of two outputs.
@@ -45,6 +46,18 @@ def test_a_profile_becomes_a_model_whose_cuts_carry_the_skip():
     assert model.alive_bytes() == (256, 512, 64)  # per row: conv; conv kept for the sum, and its activation; the sum
     costs = graph_txt.costs_of(graph_txt.read(GRAPH), rows=32)
     assert [cost.forward_s for cost in costs] == [(1.5e-3,), (2.5e-4,), (1e-4,)]
+
+
+def test_a_profile_of_pipedream_is_planned_on_a_home(problem):
+    profile = imported("asteroid-a-1000", GRAPH, rows=32, max_layers=3, name="tiny")
+    asked = profile.problem(Training(batch=32))
+    assert [layer.parameter_bytes for layer in asked.layers] == [7168, 0, 0]
+    assert [cost.backward_s for cost in asked.costs["nano-1"]] == [(3e-3,), (5e-4,), (2e-4,)]
+    best = potluck.plan(profile, Training(batch=32)).best
+    assert 0 < best.latency_s <= 5.55e-3 + 0.01  # one device computes 5.55 ms
+    whole = graph_txt.write(graph_txt.of_problem(problem, rows=8, device="laptop-1"))
+    again = imported("demo", whole, rows=8, max_layers=8).problem(Training(batch=32))
+    assert [layer.output_bytes for layer in again.layers] == [layer.output_bytes for layer in problem.layers]
 
 
 def test_graphs_round_trip(problem):
