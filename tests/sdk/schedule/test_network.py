@@ -64,7 +64,7 @@ def test_turns_are_enforced_by_priorities_and_releases_alone(pipe, load):
     problem, compiled = congested(*PIPES[pipe], load)
     expanded = expand(compiled, problem)
     in_turns_s = max(expanded.order.stop_s)
-    ordered = schedule_transfers(compiled, problem)
+    ordered = schedule_transfers(compiled, problem, slack=(1.0, 1.0))
     enforced_s = max(engine.run(expand(ordered, problem).graph).stop_s)  # by a network that shares fairly
     assert enforced_s == pytest.approx(in_turns_s, rel=1e-3)
     assert in_turns_s <= 1.002 * max(engine.run(expanded.graph).stop_s)
@@ -105,6 +105,15 @@ def test_a_roomy_network_changes_nothing():
     assert simulate(ordered, problem).step_s[0] == pytest.approx(simulate(compiled, problem).step_s[0], rel=1e-3)
 
 
+def test_slack_keeps_turns_apart_when_transfers_last_longer_than_foretold():
+    problem, compiled = congested(*PIPES["four"], 1.0)
+    (air,) = problem.network.media
+    slower = replace(air, capacity_bytes_per_s=air.capacity_bytes_per_s / 1.08)
+    reality = replace(problem, network=replace(problem.network, media=(slower,)))
+    tight, roomy = (schedule_transfers(compiled, problem, slack=slack) for slack in ((1.0, 1.0), (1.02, 1.08)))
+    assert simulate(roomy, reality).step_s[0] < simulate(tight, reality).step_s[0]
+
+
 def test_devices_begin_a_step_together_when_transfers_take_turns():
     problem, compiled = congested(*PIPES["three"], 1.0)
     one_s = simulate(schedule_transfers(compiled, problem), problem).step_s[0]
@@ -126,7 +135,7 @@ def test_the_order_is_within_two_percent_of_the_best(training):
             best = exact.solve(expanded.graph, order, limit_s=20.0)
             assert best.bound_s <= best.latency_s <= max(order.stop_s) * (1 + 1e-3)
             assert max(order.stop_s) <= 1.02 * best.bound_s
-            refined = schedule_transfers(compiled, problem, best.start_s)
+            refined = schedule_transfers(compiled, problem, best.start_s, slack=(1.0, 1.0))
             enforced_s = max(engine.run(expand(refined, problem).graph).stop_s)
             assert enforced_s <= best.latency_s * 1.005
 
