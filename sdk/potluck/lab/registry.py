@@ -36,7 +36,8 @@ def folder() -> Path:
     """Where the files are: readable by this user alone. Raises FileError where it is somebody else's."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     path = Path(os.environ.get("POTLUCK_RUN") or Path(tempfile.gettempdir()) / f"potluck-labs-{user}")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        return path
     status = path.lstat()
     if hasattr(os, "getuid") and (status.st_uid != user or path.is_symlink() or status.st_mode & 0o077):
         raise FileError(
@@ -67,6 +68,7 @@ def add(entry: Entry) -> None:
     """Say that this lab is up. UserError where one of that name is."""
     if find(entry.name) is not None:
         raise UserError(f"the lab {entry.name!r} is up already.", next_step=f"potluck lab down {entry.name}")
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     path = _file(entry.name)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as file:
