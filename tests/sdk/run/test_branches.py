@@ -118,3 +118,22 @@ def test_branches_from_profile_to_plan_to_answers(home):
     with torch.no_grad():
         assert (run(*x) - net(*x)).abs().max() <= 1e-6
     run.close()
+
+
+def test_a_run_over_branches_switches_to_one_device_and_back(home):
+    torch.manual_seed(0)
+    net = TwoEncoders()
+    model, x, y = make(net)
+    bounds = branch_ends(model, True)
+    apart, _ = make_plan(model, bounds, [{A: 4}, {B: 4}, {A: 4}], n_micro_batches=2)
+    alone, _ = make_plan(model, [0, bounds[-1]], [{B: 4}], n_micro_batches=2)
+    run, losses = home.deploy(apart, model).wait(60), []
+    for plan in (alone, apart, None):
+        losses += run.fit((*x, y), epochs=2).wait(60).losses
+        if plan is not None:
+            run.switch(plan).wait(60)
+    state = run.state_dict()
+    run.close()
+    twin = copy.deepcopy(net)
+    assert losses == train_alone(twin, x, y, epochs=6)
+    assert all(torch.equal(state[name], tensor) for name, tensor in twin.state_dict().items())
