@@ -6,6 +6,7 @@ content, so that the same record gives the same HTML. Pure, but for `save`.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,9 +99,10 @@ def members(found: Iterable[Any], title: str = "Devices") -> str:
     return fragment("members", text.render(content), table(content))
 
 
-def profile(problem: Problem) -> str:
+def profile(problem: Problem, notes: Sequence[str] = ()) -> str:
     """Heat table of layer by device, and the links."""
     heat, links = tables.costs(problem), tables.links(problem.network)
+    heat = replace(heat, notes=(*heat.notes, *notes))
     folded = f"<details><summary>{_escaped(links.title)}</summary>{table(links)}</details>"  # n² rows
     return fragment("profile", text.profile(problem), table(heat), folded)
 

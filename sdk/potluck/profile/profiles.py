@@ -113,4 +113,4 @@ class Profile:
         measured = self.training or self.inference
         rows = max((cost.rows[-1] for costs in measured.costs.values() for cost in costs), default=1) if measured else 1
         workload = Training(batch=rows) if self.training else Inference(batch=rows)
-        return html.profile(self.problem(workload))
+        return html.profile(self.problem(workload), self.notes)

@@ -100,6 +100,7 @@ def test_an_imagined_device_is_estimated_and_says_so(profile):
     assert {cost.source for cost in costs} == {"estimated"}
     assert any("is imagined" in note for note in more.notes)
     assert any("busy_w is assumed" in note for note in more.notes)  # nobody measured it
+    assert "is imagined: connected like" in more._repr_html_()
     assert len(profile.devices) == 5  # the profile itself stays as it was
     assert more.home == ""
 
