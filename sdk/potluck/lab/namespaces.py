@@ -28,6 +28,8 @@ _SYSCTLS = (
     *((f"net/ipv4/conf/{conf}/{setting}", 0) for conf in _CONFS for setting in ("rp_filter", "send_redirects")),
 )
 
+_TRIAL = "ip link add x type veth; tc qdisc add dev x root handle 1: htb; echo 1 > /proc/sys/net/ipv4/ip_forward"
+
 
 def missing() -> str:
     """Why there can be no namespaces here; empty where there can."""
@@ -38,9 +40,7 @@ def missing() -> str:
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} is not installed (packages iproute2 and util-linux)"
-    tried = subprocess.run(
-        ["unshare", "--net", "ip", "link", "add", "x", "type", "veth"], capture_output=True, timeout=COMMAND_S
-    )
+    tried = subprocess.run(["unshare", "--net", "sh", "-ec", _TRIAL], capture_output=True, timeout=COMMAND_S)
     return f"this system permits none: {tried.stderr.decode(errors='replace').strip()}" if tried.returncode else ""
 
 
