@@ -5,31 +5,40 @@ same programs: `Run.compare`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.bench.frame import Result
 from potluck.lab.specs import DEMO, Spec
 from potluck.records import Plan, Stage
+from potluck.units import parse_rate
 
 if TYPE_CHECKING:
     from potluck.home import Home
     from potluck.run.comparison import Comparison
 
-SETTINGS: Mapping[str, float] = {"batch": 64, "micro_batch": 16, "steps": 10, "requests": 12, "repeats": 3, "every": 1}
+SETTINGS: Mapping[str, float] = {"batch": 64, "micro_batch": 16, "steps": 6, "requests": 8, "repeats": 2, "every": 1}
 GOALS = {
     "time_error_median_frac": ("<=", 0.05),
     "time_error_max_frac": ("<=", 0.15),
     "peak_memory_violations": ("<=", 0.0),
 }
+# Slow enough that a few milliseconds which somebody else has the processor stay a small part of every task.
+SLOWER = 3.0
 # Uplinks so slow that a wide model waits for them, and several flows at a time share each.
 CONGESTED = (
-    Spec(name="a", slowdown=6, link_rate="40 Mbit/s", power=(5.0, 20.0, 1.0)),
-    Spec(name="b", slowdown=9, link_rate="30 Mbit/s", power=(4.0, 15.0, 1.0)),
-    Spec(name="c", slowdown=12, link_rate="20 Mbit/s", power=(2.0, 8.0, 1.0)),
+    Spec(name="a", slowdown=24, link_rate="10 Mbit/s", power=(5.0, 20.0, 1.0)),
+    Spec(name="b", slowdown=36, link_rate="8 Mbit/s", power=(4.0, 15.0, 1.0)),
+    Spec(name="c", slowdown=48, link_rate="5 Mbit/s", power=(2.0, 8.0, 1.0)),
 )
-HOMES: Mapping[str, tuple[Spec, ...]] = {"demo": DEMO, "congested": CONGESTED}
+HOMES: Mapping[str, tuple[Spec, ...]] = {
+    "demo": tuple(
+        replace(spec, slowdown=SLOWER * spec.slowdown, link_rate=parse_rate(spec.link_rate or 0) / SLOWER)
+        for spec in DEMO
+    ),
+    "congested": CONGESTED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
