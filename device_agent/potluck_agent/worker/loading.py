@@ -24,10 +24,13 @@ def capabilities() -> dict[str, Any]:
     return {"backends": backends, "operators": sorted(OPERATORS), "dtypes": list(DTYPES)}
 
 
-def load_segment(kind: str, document: bytes, *, seed: int) -> Measurable:
-    """A segment from its document. `ValueError` where this worker has no such kind."""
+def load_segment(kind: str, document: bytes, *, seed: int, made_up: bool = False) -> Measurable:
+    """A segment from its document, its weights zeros, or `made_up` for being timed.
+
+    `ValueError` where this worker has no such kind.
+    """
     if kind == "aten":
-        return training.Segment(loads(document), seed)
+        return training.Segment(loads(document), seed, made_up=made_up)
     if kind == "onnx":
         from potluck_agent.worker import onnx_backend
 

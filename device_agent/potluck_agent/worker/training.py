@@ -1,7 +1,7 @@
 """A loaded segment: forward, backward, gradients, optimizer steps, and its state by name.
 
 Gradients add up over micro-batches in the order of the backward calls, as they would on one machine. Parameters are
-made up until they are written, so that a segment can be timed before any weight has arrived.
+zeros until they are written (which takes no time), or made up, so that a segment can be timed without any weight.
 """
 
 import math
@@ -28,11 +28,11 @@ class Segment:
     function of (seed, step, micro-batch, node) and do not depend on the split.
     """
 
-    def __init__(self, graph: Graph, seed: int | None = 0) -> None:
+    def __init__(self, graph: Graph, seed: int | None = 0, *, made_up: bool = True) -> None:
         self.graph = graph
         self._masks = None if seed is None else Masks(seed)
         self._interpreter = Interpreter(graph, self._masks.operators() if self._masks else None)
-        self._parameters = _made_up_parameters(graph)
+        self._parameters = _parameters(graph, made_up)
         self._buffers = _made_up_buffers(graph)
         self._state = [*self._parameters.values(), *self._buffers.values()]
         self._trainable = {p.name: self._parameters[p.name] for p in graph.parameters if p.trainable}
@@ -200,13 +200,13 @@ def _check_size(name: str, shape: Sequence[int]) -> None:
         raise SegmentError("out-of-memory", f"{name} has the shape {list(shape)}")
 
 
-def _made_up_parameters(graph: Graph) -> dict[str, torch.Tensor]:
-    """Values of the size that trained weights have: matrices 1/sqrt(inputs), vectors around one."""
+def _parameters(graph: Graph, made_up: bool) -> dict[str, torch.Tensor]:
+    """Zeros, or values of the size that trained weights have: matrices 1/sqrt(inputs), vectors around one."""
     generator = torch.Generator().manual_seed(0)
     made = {}
     for p in graph.parameters:
         tensor = _zeros(p.name, p.shape, p.dtype)
-        if p.dtype in FLOATS:
+        if made_up and p.dtype in FLOATS:
             if len(p.shape) > 1:
                 tensor.normal_(0.0, math.prod(p.shape[1:]) ** -0.5 if tensor.numel() else 1.0, generator=generator)
             else:
