@@ -17,7 +17,7 @@ from potluck_wire.messages import Chunk, Credit, Value
 MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
 CATCH_UP_S = 0.05  # a pace is made up for when the loop came that much late; not more, or it would be a burst
-FAST_CHUNK_S = 0.005  # a link that carries more than the usual chunk in so long gets larger ones: fewer to handle
+FAST_CHUNK_S = 0.01  # a link that carries more than the usual chunk in so long gets larger ones: 1 MiB at 100 MiB/s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
