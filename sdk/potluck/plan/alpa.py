@@ -1,6 +1,6 @@
 """Alpa's inter-operator program: stages on submeshes of equal devices, T = sum of stages + (M - 1) slowest stage.
 
-Zheng et al., "Alpa", OSDI 2022, section 5.2, eqs. (2)-(4) and Algorithm 1: for every bound t_max on a stage's time the
+Zheng et al., "Alpa", OSDI 2022, its inter-operator pass: for every bound t_max on a stage's time the
 program F(s, k, d; t_max) minimises the sum over stages; submeshes hold 1, 2, 4, ... devices or all of them.
 
 Where we differ: inside a submesh only data parallelism is left of its intra-operator search, as tensor parallelism does

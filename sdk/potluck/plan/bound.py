@@ -19,7 +19,7 @@ from itertools import accumulate, permutations, product
 from math import inf, prod
 
 from potluck.plan import cost, flows
-from potluck.plan.groups import Pattern, alike
+from potluck.plan.groups import Pattern, classes_of
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
 from potluck.records import LayerCost, Problem, Stage, Training
@@ -37,7 +37,7 @@ def lower_bound_s(
     bound = min(upper_s, work_s(batch, [_rates(problem, device.name, batch) for device in problem.devices]))
     if problem.branches:
         return max(bound, min(upper_s, way_s(problem)))
-    if is_late() or _size(problem) > MAX_SIZE:
+    if is_late() or _size(table) > MAX_SIZE:
         return bound
     lowest = upper_s
     for micro_batch in _micro_batches(problem):
@@ -55,10 +55,10 @@ def _micro_batches(problem: Problem) -> list[int]:
     return [fixed] if fixed is not None else [size for size in range(1, batch + 1) if batch % size == 0]
 
 
-def _size(problem: Problem) -> int:
+def _size(table: cost.CostTable) -> int:
     """States times patterns times pairs of cuts: what the program costs."""
-    n_states = prod(len(members) + 1 for members in alike(problem))
-    return n_states**2 * len(problem.layers) ** 2
+    n_states = prod(len(members) + 1 for members in classes_of(table))
+    return n_states**2 * len(table.problem.layers) ** 2
 
 
 def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
@@ -150,7 +150,7 @@ class FloorSearch(SubsetSearch):
         self.is_late = is_late
         self.rates = [_rates(problem, device.name, micro_batch) for device in problem.devices]
         self._fronts: dict[tuple[int, int], float] = {}
-        every = [pattern for pattern in product(*(range(len(same) + 1) for same in alike(problem))) if any(pattern)]
+        every = [pattern for pattern in product(*(range(len(same) + 1) for same in classes_of(table))) if any(pattern)]
         shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]
         super().__init__(table, micro_batch, range(len(problem.layers) + 1), keep=MAX_LABELS, shapes=shapes)
         self.thrifty, self.fill = False, 0.0

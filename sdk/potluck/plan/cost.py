@@ -44,6 +44,7 @@ class CostTable:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.guessed: set[tuple[str, int]] = set()
+        self.classes: list[list[int]] | None = None  # of alike devices, once `groups.classes_of` was asked
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}

@@ -1,6 +1,6 @@
 """DAPPLE: synchronous pipelines with replicated stages for equal devices, by the latency around the pivot stage.
 
-Fan et al., "DAPPLE", PPoPP 2021, section 4: L = T_w + T_s + T_e around the stage with the fewest bubbles, minimised by
+Fan et al., "DAPPLE", PPoPP 2021: L = T_w + T_s + T_e around the stage with the fewest bubbles, minimised by
 a program over (layers planned, devices used), one new stage at a time.
 
 Where we differ: Asteroid's program (`hybrid`), which generalises it, runs on mean devices and links; its pivot is the

@@ -1,10 +1,10 @@
 """EdgeShard: contiguous shards on some of the devices in any order, no replicas, by dynamic programming.
 
-Zhang et al., "EdgeShard", 2024 (arXiv 2405.14371), section IV: Algorithm 1 minimises one request's latency, the sum of
-computing and sending; Algorithm 2 the slowest stage of a pipeline, over (layers done, devices used, last device).
+Zhang et al., "EdgeShard", 2024 (arXiv 2405.14371): one program minimises the latency of a request, the sum of computing
+and sending; another the slowest stage of a pipeline, over (layers done, devices used, last device).
 
 Where we differ: one program over sets serves both objectives (a device holds one shard); training, which the paper has
-not, takes Algorithm 2 with forward and backward; links are between two devices alone, as in the paper. The source need
+not, takes the latter with forward and backward; links are between two devices alone, as in the paper. The source need
 not be the first device.
 """
 

@@ -28,6 +28,13 @@ def alike(problem: Problem) -> list[list[int]]:
     return classes
 
 
+def classes_of(table: cost.CostTable) -> list[list[int]]:
+    """`alike` of the table's problem, found once."""
+    if table.classes is None:
+        table.classes = alike(table.problem)
+    return table.classes
+
+
 def _same(problem: Problem, i: int, j: int) -> bool:
     a, b = problem.devices[i], problem.devices[j]
     facts = ("memory_bytes", "idle_w", "busy_w", "radio_w", "overhead_s", "copy_bytes_per_s")

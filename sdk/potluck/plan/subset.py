@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple, Optional
 
 from potluck.plan import cost
-from potluck.plan.groups import Pattern, alike, patterns
+from potluck.plan.groups import Pattern, classes_of, patterns
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.records import Plan, Problem, QoE, Stage, Training
 
@@ -53,7 +53,7 @@ class SubsetSearch:
     ) -> None:  # fmt: skip
         problem = self.problem = table.problem
         self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
-        self.classes = alike(problem)
+        self.classes = classes_of(table)
         self.training = isinstance(problem.workload, Training)
         self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
         self.front_s, speeds = self._front(micro_batch)

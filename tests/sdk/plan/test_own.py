@@ -178,9 +178,10 @@ def test_patterns_take_alike_devices_in_order():
     assert members((1,), [[0, 1]], [1]) == (1,)
 
 
-def test_a_home_of_many_devices_gets_a_plan():
+@pytest.mark.parametrize("n", [9, 12, 64])
+def test_a_home_of_many_devices_gets_a_plan(n):
     problem = random_home(1, Training(batch=8, micro_batch=4), devices=2, layers=5)
-    names = [f"d{i}" for i in range(12)]
+    names = [f"d{i}" for i in range(n)]
     first, second = problem.costs["d0"], problem.costs["d1"]
     devices = tuple(replace(problem.devices[0], name=name) for name in names)
     paths = {(a, b): Path(media=(("air", 1),)) for a in names for b in names if a != b}
@@ -191,6 +192,7 @@ def test_a_home_of_many_devices_gets_a_plan():
     best = make_plans(many).best
     check_plan(best, many)
     assert best.latency_s <= make_plans(problem).best.latency_s * 1.01
+    assert set(best.unused) == set(names) - set(best.devices)
 
 
 def test_a_profile_measured_for_inference_alone_is_enough():
