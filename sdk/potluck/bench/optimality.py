@@ -12,9 +12,9 @@ from statistics import median
 from potluck.bench.frame import Result
 from potluck.plan import make_plans
 from potluck.plan.cost import CostTable
-from potluck.plan.dora import plan_dora
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.hybrid import plan_hybrid
+from potluck.plan.rivals.dora import plan_dora
 from potluck.records import (
     Device,
     Inference,

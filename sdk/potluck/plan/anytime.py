@@ -12,12 +12,12 @@ from math import inf
 from typing import NamedTuple
 
 from potluck.plan import choices, cost
-from potluck.plan.alpa import plan_alpa
-from potluck.plan.gpipe import plan_gpipe
-from potluck.plan.hetpipe import plan_hetpipe
 from potluck.plan.improve import deeper, floor_s, neighbours
-from potluck.plan.pipedream import plan_pipedream
-from potluck.plan.single import plan_single
+from potluck.plan.rivals.alpa import plan_alpa
+from potluck.plan.rivals.gpipe import plan_gpipe
+from potluck.plan.rivals.hetpipe import plan_hetpipe
+from potluck.plan.rivals.pipedream import plan_pipedream
+from potluck.plan.rivals.single import plan_single
 from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct

@@ -8,10 +8,10 @@ from potluck.plan import cost, feasibility
 from potluck.plan.anytime import MAX_WORK, Board, search
 from potluck.plan.bound import lower_bound_s
 from potluck.plan.check import check_problem
-from potluck.plan.data_parallel import plan_data_parallel
-from potluck.plan.dora import plan_dora
 from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
+from potluck.plan.rivals.data_parallel import plan_data_parallel
+from potluck.plan.rivals.dora import plan_dora
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct
 

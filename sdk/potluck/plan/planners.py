@@ -4,21 +4,21 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from potluck.plan import cost, feasibility
-from potluck.plan.alpa import plan_alpa
 from potluck.plan.anytime import plan_anytime
 from potluck.plan.check import check_problem
-from potluck.plan.dapple import plan_dapple
-from potluck.plan.data_parallel import plan_data_parallel
-from potluck.plan.dora import plan_dora
-from potluck.plan.edgeshard import plan_edgeshard
-from potluck.plan.gpipe import plan_gpipe
-from potluck.plan.hetpipe import plan_hetpipe
 from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.judge import judge
-from potluck.plan.metis import plan_metis
-from potluck.plan.pipedream import plan_pipedream
 from potluck.plan.plans import Plans, preference
-from potluck.plan.single import plan_single
+from potluck.plan.rivals.alpa import plan_alpa
+from potluck.plan.rivals.dapple import plan_dapple
+from potluck.plan.rivals.data_parallel import plan_data_parallel
+from potluck.plan.rivals.dora import plan_dora
+from potluck.plan.rivals.edgeshard import plan_edgeshard
+from potluck.plan.rivals.gpipe import plan_gpipe
+from potluck.plan.rivals.hetpipe import plan_hetpipe
+from potluck.plan.rivals.metis import plan_metis
+from potluck.plan.rivals.pipedream import plan_pipedream
+from potluck.plan.rivals.single import plan_single
 from potluck.records import Plan, Problem
 from potluck.simulate import direct
 

@@ -9,9 +9,9 @@ from tests.sdk.plan.homes import random_home
 from potluck.errors import UserError
 from potluck.plan import make_plans
 from potluck.plan.cost import CostTable
-from potluck.plan.dora import plan_dora
 from potluck.plan.flows import bundles, chain_ends, feed_bytes, learning
 from potluck.plan.hybrid import plan_hybrid
+from potluck.plan.rivals.dora import plan_dora
 from potluck.records import Edge, Inference, Layer, LayerCost, Stage, Training
 from potluck.simulate.direct import Direct
 

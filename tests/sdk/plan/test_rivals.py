@@ -7,15 +7,15 @@ import pytest
 from potluck.plan import check_plan
 from potluck.plan.build import balanced, mean_problem
 from potluck.plan.cost import CostTable
-from potluck.plan.dora import plan_dora
-from potluck.plan.edgeshard import plan_edgeshard
 from potluck.plan.feasibility import breaches
-from potluck.plan.gpipe import plan_gpipe
-from potluck.plan.hetpipe import plan_hetpipe
 from potluck.plan.judge import judge
-from potluck.plan.metis import groupings
-from potluck.plan.pipedream import plan_pipedream
 from potluck.plan.planners import PLANNERS
+from potluck.plan.rivals.dora import plan_dora
+from potluck.plan.rivals.edgeshard import plan_edgeshard
+from potluck.plan.rivals.gpipe import plan_gpipe
+from potluck.plan.rivals.hetpipe import plan_hetpipe
+from potluck.plan.rivals.metis import groupings
+from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.records import Inference, QoE, Training
 
 from .homes import WORKLOADS, random_home
