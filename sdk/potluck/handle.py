@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -78,6 +78,7 @@ class Handle(Generic[T]):
         self._title = title
         self._task = Task()
         self._future: Future[T] = Future()
+        self._seen = False
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name=f"potluck {title}", daemon=True)
         _show(self)
         self._thread.start()
@@ -135,6 +136,22 @@ class Handle(Generic[T]):
             self.cancel()
             self._thread.join(CANCEL_GRACE_S)
             raise
+        finally:
+            self._seen = self._future.done()
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody has waited for its end, and so knows what it raised."""
+        return self._seen
+
+    def ended(self, timeout_s: float) -> bool:
+        """Whether the work has ended, well or not, after at most `timeout_s` seconds of waiting for it."""
+        return bool(wait([self._future], timeout_s).done)
+
+    @property
+    def works_here(self) -> bool:
+        """Whether this thread is the one that does the work, which must not wait for itself."""
+        return threading.current_thread() is self._thread
 
     # --- resolving on use ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 REQUESTS_IN_FLIGHT = 4
 EVALUATION_ROWS = 32
+LOOK_S = 0.1  # how often a fit that waits for an earlier one looks whether it was cancelled
 OnStep = Callable[[int, float], None]
 
 
@@ -44,6 +46,7 @@ class Run:
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
         self._evaluation: tuple[int, Run] | None = None  # at which step its weights were taken
+        self._fitting: Handle[History] | None = None  # the latest
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -145,6 +148,8 @@ class Run:
     ) -> Handle[History]:
         """Train on every batch of `data`, `epochs` times; the handle can be cancelled between two steps.
 
+        A `fit` that is still going on comes first.
+
         Parameters
         ----------
         data
@@ -156,7 +161,15 @@ class Run:
             Called with (step, loss) after each step, in the background thread.
         """
         self._engine.check(training=True)
-        return Handle(lambda task: self._fit(task, data, epochs, optimizer, on_step), f"training {self.plan.model}")
+        earlier = self._fitting
+
+        def work(task: Task) -> History:
+            while earlier is not None and not earlier.ended(LOOK_S):
+                task.check()
+            return self._fit(task, data, epochs, optimizer, on_step)
+
+        self._fitting = Handle(work, f"training {self.plan.model}")
+        return self._fitting
 
     def _fit(self, task: Task, data: Any, epochs: int, optimizer: Optimizer | None, on_step: OnStep | None) -> History:
         engine = self._engine
@@ -280,7 +293,14 @@ class Run:
             return {**own, **self._engine.pull()}
 
     def load_into(self, module: Any = None) -> None:
-        """Bring the weights back into a module (default: the one that the model was made from)."""
+        """Bring the weights back into a module (default: the one that the model was made from).
+
+        Waits for a `fit` that is still going on; what it raised is raised here, unless somebody has waited for it
+        before. For the weights of now: `state_dict`.
+        """
+        if self._fitting is not None and not self._fitting.seen and not self._fitting.works_here:
+            with suppress(CancelledError):
+                self._fitting.wait()
         state = self.state_dict()
         if module is None:
             self._engine.model.load_state(state)

@@ -92,7 +92,9 @@ def count(data: Any, batch: int) -> int | None:
     """How many batches `data` has, where that is known."""
     import torch
 
-    if isinstance(data, torch.Tensor) or (isinstance(data, (tuple, list)) and isinstance(data[0], torch.Tensor)):
+    if isinstance(data, torch.Tensor) or (
+        isinstance(data, (tuple, list)) and data and isinstance(data[0], torch.Tensor)
+    ):
         first = data if isinstance(data, torch.Tensor) else data[0]
         return -(-int(first.shape[0]) // batch)
     try:

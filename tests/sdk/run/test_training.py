@@ -181,6 +181,49 @@ def test_the_trained_weights_come_back_into_the_module(home):
     run.close()
 
 
+def test_a_module_gets_its_weights_after_the_fits_that_were_begun(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    alone = copy.deepcopy(net)
+    run.fit((x, y), epochs=20)
+    run.fit((x.flip(0), y.flip(0)), epochs=20)
+    run.load_into(net)
+    assert run.step == 160
+    optimizer = torch.optim.AdamW(alone.parameters(), 1e-3)
+    for inputs, targets in ((x, y), (x.flip(0), y.flip(0))):
+        for batch in list(zip(inputs.split(4), targets.split(4), strict=True)) * 20:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(alone(batch[0]), batch[1]).backward()
+            optimizer.step()
+    assert largest_difference(net.state_dict(), alone) == 0.0
+    run.close()
+
+
+def test_a_module_gets_no_weights_of_a_fit_whose_failure_nobody_has_seen(home):
+    net, model = make_model("mlp")
+    x, _ = make_data("mlp", 4)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run.fit([x])
+    with pytest.raises(potluck.errors.ModelError, match="2 are expected"):
+        run.load_into(net)
+    run.load_into(net)  # now it is known: these are the weights of now
+    assert run.fit([]).wait(60).losses == ()
+    run.close()
+
+
+def test_a_module_gets_the_weights_that_a_cancelled_fit_reached_and_those_of_a_step(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    handle = run.fit((x, y), epochs=10_000, on_step=lambda step, loss: (run.load_into(), handle.cancel()))
+    run.load_into()
+    assert handle.done
+    assert run.step >= 1
+    assert largest_difference(run.state_dict(), net) == 0.0
+    run.close()
+
+
 def test_a_cancelled_fit_stops_between_steps_and_can_go_on(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
