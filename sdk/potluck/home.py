@@ -43,6 +43,8 @@ class Home:
         ring = Keyring(Path(state) if state is not None else None)
         public, secret = ring.identity()
         self._open(Keys(public=public, secret=secret), controller_name(), ring)
+        if isinstance(peers, str):
+            raise UserError(f"peers is a list of addresses, got {peers!r}.", next_step=f"Home(peers=[{peers!r}])")
         for peer in peers:
             self._add_peer(parse_address(peer))
         self._members.join()
@@ -261,6 +263,12 @@ class Home:
         """
         from potluck.lab import profiling
         from potluck.profile.measure import name_of, profile
+
+        if not hasattr(model, "signature"):
+            raise UserError(
+                f"a potluck.Model is profiled, got {type(model).__name__}.",
+                next_step="Make one: potluck.Model.from_torch(net, example), or .from_onnx(path).",
+            )
         from potluck.profile.store import Store
 
         self._models[name_of(model)] = model
@@ -301,8 +309,6 @@ class Home:
             return next(reversed(self._profiles.values())).network
         if self._lab is not None and self._lab.network is not None:
             return self._lab.network
-        if self._lab is not None and self._lab.network is not None:
-            return self._lab.network
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
 
     def deploy(
@@ -330,8 +336,11 @@ class Home:
             What the run is foretold by; default: the latest one of this model here.
         """
         from potluck.profile.measure import name_of
+        from potluck.records import Plan
         from potluck.run.run import deploy
 
+        if not isinstance(plan, Plan):
+            raise UserError(f"one plan is deployed, got {type(plan).__name__}.", next_step="home.deploy(plans.best)")
         chosen = model if model is not None else self._models.get(plan.model)
         if chosen is None:
             raise UserError(

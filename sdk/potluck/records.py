@@ -9,6 +9,7 @@ Pure: the standard library only. In notebooks, records show themselves through `
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
@@ -21,6 +22,8 @@ HOME = "home"  # the notebook: it feeds inputs and targets and collects losses a
 
 def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
     """Raise `UserError` unless `value` is a finite number above zero (or None: not known)."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise UserError(f"{what} must be a number, got {value!r}.")
     if value is not None and (not isfinite(value) or value < 0 or (value == 0 and not zero)):
         raise UserError(f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}.")
 

@@ -33,7 +33,13 @@ def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None, *
     Infeasible
         Where no plan holds the limits; says by how much, and what would do.
     """
-    return solve(resolved(profile).problem(workload, qoe or QoE()), planner)
+    profile = resolved(profile)
+    if not hasattr(profile, "problem"):
+        raise UserError(
+            f"plans are made from a profile, got {type(profile).__name__}.",
+            next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
+        )
+    return solve(profile.problem(workload, qoe or QoE()), planner)
 
 
 def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True) -> "Plans":

@@ -1,7 +1,7 @@
 """Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it, look at its `trace`."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
@@ -161,6 +161,15 @@ class Run:
             Called with (step, loss) after each step, in the background thread.
         """
         self._engine.check(training=True)
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
+        if not isinstance(data, Iterable):
+            raise UserError(f"training takes batches, got {type(data).__name__}.", next_step="Give it a DataLoader.")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise UserError(
+                f"the optimizer is one of potluck's, got {type(optimizer).__name__}.",
+                next_step="potluck.AdamW(lr) or potluck.SGD(lr, momentum)",
+            )
         earlier = self._fitting
 
         def work(task: Task) -> History:
@@ -230,7 +239,10 @@ class Run:
         if self.plan.training:
             return self._evaluating()(*inputs)
         engine = self._engine
+        inputs = tensors.as_tuple(inputs)
         rows, start = engine.model.check_inputs(*inputs), 0
+        if rows == 0:
+            raise UserError("a request needs one row or more, got none.")
         waiting: deque[tuple[Future[Execution], Compiled, int, int]] = deque()
         parts: list[dict[str, torch.Tensor]] = []
 
@@ -305,7 +317,12 @@ class Run:
         if module is None:
             self._engine.model.load_state(state)
         else:
-            module.load_state_dict(state, strict=False)
+            strangers = module.load_state_dict(state, strict=False).unexpected_keys
+            if len(strangers) == len(state):
+                raise UserError(
+                    f"the module {type(module).__name__} has none of this model's weights, such as {strangers[0]}.",
+                    next_step="Load them into a module of the kind that the model was made from.",
+                )
 
     def save(self, path: str | Path) -> None:
         """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan, resume=path)` goes on."""
