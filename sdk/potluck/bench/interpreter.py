@@ -11,6 +11,7 @@ from typing import Any
 
 from potluck.bench import frame
 from potluck.bench.frame import Result
+from potluck.bench.networks import encoder_block
 
 SETTINGS: Mapping[str, float] = {"rows": 32, "repeats": 15, "threads": 1}
 GOALS = {"ratio_to_eager_train": ("<=", 1.05), "ratio_to_eager_forward": ("<=", 1.05)}
@@ -105,27 +106,11 @@ def _transformer(rows: int) -> tuple[Any, Any, Any]:
     import torch
     from torch import nn
 
-    class Block(nn.Module):
-        def __init__(self, width: int, heads: int) -> None:
-            super().__init__()
-            self.heads = heads
-            self.norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            rows, length, width = x.shape
-            heads = self.qkv(self.norm(x)).view(rows, length, 3, self.heads, width // self.heads).transpose(1, 3)
-            q, k, v = heads.unbind(2)
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-            x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
-            return x + self.narrow(nn.functional.gelu(self.wide(self.second_norm(x))))
-
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.tokens, self.places = nn.Embedding(100, 128), nn.Parameter(torch.randn(32, 128))
-            self.blocks = nn.Sequential(Block(128, 4), Block(128, 4))
+            self.blocks = nn.Sequential(encoder_block(128, 4), encoder_block(128, 4))
             self.head = nn.Linear(128, 10)
 
         def forward(self, tokens: torch.Tensor) -> Any:

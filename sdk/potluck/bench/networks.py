@@ -1,4 +1,4 @@
-"""The networks of bench `pipeline`: rows of eight like blocks, so that every pipeline can be cut between two."""
+"""The networks of benches; those of `pipeline` are eight like blocks, so that every pipeline can be cut between two."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,26 +9,33 @@ if TYPE_CHECKING:
 Made = tuple["torch.nn.Sequential", "torch.Tensor", "torch.Tensor"]  # network, inputs, targets
 
 
-def transformer(rows: int) -> Made:
-    """Eight pre-norm encoder blocks of width 128 on [rows, 32] positions; 1.6 million parameters."""
+def encoder_block(width: int, heads: int) -> "torch.nn.Module":
+    """A pre-norm block of a transformer encoder, on [rows, length, width]."""
     import torch
     from torch import nn
 
     class Block(nn.Module):
-        def __init__(self, width: int, heads: int) -> None:
+        def __init__(self) -> None:
             super().__init__()
-            self.heads = heads
             self.norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
             self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
             self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
         def forward(self, x: torch.Tensor) -> Any:
-            rows, length, width = x.shape
-            heads = self.qkv(self.norm(x)).view(rows, length, 3, self.heads, width // self.heads).transpose(1, 3)
-            q, k, v = heads.unbind(2)
+            rows, length, _ = x.shape
+            mixes = self.qkv(self.norm(x)).view(rows, length, 3, heads, width // heads).transpose(1, 3)
+            q, k, v = mixes.unbind(2)
             mixed = nn.functional.scaled_dot_product_attention(q, k, v)
             x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
             return x + self.narrow(nn.functional.gelu(self.wide(self.second_norm(x))))
+
+    return Block()
+
+
+def transformer(rows: int) -> Made:
+    """Eight pre-norm encoder blocks of width 128 on [rows, 32] positions; 1.6 million parameters."""
+    import torch
+    from torch import nn
 
     class Head(nn.Module):
         def __init__(self, block: nn.Module, width: int) -> None:
@@ -39,7 +46,7 @@ def transformer(rows: int) -> Made:
             return self.head(self.block(x).mean(1))
 
     torch.manual_seed(0)
-    blocks = [Block(128, 4) for _ in range(8)]
+    blocks = [encoder_block(128, 4) for _ in range(8)]
     return nn.Sequential(*blocks[:-1], Head(blocks[-1], 128)), torch.randn(rows, 32, 128), torch.randint(10, (rows,))
 
 
