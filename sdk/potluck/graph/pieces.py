@@ -16,7 +16,7 @@ from potluck_wire.operators import KINDS
 
 from .cuts import Line, symbols_read
 from .locality import Local, row_axis
-from .row_rules import Reads, padding_of, shape_of
+from .row_rules import Reads, padding_of, per_dim, shape_of
 from .traced import Type
 
 Interval = tuple[int, int]
@@ -188,7 +188,7 @@ class _Build:
             amounts = [_same(self, node, d) if given == "same" else (0, 0) for d in range(n_spatial)]
             keep = [0] * n_spatial
         else:
-            numbers = _numbers(given, n_spatial)
+            numbers = per_dim(given, n_spatial)
             amounts = [(0, 0)] * n_spatial
             keep = [0 if d == dim else numbers[d] for d in range(n_spatial)]
         amounts[dim] = padded
@@ -211,10 +211,10 @@ class _Build:
         reads = next(iter(local.reads.values()))
         n_spatial, dim = self._rank(node) - 2, (local.axis or 0) - 2
         stride, padding, output_padding = (
-            list(_numbers(args[i] if len(args) > i else d, n_spatial)) for i, d in ((3, 1), (4, 0), (5, 0))
+            list(per_dim(args[i] if len(args) > i else d, n_spatial)) for i, d in ((3, 1), (4, 0), (5, 0))
         )
         weight = self.line.traced.type_of(_refs_of(node)[1]).shape
-        dilation = _numbers(args[7] if len(args) > 7 else 1, n_spatial)
+        dilation = per_dim(args[7] if len(args) > 7 else 1, n_spatial)
         begins = first * stride[dim] - padding[dim]
         taken = reads.rows(*rows)
         size = evaluate(weight[2 + dim], self.line.traced.hints)
@@ -346,13 +346,8 @@ def _same(build: _Build, node: Node, dim: int) -> Interval:
     weight = build.line.traced.type_of(_refs_of(node)[1]).shape
     dilations = next((a for a in node.args[5:6]), dict(node.kwargs).get("dilation", 1))
     size = evaluate(weight[2 + dim], build.line.traced.hints)
-    total = _numbers(dilations, len(weight) - 2)[dim] * (size - 1)
+    total = per_dim(dilations, len(weight) - 2)[dim] * (size - 1)
     return total // 2, total - total // 2
-
-
-def _numbers(value: Any, n: int) -> tuple[int, ...]:
-    numbers = value if isinstance(value, tuple) else (value,)
-    return numbers if len(numbers) == n else (numbers[0] if numbers else 1,) * n
 
 
 def _amounts(given: tuple[int, ...], axis: int, rank: int, padded: Interval) -> tuple[int, ...]:

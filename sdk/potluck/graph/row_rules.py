@@ -120,12 +120,12 @@ def _convolution(view: View) -> Found | None:
         return None
     dim, n_spatial = first[2] - 2, len(first[1]) - 2
     weight = view.shape_of(view.argument(1))
-    stride, dilation = (_per_dim(view.argument(i, n, 1), n_spatial)[dim] for i, n in ((3, "stride"), (5, "dilation")))
+    stride, dilation = (per_dim(view.argument(i, n, 1), n_spatial)[dim] for i, n in ((3, "stride"), (5, "dilation")))
     padding = view.argument(4, "padding", 0)
     if isinstance(padding, str):
         total = dilation * (weight[2 + dim] - 1) if padding == "same" else 0
         return _window(view, weight[2 + dim], stride, total // 2, dilation)
-    return _window(view, weight[2 + dim], stride, _per_dim(padding, n_spatial)[dim], dilation)
+    return _window(view, weight[2 + dim], stride, per_dim(padding, n_spatial)[dim], dilation)
 
 
 def _transposed(view: View) -> Found | None:
@@ -136,9 +136,9 @@ def _transposed(view: View) -> Found | None:
     ref, shape, axis = first
     dim, n_spatial = axis - 2, len(shape) - 2
     weight = view.shape_of(view.argument(1))
-    stride = _per_dim(view.argument(3, "stride", 1), n_spatial)[dim]
-    padding = _per_dim(view.argument(4, "padding", 0), n_spatial)[dim]
-    dilation = _per_dim(view.argument(7, "dilation", 1), n_spatial)[dim]
+    stride = per_dim(view.argument(3, "stride", 1), n_spatial)[dim]
+    padding = per_dim(view.argument(4, "padding", 0), n_spatial)[dim]
+    dilation = per_dim(view.argument(7, "dilation", 1), n_spatial)[dim]
     reach = dilation * (weight[2 + dim] - 1)
     reads = Reads(axis=axis, count=shape[axis], low=padding - reach + stride - 1, high=padding, div=stride)
     return BLOCK_WISE, axis, {ref: reads}
@@ -153,13 +153,13 @@ def _pooling(view: View) -> Found | None:
     maximum = "max_pool" in view.node.op
     kernel = view.argument(1, "kernel_size")
     stride = view.argument(2, "stride", ()) or kernel
-    padding = _per_dim(view.argument(3, "padding", 0), n_spatial)
-    dilation = _per_dim(view.argument(4, "dilation", 1), n_spatial)[dim] if maximum else 1
+    padding = per_dim(view.argument(3, "padding", 0), n_spatial)
+    dilation = per_dim(view.argument(4, "dilation", 1), n_spatial)[dim] if maximum else 1
     ceil_mode = view.argument(5 if maximum else 4, "ceil_mode", False)
     uneven = not maximum and any(padding) and not view.argument(5, "count_include_pad", True)
     if ceil_mode or uneven:
         return None  # the windows at the edge are not like the others
-    return _window(view, _per_dim(kernel, n_spatial)[dim], _per_dim(stride, n_spatial)[dim], padding[dim], dilation)
+    return _window(view, per_dim(kernel, n_spatial)[dim], per_dim(stride, n_spatial)[dim], padding[dim], dilation)
 
 
 def _nearest(view: View) -> Found | None:
@@ -347,7 +347,7 @@ def _embedded(view: View) -> Found | None:
     return ROW_WISE, axis, {indices: Reads(axis=axis, count=view.shape[axis])}
 
 
-def _per_dim(value: Any, n: int) -> tuple[int, ...]:
+def per_dim(value: Any, n: int) -> tuple[int, ...]:
     """An argument that is one number for all spatial dimensions, or one for each."""
     numbers = value if isinstance(value, tuple) else (value,)
     return numbers if len(numbers) == n else (numbers[0] if numbers else 1,) * n

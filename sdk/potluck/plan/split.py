@@ -1,8 +1,8 @@
 """Share one request inside its operators between a device and a helper: which rows where (Intra-DP's LOSS, IV-C).
 
 The paper searches intervals per operator by differential evolution. Here a Pareto label (device ready, helper ready,
-link free, joules) per joint and division of its rows is exact for divisions on a grid: no label that is worse in
-everything can lead to a better end. Then the divisions move row by row while that helps.
+link free, joules) is kept per joint and division of its rows on a grid, unless another is better in everything; of many
+the ones that are ready first. Then the divisions move row by row while that helps.
 """
 
 from collections.abc import Iterator, Sequence
