@@ -201,7 +201,7 @@ class Execution:
 
 def slot_of(name: Name, segment: Any) -> str:
     """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`; none is the empty one."""
-    if segment is None:
+    if not segment:
         return ""
     return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
 

@@ -6,6 +6,7 @@ Every run belongs to the notebook that prepared it. One notebook's runs at a tim
 from collections.abc import Callable, Sequence
 
 from potluck_agent.events import Buffer
+from potluck_agent.executions import Name, slot_of
 from potluck_agent.laborer import Laborer
 from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.runs import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
@@ -56,7 +57,8 @@ class Plans:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
         run = run or self.runs.setdefault(message.run, Run(name=message.run, owner=key))
-        slots = {name: f"{run.name}/{message.epoch}/{name}" for name, _, _ in load.segments}
+        this = Name(run.name, message.epoch, "", 0)
+        slots = {piece.name: slot_of(this, piece.name) for piece in load.segments}
         run.epochs[message.epoch] = Epoch(
             number=message.epoch,
             memory_bytes=message.memory_bytes,
@@ -64,9 +66,11 @@ class Plans:
             loading=set(slots.values()),
         )
         self._laborer.need(now_s)
-        for name, kind, document in load.segments:
-            order = LoadSegment(slot=slots[name], kind=kind, seed=message.seed)
-            self._laborer.tell(order, (document,), now_s)
+        for piece in load.segments:
+            order = LoadSegment(
+                slot=slots[piece.name], kind=piece.kind, seed=message.seed, weights=slot_of(this, piece.weights)
+            )
+            self._laborer.tell(order, (piece.document,), now_s)
         if not slots:
             self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
 

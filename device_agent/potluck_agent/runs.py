@@ -12,7 +12,7 @@ from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import is_identifier
 from potluck_wire.messages import Message
-from potluck_wire.program import from_json
+from potluck_wire.program import from_json, is_segment
 
 MAX_RUNS = 16
 MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
@@ -60,10 +60,20 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a `Prepare` asks for: (name, kind, document) of each segment, and the programs."""
+class Piece:
+    """A segment to be loaded. `weights`: the segment whose state it has, as programs name it; empty: its own."""
 
-    segments: tuple[tuple[str, str, Buffer], ...]
+    name: str
+    kind: str
+    weights: str
+    document: Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a `Prepare` asks for: the segments and the programs."""
+
+    segments: tuple[Piece, ...]
     layouts: dict[str, Layout]
 
 
@@ -77,18 +87,20 @@ def read_load(buffers: Sequence[Buffer]) -> Load:
         raise WireError(WireCode.DOCUMENT, "segments and programs are lists")
     if len(rows) != len(buffers) - 1:
         raise WireError(WireCode.DOCUMENT, f"{len(rows)} segments are named, {len(buffers) - 1} came")
-    names = [_segment_name(row) for row in rows]
+    segments = tuple(_piece(row, data) for row, data in zip(rows, buffers[1:], strict=True))
     layouts = [lay_out(from_json(program)) for program in programs]
-    for what in (names, [layout.name for layout in layouts]):
+    for what in ([piece.name for piece in segments], [layout.name for layout in layouts]):
         if len(set(what)) < len(what):
             raise WireError(WireCode.DOCUMENT, "two segments or two programs have one name")
-    segments = tuple((row["name"], row["kind"], data) for row, data in zip(rows, buffers[1:], strict=True))
     return Load(segments=segments, layouts={layout.name: layout for layout in layouts})
 
 
-def _segment_name(row: Any) -> str:
-    if not isinstance(row, dict) or set(row) != {"name", "kind"}:
-        raise WireError(WireCode.DOCUMENT, "a segment is an object with name and kind")
+def _piece(row: Any, document: Buffer) -> Piece:
+    if not isinstance(row, dict) or row.keys() - {"weights"} != {"name", "kind"}:
+        raise WireError(WireCode.DOCUMENT, "a segment is an object with name and kind, and perhaps weights")
     if not is_identifier(row["name"]) or row["kind"] not in KINDS:
         raise WireError(WireCode.DOCUMENT, f"a segment has an identifier as name, and is one of {', '.join(KINDS)}")
-    return str(row["name"])
+    weights = row.get("weights", "")
+    if "weights" in row and not is_segment(weights):
+        raise WireError(WireCode.DOCUMENT, f"segment {row['name']}: weights are those of NAME or EPOCH/NAME")
+    return Piece(name=row["name"], kind=row["kind"], weights=weights, document=document)

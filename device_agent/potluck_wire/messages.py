@@ -91,7 +91,9 @@ class Prepare(Message):
     """Load the segments and programs of plan number `epoch` beside whatever runs now.
 
     Buffer 0: JSON {"segments": [{"name", "kind": "aten" | "onnx"}], "programs": [Program.to_json()]}; then one buffer
-    per segment, in that order (a graph document or an ONNX model). `memory_bytes` is what the plan says it needs here.
+    per segment, in that order (a graph document or an ONNX model). A segment with "weights": NAME, or EPOCH/NAME of
+    this run, has the state of that earlier one, and only runs forward. `memory_bytes` is what the plan says it needs
+    here.
     """
 
     run: str = ""
@@ -383,11 +385,12 @@ class WorkerReady(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSegment(Message):
-    """Make a segment from buffer 0. `slot` is its name from now on: run/epoch/segment."""
+    """Make a segment from buffer 0, called `slot` from now on: run/epoch/segment. `weights`: whose state it has."""
 
     slot: str = ""
     kind: str = "aten"
     seed: int = 0
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,6 +203,21 @@ def test_a_refused_plan_leaves_the_device_free_for_others():
     assert answer.message == Prepared(run="s", epoch=1)
 
 
+@pytest.mark.parametrize(("weights", "slot"), [("s", "r/3/s"), ("2/whole", "r/2/whole")])
+def test_a_segment_may_have_the_weights_of_another(weights, slot):
+    document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
+    asked = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    assert asked == [ToWorker(LoadSegment(slot="r/3/t", kind="aten", weights=slot), (b"{}",))]
+
+
+@pytest.mark.parametrize("weights", ["", "x/y", 3, None])
+def test_weights_that_name_no_segment_are_refused(weights):
+    document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
+    (answer,) = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    assert answer.message.code == RefusalCode.DOCUMENT
+    assert "weights are those of NAME or EPOCH/NAME" in answer.message.text
+
+
 def test_prepare_loads_every_segment_once_and_then_says_so():
     talk = Talk().begin()
     request = Prepare(run="r", epoch=1, seed=3), *plan(segments=("s", "t"))

@@ -320,6 +320,42 @@ def test_an_onnx_model_runs_and_does_not_train(worker):
     assert "does not train" in worker.fails("run", {"train": True}, **names).text
 
 
+def test_a_piece_has_the_weights_of_another_segment_and_not_a_copy(worker):
+    w, b = load(worker, "r/0/whole")
+    worker.link.send(LoadSegment(slot="r/1/piece", weights="r/0/whole"), [LINEAR])
+    worker.expect(SegmentLoaded)
+    worker.put("r/1/p/0/x", numbers(4, 3))
+    names = {"slot": "r/1/piece", "inputs": ("r/1/p/0/x",), "outputs": ("r/1/p/0/y",)}
+    (output,) = worker.compute("run", exports=("r/1/p/0/y",), **names)
+    assert torch.allclose(output, torch.tanh(numbers(4, 3) @ w.t() + b), atol=1e-6)
+    worker.put("r/0/push/1/b", numbers(2) + 5)
+    worker.compute("assign", {"names": ["b"]}, slot="r/0/whole", inputs=("r/0/push/1/b",))
+    (output,) = worker.compute("run", exports=("r/1/p/0/y",), **names)
+    assert torch.allclose(output, torch.tanh(numbers(4, 3) @ w.t() + numbers(2) + 5), atol=1e-6)
+
+
+def test_a_piece_with_the_weights_of_another_neither_trains_nor_is_written(worker):
+    load(worker, "r/0/whole")
+    worker.link.send(LoadSegment(slot="r/0/piece", weights="r/0/whole"), [LINEAR])
+    worker.expect(SegmentLoaded)
+    worker.put("r/0/p/0/x", numbers(4, 3))
+    worker.put("r/0/p/0/b", numbers(2))
+    run = {"slot": "r/0/piece", "inputs": ("r/0/p/0/x",), "outputs": ("r/0/p/0/y",)}
+    assert "does not train" in worker.fails("run", {"train": True}, **run).text
+    assert "does not train" in worker.fails("gradients", slot="r/0/piece", outputs=("r/0/p/0/g",)).text
+    written = worker.fails("assign", {"names": ["b"]}, slot="r/0/piece", inputs=("r/0/p/0/b",))
+    assert "b is another segment's" in written.text
+
+
+def test_a_piece_of_weights_that_are_not_there_is_refused(worker):
+    worker.link.send(LoadSegment(slot="r/0/piece", weights="r/0/whole"), [LINEAR])
+    assert "r/0/whole is not loaded" in worker.expect(ComputeFailed)[0].text
+    load(worker, "r/0/whole", weights=False)
+    wide = Graph(parameters=(Parameter(name="w", dtype="float32", shape=(7,)),))
+    worker.link.send(LoadSegment(slot="r/0/piece", weights="r/0/whole"), [segment.dumps(wide)])
+    assert "not float32 [7]" in worker.expect(ComputeFailed)[0].text
+
+
 def test_every_measured_step_of_the_optimizer_has_gradients_to_work_with():
     made = load_segment("aten", LINEAR, seed=0)
     made.forward((torch.ones(2, 3),), key="k", train=True)

@@ -13,7 +13,7 @@ from potluck_agent.worker import libraries, memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
-from potluck_agent.worker.loading import capabilities, load_segment
+from potluck_agent.worker.loading import borrow_segment, capabilities, load_segment
 from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_update
 from potluck_agent.worker.process import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
@@ -100,16 +100,19 @@ class Engine:
         self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
 
     def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
-        if message.slot and message.slot not in self._segments:
-            raise ValueError(f"segment {message.slot} is not loaded")
         return Task(
             inputs=tuple(self._values[key] for key in message.inputs),
             attrs=attrs,
-            segment=self._segments.get(message.slot),
+            segment=self._segment(message.slot),
             step=message.step,
             scope=message.scope
             or scope_of((*message.outputs, *message.inputs)),  # `backward` may have no values at all
         )
+
+    def _segment(self, slot: str) -> Segment | None:
+        if slot and slot not in self._segments:
+            raise ValueError(f"segment {slot} is not loaded")
+        return self._segments.get(slot)
 
     def _perform(self, message: Compute, task: Task) -> list[list[Any]]:
         """The task and its exports: the rows of `Computed`."""
@@ -131,7 +134,11 @@ class Engine:
     def _load(self, message: LoadSegment, buffers: Buffers) -> None:
         try:
             self._segments.pop(message.slot, None)
-            self._segments[message.slot] = load_segment(message.kind, bytes(buffers[0]), seed=message.seed)
+            lender, document = self._segment(message.weights), bytes(buffers[0])
+            if lender is not None:
+                self._segments[message.slot] = borrow_segment(message.kind, document, lender)
+            else:
+                self._segments[message.slot] = load_segment(message.kind, document, seed=message.seed)
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.slot)
             return

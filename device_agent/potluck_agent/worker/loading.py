@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from potluck_agent.worker import training
+from potluck_agent.worker.borrowing import BorrowingSegment
 from potluck_agent.worker.measure import Measurable
+from potluck_agent.worker.tasks import Segment
 from potluck_wire.operators import OPERATORS
 from potluck_wire.segment import loads
 from potluck_wire.tensors import DTYPES
@@ -35,4 +37,15 @@ def load_segment(kind: str, document: bytes, *, seed: int, made_up: bool = False
         from potluck_agent.worker import onnx_backend
 
         return onnx_backend.OnnxSegment(document)
+    raise ValueError(f"a worker loads no segments of kind {kind!r}")
+
+
+def borrow_segment(kind: str, document: bytes, lender: Segment) -> Segment:
+    """A segment from its document that has the state of `lender`. Raises as `load_segment` does."""
+    if kind == "aten":
+        return BorrowingSegment(loads(document), lender)
+    if kind == "onnx":
+        from potluck_agent.worker import onnx_backend
+
+        return onnx_backend.OnnxSegment(document, lender=lender)
     raise ValueError(f"a worker loads no segments of kind {kind!r}")

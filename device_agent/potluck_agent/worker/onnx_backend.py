@@ -6,7 +6,7 @@ built at the first forward after a write. A size is fixed, or `batch`, or `batch
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -15,8 +15,10 @@ import torch
 
 from potluck_wire.graph import BATCH, FLOATS, Expression, Graph, Input, Output, Parameter, Ref, SegmentError
 
+from .borrowing import ForwardOnly, borrowed
 from .onnx_validator import validate
 from .operators import DTYPE_NAMES, DTYPES
+from .tasks import Segment
 
 _ONNX = onnx.TensorProto
 ELEMENTS: dict[int, str] = {
@@ -26,16 +28,22 @@ ELEMENTS: dict[int, str] = {
 _BATCH = re.compile(r"batch(?:\*([1-9][0-9]{0,8}))?")
 
 
-class OnnxSegment:
-    """A piece of an ONNX model. Raises SegmentError as `training.Segment` does."""
+class OnnxSegment(ForwardOnly):
+    """A piece of an ONNX model; with a `lender`, its state is that one's. Raises SegmentError as `training.Segment`."""
 
-    def __init__(self, document: bytes, threads: int = 1) -> None:
+    what = "an ONNX segment"
+
+    def __init__(self, document: bytes, threads: int = 1, lender: Segment | None = None) -> None:
         self._model = validate(document)
         self._threads = threads
         self._session: onnxruntime.InferenceSession | None = None
         graph = self._model.graph
         self._missing = {t.name: t for t in graph.initializer if _is_missing(t)}
-        self._state = {name: _made_up(tensor) for name, tensor in self._missing.items()}
+        self._lent = lender is not None
+        self._state = {
+            n: _made_up(t) if lender is None else borrowed(lender, n, _element(t), t.dims)
+            for n, t in self._missing.items()
+        }
         own = {tensor.name for tensor in graph.initializer}
         self.graph = Graph(
             inputs=tuple(
@@ -53,7 +61,7 @@ class OnnxSegment:
     def forward(self, inputs: Sequence[torch.Tensor], *, train: bool = False, **_: Any) -> tuple[torch.Tensor, ...]:
         """The outputs."""
         if train:
-            raise SegmentError("bad-input", "an ONNX segment does not train")
+            raise self.refusal()
         self._check(inputs)
         session = self._session or self._open()
         feeds = {port.name: x.detach().numpy() for x, port in zip(inputs, self.graph.inputs, strict=True)}
@@ -109,27 +117,12 @@ class OnnxSegment:
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Overwrite a named state; the shape and type must be its own."""
         state = self.read(name)
+        if self._lent:
+            raise SegmentError("bad-input", f"{name} is another segment's"[:200])
         if state.shape != tensor.shape or state.dtype is not tensor.dtype:
             raise SegmentError("bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(tensor.shape)}")
         state.copy_(tensor)
         self._session = None
-
-    def forget(self, prefix: str = "") -> None:
-        """Nothing is kept for backward."""
-
-    def backward(
-        self, key: str, gradients: Sequence[torch.Tensor] = (), scale: float = 1.0
-    ) -> tuple[torch.Tensor, ...]:
-        """Raises SegmentError: there is no backward."""
-        raise SegmentError("bad-input", "an ONNX segment does not train")
-
-    def gradients(self, share_frac: float = 1.0) -> torch.Tensor:
-        """Raises SegmentError: there are none."""
-        raise SegmentError("bad-input", "an ONNX segment does not train")
-
-    def step(self, vector: torch.Tensor | None, optimizer: Mapping[str, Any]) -> None:
-        """Raises SegmentError: nothing can be learned."""
-        raise SegmentError("bad-input", "an ONNX segment does not train")
 
     # --- measuring ---
 
@@ -163,10 +156,14 @@ def _is_missing(tensor: onnx.TensorProto) -> bool:
     )
 
 
-def _made_up(tensor: onnx.TensorProto) -> torch.Tensor:
+def _element(tensor: onnx.TensorProto) -> str:
     if tensor.data_type not in ELEMENTS:
         raise SegmentError("document", f"the tensor {tensor.name!r} is of an unknown type"[:200])
-    dtype = ELEMENTS[tensor.data_type]
+    return ELEMENTS[tensor.data_type]
+
+
+def _made_up(tensor: onnx.TensorProto) -> torch.Tensor:
+    dtype = _element(tensor)
     try:
         made = torch.zeros(tuple(tensor.dims), dtype=DTYPES[dtype])
     except (RuntimeError, MemoryError) as error:
