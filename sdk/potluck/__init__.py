@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from potluck.lab.specs import Spec
     from potluck.profile.assemble import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
+    from potluck.run.accelerate import accelerate
     from potluck.run.optimizers import SGD, AdamW
     from potluck.run.planning import judge, load_plan, plan
     from potluck_wire import __version__
@@ -33,6 +34,7 @@ _WHERE = {
     "Home": "potluck.home",
     "Model": "potluck.graph",
     "estimate": "potluck.profile.assemble",
+    "accelerate": "potluck.run.accelerate",
     "judge": "potluck.run.planning",
     "load_plan": "potluck.run.planning",
     "Training": "potluck.records",
@@ -49,8 +51,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "Home", "Model", "estimate", "plan", "judge", "load_plan", "Training", "Inference", "QoE", "Plan", "Device", "Spec",
-    "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
+    "Home", "Model", "accelerate", "estimate", "plan", "judge", "load_plan", "Training", "Inference", "QoE", "Plan",
+    "Device", "Spec", "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
     from potluck.records import Network, Plan
+    from potluck.run.accelerate import Place
     from potluck.run.run import Run
     from potluck.schedule.policies import Policy
 
@@ -162,6 +163,13 @@ class Home:
     def devices(self) -> Members:
         """All devices by name, with their status."""
         return self._members
+
+    def __getitem__(self, device: str) -> "Place":
+        """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
+        from potluck.run.accelerate import Place
+
+        self._members.need([device])
+        return Place(home=self, name=device)
 
     def pair(self, device: str, code: str) -> Member:
         """Pair with a device: `code` is what `potluck agent pair` shows on it (or its token).

@@ -128,7 +128,11 @@ class Model:
 
     def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
         """The graph of layers [start, stop) as bytes for a device."""
-        return dumps(self.segment(start, stop, train=train)[1])
+        return self.document_of(self.segment(start, stop, train=train)[1])
+
+    def document_of(self, graph: Graph) -> bytes:
+        """A graph made of operators of this model as bytes for a device."""
+        return dumps(graph)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
         """What keeps the model from being cut more finely, in words."""
@@ -188,6 +192,10 @@ class Model:
     def traced_line(self) -> Line:
         """The inference graph as it was traced, in a line."""
         return self._inference.line
+
+    def laid_out(self) -> Layers:
+        """The inference graph in a line, and where its layers begin."""
+        return self._inference
 
     # --- inputs and outputs ---
 

@@ -1,6 +1,7 @@
 """Model from an ONNX file: for inference; its pieces are ONNX again, with the weights sent apart."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from .onnx_trace import OnnxTrace, trace
 if TYPE_CHECKING:
     import torch
 
+_PART = re.compile(r"(v(\d+)(?:\.\d+)?)-\d+-\d+")
 KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
 
 
@@ -59,17 +61,28 @@ class OnnxModel(Model):
 
     def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
         """Layers [start, stop) as an ONNX model, its weights left out."""
-        chosen, whole = self._laid_out(train), self._trace.model
-        graph = chosen.graph(start, stop)
+        return self.document_of(self._laid_out(train).graph(start, stop))
+
+    def document_of(self, graph: Graph) -> bytes:
+        """A graph of this model's nodes as an ONNX model, its weights left out."""
+        whole = self._trace.model
         model = onnx.ModelProto(ir_version=whole.ir_version)
         model.opset_import.extend(whole.opset_import)
         model.graph.name = "segment"
-        model.graph.input.extend(_port(p.name, p.dtype, p.shape) for p in graph.inputs)
-        model.graph.output.extend(_port(p.name, p.dtype, p.shape) for p in graph.outputs)
+        model.graph.input.extend(_port(self._tensor(p.name), p.dtype, p.shape) for p in graph.inputs)
+        model.graph.output.extend(_port(self._tensor(p.name), p.dtype, p.shape) for p in graph.outputs)
         model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
         wanted = {p.name for p in graph.parameters}
         model.graph.initializer.extend(self._stripped(t) for t in whole.graph.initializer if t.name in wanted)
         return bytes(model.SerializeToString())
+
+    def _tensor(self, name: str) -> str:
+        """The tensor that a port stands for; between pieces of a request it is called by its rows, which are all."""
+        part = _PART.fullmatch(name)
+        if part is None:
+            return name
+        inputs = self._trace.traced.graph.inputs
+        return inputs[int(part[2])].name if int(part[2]) < len(inputs) else part[1]
 
     def _stripped(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         if tensor.name not in self._weights:

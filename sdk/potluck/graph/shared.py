@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from potluck.errors import ModelError
 from potluck.plan.sharing import TILES, Division, Operator, Sharing, intervals
-from potluck_wire.graph import DTYPE_BYTES, Graph, Ref, node_refs
+from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
 from .cuts import Line
-from .locality import Local, localities
+from .locality import GLOBAL, Local, localities
 from .pieces import Interval, Part, piece, rows_of
 from .row_rules import Reads
 
@@ -23,13 +23,17 @@ DEVICE, HELPER = "device", "helper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPiece:
-    """One run of one side: it takes parts (its own earlier ones, or received ones) and gives parts."""
+    """One run of one side: it takes parts (its own earlier ones, or received ones) and gives parts.
+
+    `computes`: the rows of each value that it computes.
+    """
 
     side: str
     name: str
     takes: tuple[Part, ...]
     gives: tuple[Part, ...]
     graph: Graph
+    computes: Mapping[int, Interval]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +48,20 @@ class Shared:
 
 
 class Shareable:
-    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs."""
+    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs.
 
-    def __init__(self, line: Line) -> None:
+    `whole`: none of them may (those of an ONNX model are known by name alone).
+    """
+
+    def __init__(self, line: Line, *, whole: bool = False) -> None:
         graph = line.traced.graph
         if len(graph.inputs) != 1:
             raise ModelError(
                 f"a request of {len(graph.inputs)} inputs cannot be shared inside its operators.",
                 next_step="Use a model with one input tensor.",
             )
-        self.line, self.localities = line, localities(line)
+        one_piece = Local(kind=GLOBAL, reads={})
+        self.line, self.localities = line, (one_piece,) * len(graph.nodes) if whole else localities(line)
         self.values = (0, *(graph.first_node + position for position in line.bound))
         self.place = {value: i for i, value in enumerate(self.values)}
         self.outputs = tuple(dict.fromkeys(output.ref for output in graph.outputs if output.ref.value in self.place))
@@ -84,13 +92,19 @@ class Shareable:
     def rows_of(self, value: int) -> tuple[int | None, int]:
         return rows_of(self.line, self.localities, value)
 
-    def operators(self, device_s: Mapping[int, float], helper_s: Mapping[int, float]) -> tuple[Operator, ...]:
-        """The planner's operators, given the seconds of every node by value; the last is the result."""
+    def operators(
+        self, device_s: Mapping[int, float], helper_s: Mapping[int, float], batch: int = 0
+    ) -> tuple[Operator, ...]:
+        """The planner's operators, given the seconds of every node by value; the last is the result.
+
+        Sizes are those of a request of `batch` rows of the batch; 0: of the example that was traced.
+        """
         traced, graph = self.line.traced, self.line.traced.graph
+        symbols = {**traced.hints, **({BATCH: batch} if batch else {})}
         found = []
         for value in self.values:
             count = self.rows_of(value)[1]
-            sizes = (t.elements(traced.hints) * DTYPE_BYTES[t.dtype] for t in traced.types[value])
+            sizes = (t.nbytes(symbols) for t in traced.types[value])
             found.append(
                 Operator(
                     name="input" if not value else graph.nodes[value - graph.first_node].op,
@@ -269,14 +283,16 @@ class _Lowering:
             if not isinstance(step, _Draft):
                 steps.append(step)
                 continue
-            gives = [p for p in wanted[step.side] if any(_inside(p, made) for made in step.makes)]
+            made = [p for p in wanted[step.side] if any(_inside(p, part) for part in step.makes)]
+            gives = [part for part in made if part not in step.takes]  # a whole is joined from parts
             if not gives:
                 continue
             graph = piece(self.model.line, self.model.localities, takes=step.takes, computes=step.computes, gives=gives)
             name = f"{step.side}-{count[step.side]}"
             count[step.side] += 1
+            takes, computes = tuple(step.takes), step.computes
             steps.append(
-                SharedPiece(side=step.side, name=name, takes=tuple(step.takes), gives=tuple(gives), graph=graph)
+                SharedPiece(side=step.side, name=name, takes=takes, gives=tuple(gives), graph=graph, computes=computes)
             )
         return Shared(steps=tuple(steps), results=tuple(results))
 

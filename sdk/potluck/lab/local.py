@@ -56,7 +56,7 @@ class LocalAgents:
     announce
         Whether they announce themselves by mDNS.
     inside
-        Networks of their own for the devices; without them all are on loopback.
+        Networks of their own for the devices; without them all are on `bind`.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class LocalAgents:
         announce: bool = False,
         extra: Sequence[str] = (),
         inside: "Namespaces | None" = None,
+        bind: str = "127.0.0.1",
     ) -> None:
+        self._bind = bind
         self._inside, self._trust, self._announce, self._extra = inside, trust, announce, tuple(extra)
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
@@ -102,7 +104,7 @@ class LocalAgents:
             )  # fmt: skip
 
     def _host(self, name: str) -> str:
-        return self._inside.address(name) if self._inside is not None else "127.0.0.1"
+        return self._inside.address(name) if self._inside is not None else self._bind
 
     def _await_ready(self, name: str, process: "subprocess.Popen[bytes]") -> Started:
         lines: Queue[bytes] = Queue()

@@ -35,7 +35,10 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One stage's piece of the model: the segment, its document, and the state that it holds (`weights` by name)."""
+    """One stage's piece of the model: the segment, its document, and the state that it holds (`weights` by name).
+
+    `lender`: the segment, as programs name it, whose state it has instead.
+    """
 
     segment: Segment
     kind: str
@@ -43,6 +46,7 @@ class Piece:
     weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
     trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
     buffers: tuple[str, ...] = ()
+    lender: str = ""
 
 
 def cut(model: Any, plan: Plan) -> tuple[Piece, ...]:
@@ -160,7 +164,10 @@ def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterabl
     """`order` for a device, with these pieces and its programs among `every`."""
     programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
     document = {
-        "segments": [{"name": piece.segment.name, "kind": piece.kind} for piece in pieces],
+        "segments": [
+            {"name": piece.segment.name, "kind": piece.kind} | ({"weights": piece.lender} if piece.lender else {})
+            for piece in pieces
+        ],
         "programs": [program.to_json() for program in programs],
     }
     header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()

@@ -58,7 +58,7 @@ class Note:
     """What people and the simulator want to know about one instruction.
 
     `label` for timelines (`2F0`). For run and backward: layers [start, stop) on `rows` rows. `nbytes` are sent,
-    received, copied or updated.
+    received, copied or updated. A run of a piece that is no run of layers takes `seconds` and works in `nbytes`.
     """
 
     label: str = ""
@@ -66,6 +66,7 @@ class Note:
     stop: int = 0
     rows: int = 0
     nbytes: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from potluck_wire.program import Instruction
 
 def instruction_s(table: cost.CostTable, device: Device, item: Instruction, note: Note) -> float:
     """Seconds in the compute lane. Profiled times for run and backward, copying speed for the rest."""
+    if note.seconds is not None:
+        return device.overhead_s + note.seconds
     if item.op == "run":
         return device.overhead_s + table.forward_s(device.name, note.start, note.stop, note.rows)
     if item.op == "backward":

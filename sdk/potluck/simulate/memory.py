@@ -47,7 +47,8 @@ def _segment_memory(
 ) -> None:  # fmt: skip
     if item.op not in ("run", "backward"):
         return
-    working = cost.working_bytes(table, note.start, note.stop, note.rows)
+    is_piece = note.seconds is not None
+    working = note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
     changes += [(start, working), (stop, -working)]
     key = (item.attrs["segment"], item.attrs["key"])
     if item.op == "run" and item.attrs["train"]:
@@ -59,5 +60,6 @@ def _segment_memory(
 
 def _static_bytes(table: cost.CostTable, notes: Sequence[Note], instructions: Sequence[Instruction]) -> int:
     """The segments that this program runs, each once."""
-    ranges = {(notes[item.id].start, notes[item.id].stop) for item in instructions if item.op == "run"}
+    runs = [notes[item.id] for item in instructions if item.op == "run"]
+    ranges = {(note.start, note.stop) for note in runs if note.seconds is None}  # pieces borrow their weights
     return sum(cost.static_bytes(table, start, stop) for start, stop in ranges)

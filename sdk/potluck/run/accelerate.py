@@ -1,0 +1,180 @@
+"""accelerate: one model, one request at a time, answered by the device here with the help of a stronger one."""
+
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import ModelError, UserError
+from potluck.graph.pace import Pace, pace
+from potluck.graph.shared import DEVICE, HELPER, Shareable
+from potluck.handle import Handle, Task, resolved
+from potluck.lab.local import LocalAgents
+from potluck.lab.specs import Spec
+from potluck.plan.cost import interpolate
+from potluck.profile.profiles import Profile
+from potluck.records import Inference
+from potluck.run.fast import Fast
+from potluck.run.members import Member
+from potluck.run.menu import Kitchen
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+
+OBJECTIVES = ("latency", "energy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One device of a home: `home["desktop"]`."""
+
+    home: "Home"
+    name: str
+
+    @property
+    def member(self) -> Member:
+        """What is known of it."""
+        return self.home.devices[self.name]
+
+    def __repr__(self) -> str:
+        return repr(self.member)
+
+    def _repr_html_(self) -> str:
+        return self.member._repr_html_()
+
+
+def accelerate(
+    model: Any, example: Any = None, *, helper: Place, device: Place | None = None, objective: str = "latency",
+    deadline_s: float | None = None,
+) -> Handle[Fast]:  # fmt: skip
+    """The model as something to call: it answers as the model does, sooner or with less energy.
+
+    Parameters
+    ----------
+    model
+        A torch module, a `potluck.Model`, or the path of an ONNX file.
+    example
+        An input as requests will have it, of the same shape and number of rows.
+    helper
+        The stronger machine: `home["desktop"]`.
+    device
+        Where the answers are wanted; default: the agent on this machine, or one that is started for it.
+    objective
+        "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
+
+    Raises
+    ------
+    UserError, ModelError
+        Where one of these is not what it should be.
+    """
+    if not isinstance(helper, Place) or not isinstance(device, Place | None):
+        wrong = helper if not isinstance(helper, Place) else device
+        raise UserError(f"a device of a home is expected, got {wrong!r:.60}.", next_step='Write home["NAME"].')
+    if device is not None and (device.home is not helper.home or device.name == helper.name):
+        raise UserError("the device and its helper are two devices of one home.")
+    if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
+        raise UserError(
+            f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
+            next_step='Write objective="energy", deadline_s=0.2.',
+        )
+    made, batch, rebuild = _read(resolved(model), example)
+    if len(made.inputs()) != 1:
+        raise ModelError(f"a request has one input here; this model takes {len(made.inputs())}.")
+
+    def work(task: Task) -> Fast:
+        home = helper.home
+        name, agents = (device.name, None) if device is not None else _own(home, helper.name)
+        try:
+            task.update(0.1, "measuring")
+            profile = home.profile(made, train=False, rows=(batch,)).wait()
+            task.update(0.6, "planning")
+            kitchen = _kitchen(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
+            return Fast(home._link, home.devices, kitchen, rebuild, agents, task)
+        except BaseException:
+            if agents is not None:
+                home.devices.remove(name)
+                agents.close()
+            raise
+
+    return Handle(work, f"accelerating with {helper.name}")
+
+
+def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any]]:
+    """The model, the rows of a request, and what puts its outputs together as the module does."""
+    from potluck.graph import Model
+
+    if isinstance(model, str | Path):
+        model = Model.from_onnx(model)
+    if hasattr(model, "signature"):
+        batch = int(example.shape[0]) if example is not None else 1
+        if example is not None:
+            model.check_inputs(example)
+        return model, batch, lambda found: found[0] if len(found) == 1 else tuple(found)
+    if example is None:
+        raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
+    made = Model.from_torch(model, example)
+    return made, int(example.shape[0]), _structure(model, example)
+
+
+def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:
+    """How the module's answer is made of its tensors."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    was = net.training
+    try:
+        with torch.no_grad():
+            _, structure = pytree.tree_flatten(net.eval()(example))
+    finally:
+        net.train(was)
+    return lambda found: pytree.tree_unflatten(found, structure)
+
+
+def _kitchen(
+    model: Any, profile: Profile, names: Mapping[str, str], batch: int, home: "Home", deadline_s: float | None
+) -> Kitchen:
+    problem = profile.problem(Inference(batch=batch))
+    plan_name = f"layers-0-{len(model.layers())}"
+    return Kitchen(
+        model=model,
+        shareable=Shareable(model.traced_line(), whole=model.kind != "aten"),
+        problem=problem,
+        names=names,
+        paces={side: measured_pace(model, profile, name, batch) for side, name in names.items()},
+        batch=batch,
+        lender=f"0/{plan_name}",
+        emulated=frozenset(n for n in names.values() if home.devices[n].capability.get("emulated")),
+        deadline_s=deadline_s,
+    )
+
+
+def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace:
+    """What every operator takes on a device, by the profile of its layers."""
+    assert profile.inference is not None
+    layer_s = [interpolate(cost.rows, cost.forward_s, batch) for cost in profile.inference.costs[device]]
+    return pace(model.laid_out(), layer_s, batch)
+
+
+def _own(home: "Home", helper: str) -> tuple[str, LocalAgents | None]:
+    """The agent of this home on this very machine; where there is none, one is started."""
+    here = [n for n in home.devices.ready if home.devices[n].capability.get("host") == platform.node() and n != helper]
+    if here:
+        return here[0], None
+    agents = LocalAgents(
+        [Spec(name="this-machine")], ("notebook", home.key), bind=_address_towards(home.devices[helper])
+    )
+    (started,) = agents.agents
+    home.devices.add(Member(name=started.name, key=started.key, addresses=(started.address,)))
+    home.devices.need([started.name])
+    return started.name, agents
+
+
+def _address_towards(member: Member) -> str:
+    """The address of this machine on its way to a device; nothing is sent."""
+    address = member.addresses[0]
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address.host, address.port))
+        return str(probe.getsockname()[0])

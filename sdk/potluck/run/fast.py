@@ -1,0 +1,269 @@
+"""Fast: a model that answers one request at a time, on the device and its helper together, or on the device alone.
+
+Before each request the way to share it is looked up by the bandwidth that transfers have shown; the name of its program
+goes to both sides, and that is their agreement. If the helper fails, or is late, the device answers alone.
+"""
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import HomeError, PotluckError, UserError
+from potluck.graph.shared import DEVICE, HELPER
+from potluck.handle import Task
+from potluck.lab.local import LocalAgents
+from potluck.records import Plan, Stage
+from potluck.run.crew import Crew, outputs_of
+from potluck.run.edition import INFER, PUSH, Edition, make_edition
+from potluck.run.events import Execution, Gather
+from potluck.run.link import Link
+from potluck.run.members import Members
+from potluck.run.menu import Kitchen, Menu, Way
+from potluck.run.shared_edition import shared_requests, transfers
+from potluck.schedule import Compiled
+from potluck_wire.messages import Probe
+
+if TYPE_CHECKING:
+    import torch
+
+LOOK_S = 1.0  # between two looks of the upkeep
+RETRY_S = 2.0  # after a failed attempt to reach the helper
+PROBE_AFTER_S = 3.0  # without a transfer the bandwidth is asked for
+PROBE_BYTES = 128 * 1024
+LATE = 2.0  # times what it should take, until the device begins to answer alone
+LATE_S = 0.1  # and so much more: small requests are late for many reasons
+
+
+class Fast:
+    """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager."""
+
+    def __init__(
+        self, link: Link, members: Members, kitchen: Kitchen, rebuild: Callable[[list[Any]], Any],
+        agents: LocalAgents | None, task: Task,
+    ) -> None:  # fmt: skip
+        self._link, self._members, self._kitchen, self._rebuild, self._agents = link, members, kitchen, rebuild, agents
+        self.device, self.helper = kitchen.names[DEVICE], kitchen.names[HELPER]
+        self.failure: PotluckError | None = None
+        self.menu: Menu = kitchen.menu()
+        task.update(0.8, "loading")
+        self._crew = Crew(link, members, f"fast-{uuid.uuid4().hex[:12]}")
+        self.n_steps, self._n_epochs, self._epoch = 0, 0, 0
+        self._lock, self._upkeeping, self._closed = threading.RLock(), threading.Lock(), threading.Event()
+        self._helper_ready = False
+        self._late: tuple[Future[Execution], Way] | None = None
+        self.bytes_per_s = kitchen.problem.network.bandwidth(self.device, self.helper)
+        self._heard_s = time.monotonic()
+        self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
+        self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
+        self.alone = kitchen.as_emulated(self._whole[self.device].compiled[INFER])
+        self._alone_s = max(kitchen.foretell(self.alone, self.bytes_per_s).step_s)
+        self._load(self.device)
+        self._load(self.helper)
+        self._share()
+        self._thread = threading.Thread(target=self._upkeep, name="potluck fast", daemon=True)
+        self._thread.start()
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def _edition(self, device: str) -> Edition:
+        """The whole model on one device: the weights of all pieces, and how to answer alone."""
+        k = self._kitchen
+        stage = Stage(start=0, stop=len(k.model.layers()), devices=(device,), shares=(k.batch,))
+        plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=k.batch, training=False)
+        return make_edition(k.model, plan, run=self._crew.run, epoch=0, optimizer=None)
+
+    @property
+    def model(self) -> Any:
+        """The `potluck.Model` that it answers for."""
+        return self._kitchen.model
+
+    @property
+    def is_helped(self) -> bool:
+        """Whether the helper is there, with all that it needs."""
+        return self._helper_ready
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """What each of the two needs: the weights once, and the most that any way holds."""
+        return {device: self._memory(device) for device in (self.device, self.helper)}
+
+    def _memory(self, device: str) -> int:
+        resting = self._kitchen.problem.device(device).floor_bytes + self._whole[device].held_bytes(device)
+        needed = [resting + self._peak(program.compiled, device) for program in self.menu.programs]
+        return max([resting, *needed, self._peak(self.alone, device)])  # that of the whole model counts its weights
+
+    def _peak(self, compiled: Compiled, device: str) -> int:
+        return self._kitchen.foretell(compiled, self.bytes_per_s).peak_bytes.get(device, 0)
+
+    def _load(self, device: str) -> None:
+        """The whole model with its weights onto a device that has nothing of this run."""
+        edition = self._whole[device]
+        self._crew.prepare(0, edition.requests(memory={device: self._memory(device)}))
+        self._crew.commit(0, [device])
+        if PUSH in edition.compiled:
+            push = edition.compiled[PUSH]
+            self._crew.execute(0, push, self._next(), states=self._kitchen.model.state()).result()
+
+    def _share(self) -> None:
+        """The pieces and programs of all ways onto both, under a new epoch; the one before goes."""
+        self._n_epochs += 1
+        epoch, before = self._n_epochs, self._epoch
+        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, self.menu.programs, self.memory_bytes))
+        with self._lock:
+            self._epoch, self._helper_ready = epoch, True
+        if before:
+            self._crew.drop(before, (self.device, self.helper))
+
+    def _next(self) -> int:
+        with self._lock:
+            self.n_steps += 1
+            return self.n_steps
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *inputs: "torch.Tensor") -> Any:
+        """What the model answers, in the form in which the module does.
+
+        Raises
+        ------
+        ModelError, UserError
+            An input of another shape than the example's; says which is expected.
+        """
+        self._check()
+        batch = self._kitchen.batch
+        rows = self._kitchen.model.check_inputs(*inputs)
+        if rows != batch:
+            raise UserError(
+                f"a request has {batch} rows, as the example had; got {rows}.",
+                next_step=f"Give {batch} rows, or accelerate with an example of {rows}.",
+            )
+        named = {self._kitchen.model.inputs()[0].name: inputs[0]}
+        with self._lock:
+            execution, compiled = self._shared(named) or self._by_itself(named)
+            self.kept.append((execution, compiled))
+        outputs = outputs_of(execution, compiled)
+        return self._rebuild(self._in_order(outputs))
+
+    def _in_order(self, outputs: "dict[str, torch.Tensor]") -> "list[torch.Tensor]":
+        """All outputs of the model; one that is the same as another came once."""
+        graph = self._kitchen.shareable.line.traced.graph
+        by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
+        return [by_ref[output.ref] for output in graph.outputs]
+
+    def _shared(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled] | None:
+        """The answer of both sides; None where the device has to answer alone from the start."""
+        self._harvest()
+        way = self.menu.at(self.bytes_per_s)
+        if way.program is None or not self._helper_ready or self._late is not None:
+            return None
+        compiled = way.program.compiled
+        predicted_s = max(self._kitchen.foretell(compiled, self.bytes_per_s).step_s)
+        future = self._crew.execute(self._epoch, compiled, self._next(), batch=named)
+        try:
+            execution = future.result(LATE * max(predicted_s, self._alone_s) + LATE_S)
+        except TimeoutError:
+            return self._race(future, way, named)
+        except PotluckError as error:
+            self._lost(error)
+            return None
+        self._learn(execution, compiled)
+        return execution, compiled
+
+    def _race(
+        self, late: "Future[Execution]", way: Way, named: "dict[str, torch.Tensor]"
+    ) -> tuple[Execution, Compiled] | None:
+        """The helper is late: the device begins to answer alone, and whoever is done first counts."""
+        alone = self._crew.execute(0, self.alone, self._next(), batch=named)
+        wait((late, alone), return_when=FIRST_COMPLETED)
+        self._late = late, way
+        self._harvest()
+        if self._late is None and not late.exception():
+            assert way.program is not None
+            return late.result(), way.program.compiled
+        return alone.result(), self.alone
+
+    def _harvest(self) -> None:
+        """A late request has ended by now, well or not: what it tells."""
+        if self._late is None or not self._late[0].done():
+            return
+        (future, way), self._late = self._late, None
+        error = future.exception()
+        if isinstance(error, PotluckError):
+            self._lost(error)
+        elif error is None and way.program is not None:
+            self._learn(future.result(), way.program.compiled)
+
+    def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
+        return self._crew.execute(0, self.alone, self._next(), batch=named).result(), self.alone
+
+    def _lost(self, error: PotluckError) -> None:
+        """A request that was shared has failed: its epoch is gone on both sides."""
+        self._helper_ready, self._epoch = False, 0
+        self.failure = error
+
+    def _learn(self, execution: Execution, compiled: Compiled) -> None:
+        """What the transfers of a request show of the link."""
+        for nbytes, seconds in transfers(execution, compiled, (self.device, self.helper)):
+            self._heard(nbytes, seconds)
+
+    def _heard(self, nbytes: int, seconds: float) -> None:
+        path = self._kitchen.problem.network.path(self.device, self.helper)
+        self.bytes_per_s = nbytes / max(seconds - path.latency_s, 1e-6)
+        self._heard_s = time.monotonic()
+
+    # --- upkeep -------------------------------------------------------------------------------------------------------
+
+    def _upkeep(self) -> None:
+        """In the background: reach a lost helper again, and ask for the bandwidth where no request shows it."""
+        retry_s = 0.0
+        while not self._closed.wait(LOOK_S):
+            now_s = time.monotonic()
+            with self._upkeeping:
+                try:
+                    if not self._helper_ready and now_s >= retry_s:
+                        retry_s = now_s + RETRY_S
+                        self._restore()
+                    elif self._helper_ready and now_s >= self._heard_s + PROBE_AFTER_S and self._late is None:
+                        self._ask_bandwidth()
+                except PotluckError as error:
+                    self.failure = error
+
+    def _ask_bandwidth(self) -> None:
+        probe = Probe(task=f"{self._crew.run}-{self._next()}", peer=self.helper, nbytes=PROBE_BYTES, repeats=1)
+        answers = self._link.ask(Gather(requests={self.device: (probe, ())})).result()
+        self._heard(PROBE_BYTES, answers[self.device][0].seconds[0])
+
+    def _restore(self) -> None:
+        """The helper again, as if for the first time."""
+        self._members.need([self.helper])
+        self._crew.drop(-1, [self.helper])
+        self._load(self.helper)
+        self._share()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Both devices forget the model, and an agent that was started for it ends; safe to call twice."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._upkeeping:
+            self._crew.drop()
+            if self._agents is not None:
+                self._members.remove(self.device)
+                self._agents.close()
+        self._thread.join()
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise HomeError("this accelerated model is closed.", next_step="Call potluck.accelerate again.")
+
+    def __enter__(self) -> "Fast":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

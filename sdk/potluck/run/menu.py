@@ -1,0 +1,128 @@
+"""The ways to share one request, one for every bandwidth: planned, lowered, compiled and foretold. Pure.
+
+A way is a program on each side; where sharing does not pay, there is none, and the device answers alone.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from potluck.errors import PlanError
+from potluck.graph.pace import Pace
+from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
+from potluck.plan.sharing import Sharing
+from potluck.plan.split import Split, share
+from potluck.plan.whatif import rated
+from potluck.records import Device, Problem, Trace
+from potluck.run.prediction import paced
+from potluck.run.shared_edition import SharedProgram, Sides, compile_shared
+from potluck.schedule import Compiled
+from potluck.simulate import simulate
+
+BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What to do at `bytes_per_s` and above. `program` None: the device answers alone."""
+
+    bytes_per_s: float
+    split: Split
+    program: SharedProgram | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Menu:
+    """The ways by ascending bandwidth, the first from 0 on."""
+
+    ways: tuple[Way, ...]
+
+    def at(self, bytes_per_s: float) -> Way:
+        """What to do at that bandwidth."""
+        index = bisect_right([way.bytes_per_s for way in self.ways], bytes_per_s) - 1
+        return self.ways[max(index, 0)]
+
+    @property
+    def programs(self) -> tuple[SharedProgram, ...]:
+        """Every program once."""
+        return tuple({w.program.name: w.program for w in self.ways if w.program is not None}.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kitchen:
+    """What ways are made of: the model as operators, both sides, and what the user wants."""
+
+    model: Any
+    shareable: Shareable
+    problem: Problem
+    names: Mapping[str, str]  # side -> device
+    paces: Mapping[str, Pace]  # by side
+    batch: int
+    lender: str  # the segment that has the weights
+    emulated: frozenset[str] = frozenset()
+    deadline_s: float | None = None  # with one, joules are saved
+    bandwidths: tuple[float, ...] = BANDWIDTHS
+
+    def sharing(self, bytes_per_s: float) -> Sharing:
+        """The planner's problem at a bandwidth."""
+        device, helper = self.problem.device(self.names[DEVICE]), self.problem.device(self.names[HELPER])
+        paces, path = self.paces, self.problem.network.path(device.name, helper.name)
+        return Sharing(
+            operators=self.shareable.operators(paces[DEVICE].seconds, paces[HELPER].seconds, self.batch),
+            bytes_per_s=bytes_per_s,
+            latency_s=path.latency_s + device.overhead_s,
+            device_overhead_s=paces[DEVICE].overhead_s,
+            helper_overhead_s=paces[HELPER].overhead_s,
+            **_watts(device),
+        )
+
+    def menu(self) -> Menu:
+        """The best way at each of these bandwidths; neighbours that do the same are one."""
+        ways: list[Way] = []
+        for bytes_per_s in self.bandwidths:
+            split = self._best(self.sharing(bytes_per_s))
+            if not ways or ways[-1].split.divisions != split.divisions:
+                ways.append(Way(bytes_per_s=bytes_per_s, split=split))
+        return Menu(ways=tuple(replace(way, program=self._program(way.split)) for way in ways))
+
+    def _best(self, sharing: Sharing) -> Split:
+        if self.deadline_s is not None:
+            try:
+                return share(sharing, deadline_s=self.deadline_s)
+            except PlanError:  # nothing is that fast: then as fast as it goes
+                pass
+        return share(sharing)
+
+    def _program(self, split: Split) -> SharedProgram | None:
+        if not split.sent_bytes and not split.received_bytes:
+            return None
+        shared = lower(self.shareable, split.divisions)
+        sides = Sides(names=self.names, sharing=self.sharing(0.0), batch=self.batch)
+        name = f"share-{hashlib.sha256(repr(split.divisions).encode()).hexdigest()[:16]}"
+        program = compile_shared(self.shareable, shared, sides, self.model, name=name, lender=self.lender)
+        return replace(program, compiled=self.as_emulated(program.compiled))
+
+    def as_emulated(self, compiled: Compiled) -> Compiled:
+        """The programs with the times that emulated devices shall take."""
+        return paced(compiled, self.problem, self.emulated) if self.emulated else compiled
+
+    def foretell(self, compiled: Compiled, bytes_per_s: float) -> Trace:
+        """What one request does at this bandwidth, by the simulator."""
+        return simulate(compiled, self.at(bytes_per_s))
+
+    def at(self, bytes_per_s: float) -> Problem:
+        """The problem with this bandwidth between the two."""
+        network = self.problem.network
+        pair = self.names[DEVICE], self.names[HELPER]
+        crossed = {name: times for a, b in (pair, pair[::-1]) for name, times in network.path(a, b).media}
+        for name, times in crossed.items():
+            network = rated(network, name, max(bytes_per_s, 1.0) * times)
+        return replace(self.problem, network=network)
+
+
+def _watts(device: Device) -> dict[str, float]:
+    if device.idle_w is None or device.busy_w is None:
+        return {}
+    return {"idle_w": device.idle_w, "busy_w": device.busy_w, "radio_w": device.radio_w or 0.0}

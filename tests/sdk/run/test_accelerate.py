@@ -1,0 +1,198 @@
+"""One request shared by real agents: the answer is the module's, at any bandwidth, whatever becomes of the helper."""
+
+import threading
+import time
+
+import pytest
+from tests.sdk.graph.families import FAMILIES, family
+
+import potluck
+from potluck.errors import ModelError, UserError
+from potluck.graph.pace import Pace
+from potluck.graph.shared import DEVICE, HELPER, Shareable
+from potluck.handle import Task
+from potluck.lab.specs import Spec
+from potluck.profile.measure import FLOOR_BYTES, device_of
+from potluck.profile.network import network_of
+from potluck.records import Inference, LayerCost, Problem
+from potluck.run import fast as fast_module
+from potluck.run.accelerate import accelerate
+from potluck.run.fast import Fast
+from potluck.run.menu import Kitchen
+
+torch = pytest.importorskip("torch")
+
+TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
+BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
+SOON_S = 30.0
+
+
+def kitchen(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
+    """As if every operator had been measured to take so long, so that sharing pays at some bandwidth."""
+    model = net if isinstance(net, potluck.Model) else potluck.Model.from_torch(net, x)
+    names = tuple(home.devices)
+    capabilities = {name: home.devices[name].capability for name in names}
+    cost = LayerCost(rows=(1,), forward_s=(slow_s,))
+    problem = Problem(
+        model="m", devices=tuple(device_of(name, capability) for name, capability in capabilities.items()),
+        network=network_of(capabilities, {}), layers=model.layers(), workload=Inference(batch=len(x)),
+        costs=dict.fromkeys(names, (cost,) * len(model.layers())),
+    )  # fmt: skip
+    shareable = Shareable(model.traced_line(), whole=model.kind != "aten")
+    paces = {
+        DEVICE: Pace(seconds=dict.fromkeys(shareable.values, slow_s), overhead_s=1e-5),
+        HELPER: Pace(seconds=dict.fromkeys(shareable.values, fast_s), overhead_s=1e-5),
+    }
+    return Kitchen(
+        model=model, shareable=shareable, problem=problem, names={DEVICE: names[0], HELPER: names[1]}, paces=paces,
+        batch=len(x), lender=f"0/layers-0-{len(model.layers())}", bandwidths=BANDWIDTHS, **more,
+    )  # fmt: skip
+
+
+def fast_of(home, net, x, **more):
+    return Fast(home._link, home.devices, kitchen(home, net, x, **more), tuple, None, Task())
+
+
+def check(answers, expected):
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, wanted in zip(answers, expected, strict=True):
+        assert got.shape == wanted.shape
+        assert (got - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_the_plan(home, name, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)  # a busy machine is no reason to answer alone
+    net, x = family(name)
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(home, net, x) as fast:
+        assert any(way.program for way in fast.menu.ways)
+        for way in fast.menu.ways:
+            fast.bytes_per_s = way.bytes_per_s
+            check(fast(x), expected)
+            execution, compiled = fast.kept[-1]
+            assert compiled is (way.program.compiled if way.program else fast.alone)
+            for device, timeline in execution.timelines.items():
+                assert timeline.peak_bytes <= fast.memory_bytes[device]
+        assert fast.failure is None
+
+
+def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
+    net, x = family("vgg")
+    n_bytes = sum(p.numel() * 4 for p in net.parameters())
+    with fast_of(home, net, x) as fast:
+        pieces = [piece for program in fast.menu.programs for piece in program.pieces[fast.device]]
+        assert len(pieces) > 2
+        assert all(piece.lender == "0/layers-0-" + str(len(fast.model.layers())) for piece in pieces)
+        assert n_bytes < fast.memory_bytes[fast.device] - FLOOR_BYTES < 2 * n_bytes + 2**20
+    with pytest.raises(potluck.errors.HomeError, match="closed"):
+        fast(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [(torch.zeros(2, 3, 27, 19), r"float32 \[2 rows, 3, 27, 18\] is expected"), (torch.zeros(3, 3, 27, 18), "2 rows")],
+    ids=["another shape", "more rows"],
+)
+def test_another_shape_than_the_examples_is_answered_with_what_is_expected(home, x, says):
+    net, example = family("vgg")
+    with fast_of(home, net, example) as fast, pytest.raises((ModelError, UserError), match=says):
+        fast(x)
+
+
+def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = family("vgg")[0]
+
+        def forward(self, x):
+            y = self.net(x)
+            return {"scores": y, "both": [y, y.softmax(-1)]}
+
+    net, (_, x) = Named().eval(), family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    fast = potluck.accelerate(net, x, helper=home["local-2"])
+    y = fast(x)
+    assert (fast.device, fast.helper) == ("local-1", "local-2")
+    assert list(y) == ["scores", "both"]
+    check([y["scores"], *y["both"]], (expected["scores"], *expected["both"]))
+    fast.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"helper": "local-2"}, "a device of a home is expected"),
+        ({"device": "same"}, "two devices of one home"),
+        ({"objective": "energy"}, "energy with a deadline"),
+        ({"example": None}, "an example of the input is needed"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_wrong_arguments_are_answered_with_what_was_expected(home, wrong, says):
+    net, x = family("vgg")
+    given = {"example": x, "helper": home["local-2"], **wrong}
+    if wrong.get("device"):
+        given["device"] = home["local-2"]
+    with pytest.raises(UserError, match=says):
+        accelerate(net, **given)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def robot_home():
+    torch.set_num_threads(1)
+    with potluck.Home.lab([Spec(name="robot"), Spec(name="server", slowdown=200)]) as opened:
+        yield opened
+
+
+def wait_until(holds):
+    limit_s = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < limit_s, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps_again_when_it_is_back(robot_home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(robot_home, net, x, slow_s=1.0, fast_s=1e-3) as fast:
+        fast.bytes_per_s = 1e8
+        assert fast.menu.at(1e8).program is not None
+        answers = []
+        before = fast.n_steps
+        request = threading.Thread(target=lambda: answers.append(fast(x)))
+        request.start()
+        wait_until(lambda: fast.n_steps > before)  # both have their orders; the helper takes its time
+        robot_home._lab.agents.kill("server")
+        request.join(SOON_S)
+        check(answers[0], expected)
+        assert fast.kept[-1][1] is fast.alone
+        assert fast.failure is not None
+        check(fast(x), expected)  # it is not there from the start
+        assert fast.kept[-1][1] is fast.alone
+
+        robot_home._lab.agents.restart("server")
+        wait_until(lambda: fast.is_helped)
+        fast.bytes_per_s = 1e8
+        check(fast(x), expected)
+        assert set(fast.kept[-1][0].timelines) >= {"server"}
+
+
+def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(robot_home, net, x, slow_s=0.01, fast_s=1e-4) as fast:
+        fast.bytes_per_s = 1e8
+        robot_home._lab.agents.freeze("server")
+        check(fast(x), expected)
+        assert fast.kept[-1][1] is fast.alone
+        check(fast(x), expected)
+        robot_home._lab.agents.thaw("server")
