@@ -4,6 +4,7 @@ Every run belongs to the notebook that prepared it. One notebook's runs at a tim
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from potluck_agent.events import Buffer
 from potluck_agent.executions import Name, slot_of
@@ -30,6 +31,15 @@ from potluck_wire.messages import (
 CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A run that went with its worker, until its notebook drops it: what is told to whoever goes on with it."""
+
+    owner: str
+    was_committed: bool
+    text: str
+
+
 class Plans:
     """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is executed any more."""
 
@@ -38,6 +48,7 @@ class Plans:
     ) -> None:
         self._settings, self._out, self._laborer, self._end_epoch = settings, out, laborer, end_epoch
         self.runs: dict[str, Run] = {}
+        self._lost: dict[str, Lost] = {}
         self.n_old = 0  # messages of an epoch that is over
 
     def prepare(self, key: str, message: Prepare, buffers: Sequence[Buffer], now_s: float) -> None:
@@ -78,6 +89,8 @@ class Plans:
         """Why an epoch is not even tried."""
         if not is_identifier(message.run):
             return RefusalCode.DOCUMENT, "the run's name is not an identifier"
+        if message.run in self._lost:
+            return RefusalCode.UNKNOWN_RUN, self.why_not(message.run)
         if any(other.owner != key for other in self.runs.values()):
             return RefusalCode.BUSY, "another notebook's run is on"
         if run is None and len(self.runs) >= MAX_RUNS:
@@ -117,7 +130,7 @@ class Plans:
         """An epoch comes into force, older ones go."""
         run = self.own(key, message.run)
         if run is None:
-            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, f"no run {message.run} is loaded")
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
         elif message.epoch < run.committed:
             self.n_old += 1
             self._out.refuse(key, message, RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
@@ -136,12 +149,21 @@ class Plans:
             self._drop_run(run, now_s)
         elif run is not None and message.epoch in run.epochs:
             self._drop_epoch(run, message.epoch, now_s)
+        lost = self._lost.get(message.run)
+        if lost is not None and lost.owner == key and (message.epoch < 0 or not lost.was_committed):
+            del self._lost[message.run]
         self._out.say(key, Dropped(run=message.run, epoch=message.epoch))
 
     def leave(self, key: str, now_s: float) -> None:
         """A notebook is gone: its runs end."""
         for run in [run for run in self.runs.values() if run.owner == key]:
             self._drop_run(run, now_s)
+        self._lost = {name: lost for name, lost in self._lost.items() if lost.owner != key}
+
+    def why_not(self, name: str) -> str:
+        """Why there is no run of that name."""
+        lost = self._lost.get(name)
+        return f"no run {name} is loaded" if lost is None else f"run {name} went with the worker: {lost.text}"
 
     def own(self, key: str, name: str) -> Run | None:
         """That run, if it is this notebook's."""
@@ -166,6 +188,9 @@ class Plans:
             for epoch in run.epochs.values():
                 if epoch.loading:
                     self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
+            self._lost[run.name] = Lost(owner=run.owner, was_committed=run.committed >= 0, text=text)
+        for name in list(self._lost)[:-MAX_RUNS]:
+            del self._lost[name]
         self.runs.clear()
 
 

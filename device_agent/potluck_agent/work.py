@@ -81,7 +81,7 @@ class Work:
         name = Name(message.run, message.epoch, message.program, message.step)
         run = self.plans.own(key, message.run)
         if run is None:
-            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, f"no run {message.run} is loaded")
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
             return
         if name in run.answers:
             answer = run.answers[name]
@@ -295,7 +295,7 @@ class Work:
         """Whose value this is (run, epoch); None where it is here already. `Unwanted` where it does not belong."""
         run = self.plans.runs.get(value.run)
         if run is None:
-            raise Unwanted(RefusalCode.UNKNOWN_RUN, f"no run {value.run} is loaded here")
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, self.plans.why_not(value.run))
         epoch = run.epochs.get(value.epoch)
         if epoch is None and value.epoch <= run.committed:
             self.plans.n_old += 1

@@ -321,10 +321,36 @@ def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
     failed = Failed(run="r", epoch=1, program="p", step=4, cause=FailureCause.CRASHED, text="SIGSEGV")
     assert actions == [ToPeer(OWNER_KEY, failed)]
     (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=4))
-    assert answer.message.code == RefusalCode.UNKNOWN_RUN
-    prepared, *_ = talk.hear(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+    why = "run r went with the worker: SIGSEGV"
+    assert answer == refused(Execute, RefusalCode.UNKNOWN_RUN, why, run="r", epoch=1)
+    prepared, *_ = talk.hear(Prepare(run="again", epoch=1), *plan(segments=("s",)))
     assert prepared == StartWorker()  # lazily, when it is needed again
-    assert talk.work(WorkerReady(), READY) == [ToWorker(LoadSegment(slot="r/2/s"), (b"{}",))]
+    assert talk.work(WorkerReady(), READY) == [ToWorker(LoadSegment(slot="again/1/s"), (b"{}",))]
+
+
+@pytest.mark.parametrize(
+    ("is_committed", "dropped", "answer"),
+    [
+        (
+            True,
+            None,
+            refused(Prepare, RefusalCode.UNKNOWN_RUN, "run r went with the worker: SIGSEGV", run="r", epoch=2),
+        ),
+        (True, 1, refused(Prepare, RefusalCode.UNKNOWN_RUN, "run r went with the worker: SIGSEGV", run="r", epoch=2)),
+        (True, -1, StartWorker()),
+        (False, 1, StartWorker()),  # it was to take part later: its notebook may try again
+    ],
+)
+def test_a_run_that_went_with_its_worker_is_not_gone_on_with(is_committed, dropped, answer):
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1), *plan())
+    if is_committed:
+        talk.hear(Commit(run="r", epoch=1))
+    talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
+    if dropped is not None:
+        talk.hear(Drop(run="r", epoch=dropped))
+    said, *_ = talk.hear(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+    assert said == answer
 
 
 def test_a_crash_while_loading_refuses_the_plan():

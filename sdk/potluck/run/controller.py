@@ -5,11 +5,12 @@ One `Gather` asks many devices one thing each (prepare, commit, drop, measure); 
 them, with values going out and coming back. Whatever fails on one device fails the whole with that device's name.
 """
 
-import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from potluck.errors import DeviceGone, PotluckError, ProtocolError, WorkerFailed
+from potluck.errors import DeviceGone, PlanError, PotluckError, ProtocolError
 from potluck.run import failures
 from potluck.run.events import (
     Action,
@@ -30,11 +31,10 @@ from potluck.run.events import (
     Resolve,
     Send,
     Session,
-    Timeline,
 )  # fmt: skip
-from potluck.run.pending import ANSWERS, UNANSWERED, Asking, Launched, Peer, startable, subject
+from potluck.run.pending import ANSWERS, UNANSWERED, Asking, Launched, Peer, is_over, read_timeline, startable, subject
 from potluck.run.pulse import Pulse
-from potluck.run.traffic import Letter, Place, Raw, Traffic, place_of
+from potluck.run.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
@@ -67,20 +67,16 @@ PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's ow
 
 
 class Controller:
-    """All sessions of one notebook.
-
-    `name` is how it introduces itself to the agents.
-    """
+    """All sessions of one notebook, which introduces itself to the agents by `name`."""
 
     def __init__(self, name: str = "notebook") -> None:
         self._name = name
         self._peers: dict[str, Peer] = {}
         self._asking: dict[int, Asking] = {}
         self._launched: dict[int, Launched] = {}
+        self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = 0.0
         self._actions: list[Action] = []
-
-    # --- reading the state --------------------------------------------------------------------------------------------
 
     def session(self, device: str) -> Session | None:
         """The open session with a device."""
@@ -115,6 +111,7 @@ class Controller:
     def _join(self, event: Join) -> None:
         if event.device in self._peers:
             self._lose(event.device, DeviceGone("the connection was made anew.", device=event.device))
+        self._gone.pop(event.device, None)
         self._peers[event.device] = Peer(
             address=event.address,
             key=event.key,
@@ -131,15 +128,24 @@ class Controller:
             self._send(device, Goodbye(reason="closed"))
             self._lose(device, DeviceGone("this notebook closed the connection.", device=device))
 
+    def _is_missing(self, ticket: int, devices: Iterable[str]) -> bool:
+        """Whether one of them is not there; then that is the answer, and why it went."""
+        for device in devices:
+            if self.session(device) is None:
+                self._actions.append(Reject(ticket=ticket, error=self._gone.get(device) or failures.gone(device)))
+                return True
+        return False
+
     def _gather(self, event: Gather) -> None:
-        if (missing := next((device for device in event.requests if self.session(device) is None), None)) is not None:
-            self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
+        if self._is_missing(event.ticket, event.requests):
             return
         asking = Asking({})
         for device, (message, buffers) in event.requests.items():
             self._send(device, message, buffers)
             if isinstance(message, Drop):
                 self._peers[device].traffic.drop(message.run, None if message.epoch < 0 else message.epoch)
+                dropped = PlanError("the plan was dropped while it was loaded.", device=device)
+                self._give_up(device, dropped, partial(is_over, message))
             if not isinstance(message, UNANSWERED):
                 asking.waiting[device] = message
         if asking.waiting:
@@ -148,17 +154,13 @@ class Controller:
             self._actions.append(Resolve(ticket=event.ticket, result={}))
 
     def _deliver(self, event: Deliver) -> None:
-        peer = self._peers.get(event.device)
-        if peer is None or peer.session is None:
-            self._actions.append(Reject(ticket=event.ticket, error=failures.gone(event.device)))
+        if self._is_missing(event.ticket, [event.device]):
             return
         self._asking[event.ticket] = Asking({event.device: Value()}, since_s=self._now_s)
-        self._post(event.device, peer.traffic.probe(f"home-{event.ticket}", event.nbytes))
+        self._post(event.device, self._peers[event.device].traffic.probe(f"home-{event.ticket}", event.nbytes))
 
     def _launch(self, event: Launch) -> None:
-        missing = next((device for device in event.devices if self.session(device) is None), None)
-        if missing is not None:
-            self._actions.append(Reject(ticket=event.ticket, error=failures.gone(missing)))
+        if self._is_missing(event.ticket, event.devices):
             return
         values = {(device, name) for device, names in event.expects.items() for name in names}
         launched = Launched(event, self._now_s, values, list(event.devices))
@@ -178,8 +180,7 @@ class Controller:
 
     def _forsake(self, ticket: int) -> None:
         self._asking.pop(ticket, None)
-        launched = self._launched.pop(ticket, None)
-        if launched is not None:
+        if launched := self._launched.pop(ticket, None):
             self._drop_everywhere(launched.launch)
 
     # --- messages -----------------------------------------------------------------------------------------------------
@@ -244,10 +245,7 @@ class Controller:
             self._lose(device, error)
             return
         if message.about == NUMBER_OF[Execute]:
-            for launched in tuple(self._launched.values()):
-                launch = launched.launch
-                if device in launch.devices and (launch.run, launch.epoch) == (message.run, message.epoch):
-                    self._fail(launch, error)
+            self._fail_all([x for x in self._on(device) if x.place[:2] == (message.run, message.epoch)], error)
             return
         for ticket, asking in tuple(self._asking.items()):
             question = asking.waiting.get(device)
@@ -270,7 +268,11 @@ class Controller:
             if ticket in self._asking:
                 self._actions.append(Resolve(ticket=ticket, result=self._now_s - self._asking.pop(ticket).since_s))
         for value, raw in arrived:
-            self._arrived(device, value, raw)
+            launched = self._at(device, place_of(value))
+            if launched is not None and (device, value.name) in launched.waiting_values:
+                launched.waiting_values.discard((device, value.name))
+                launched.outputs[device, value.name] = raw
+                self._finish(launched)
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
             launched = self._at(device, place_of(value))
@@ -283,29 +285,22 @@ class Controller:
         launched = self._at(device, place_of(value))
         return "" if launched and value.name in launched.launch.expects.get(device, ()) else RefusalCode.UNKNOWN_RUN
 
-    def _arrived(self, device: str, value: Value, raw: Raw) -> None:
-        launched = self._at(device, place_of(value))
-        if launched is not None and (device, value.name) in launched.waiting_values:
-            launched.waiting_values.discard((device, value.name))
-            launched.outputs[device, value.name] = raw
-            self._finish(launched)
-
     def _at(self, device: str, place: Place) -> Launched | None:
-        return next((x for x in self._launched.values() if x.place == place and device in x.launch.devices), None)
+        return next((x for x in self._on(device) if x.place == place), None)
+
+    def _on(self, device: str) -> list[Launched]:
+        return [x for x in self._launched.values() if device in x.launch.devices]
 
     def _done(self, device: str, message: Done, buffers: tuple[Any, ...]) -> None:
         launched = self._at(device, (message.run, message.epoch, message.program, message.step))
         if launched is None or device in launched.timelines:
             return
         pulse = self._peers[device].pulse
-        offset_s = pulse.offset_s or 0.0
         try:
-            document = json.loads(bytes(buffers[0]))
-            rows = tuple((int(i), start + offset_s, stop + offset_s) for i, start, stop in document)
+            launched.timelines[device] = read_timeline(message, buffers[0], pulse.offset_s or 0.0)
         except (ValueError, TypeError) as error:
             self._lose(device, ProtocolError(f"its timeline cannot be read ({error}).", device=device))
             return
-        launched.timelines[device] = Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
         launched.running.discard(device)
         pulse.usual_s = max(pulse.usual_s or 0.0, self._now_s - launched.start_s)
         self._finish(launched)
@@ -335,6 +330,11 @@ class Controller:
         else:
             self._fail(launched.launch, error)
 
+    def _fail_all(self, failing: list[Launched], error: PotluckError) -> None:
+        for launched in failing:
+            if launched.launch.ticket in self._launched:
+                self._fail(launched.launch, error)
+
     def _fail(self, launch: Launch, error: PotluckError) -> None:
         """End every execution of that run and epoch, on every device that is left."""
         for ticket, other in tuple(self._launched.items()):
@@ -357,14 +357,17 @@ class Controller:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
         else:  # before anybody learns that work has failed: they look at the device next
             self._actions.append(Heard(device=device, message=error))
+        self._give_up(device, error)
+        self._fail_all(self._on(device), error)
+        self._gone[device] = error
+        self._actions.append(Disconnect(device=device))
+
+    def _give_up(self, device: str, error: PotluckError, which: Callable[[Message], bool] | None = None) -> None:
+        """The device will not answer these questions."""
         for ticket, asking in tuple(self._asking.items()):
-            if device in asking.waiting:
+            if device in asking.waiting and (which is None or which(asking.waiting[device])):
                 del self._asking[ticket]
                 self._actions.append(Reject(ticket=ticket, error=error))
-        for launched in tuple(self._launched.values()):
-            if device in launched.launch.devices and launched.launch.ticket in self._launched:
-                self._fail(launched.launch, error)
-        self._actions.append(Disconnect(device=device))
 
     def _tick(self) -> None:
         for device, peer in tuple(self._peers.items()):
@@ -379,15 +382,10 @@ class Controller:
             if silent_s is not None:
                 self._lose(device, failures.silent(device, silent_s))
             elif hung_s is not None:
-                self._fail_runs_of(device, failures.hung(device, hung_s))
+                self._fail_all([x for x in self._on(device) if device in x.running], failures.hung(device, hung_s))
         for launched in tuple(self._launched.values()):
             if launched.suspicion and self._now_s > launched.suspicion[0]:
-                self._fail(launched.launch, launched.suspicion[1])
-
-    def _fail_runs_of(self, device: str, error: WorkerFailed) -> None:
-        for launched in tuple(self._launched.values()):
-            if device in launched.running and launched.launch.ticket in self._launched:
-                self._fail(launched.launch, error)
+                self._fail_all([launched], launched.suspicion[1])
 
     # --- sending ------------------------------------------------------------------------------------------------------
 

@@ -67,6 +67,9 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
                 return way(engine, plan, task)
             except Gone:
                 task.check()
+            except PotluckError:
+                engine.check()  # what ended the run is the cause, not what followed from it
+                raise
 
 
 def _await(pending: "list[Future[Execution]]", look: Callable[[], None]) -> None:

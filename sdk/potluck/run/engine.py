@@ -93,10 +93,12 @@ class Engine:
 
     def check(self, *, training: bool = False) -> None:
         """Raise why the run has ended, or that it is not for training."""
-        if self.failed is not None:
-            raise type(self.failed)(
-                f"this run has ended: {self.failed}", next_step="Deploy again; a saved run can be resumed."
-            ) from self.failed
+        if (cause := self.failed) is not None:
+            why = str(cause).removeprefix(f"{cause.device}: ").removesuffix(f" {cause.next_step}")
+            raise type(cause)(
+                f"this run has ended: {why}", device=cause.device,
+                next_step="Deploy again; a saved run can be resumed.", **cause.facts,
+            ) from cause  # fmt: skip
         if training and not self.edition.plan.training:
             raise PlanError("this plan is for inference.", next_step="Plan with potluck.Training(...) to train.")
 
@@ -154,6 +156,8 @@ class Engine:
             return future.result()
         except PotluckError as error:
             self.end(error)
+            if self.failed is not error:  # what ended the run is the cause, not what followed from it
+                self.check()
             raise
 
     def end(self, error: PotluckError) -> None:

@@ -1,5 +1,6 @@
 """What the controller waits for: sessions, questions to several devices, executions. Records only."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from potluck.run.traffic import Place, Raw, Traffic
 from potluck_wire.messages import (
     Commit,
     Committed,
+    Done,
     Drop,
     Dropped,
     Goodbye,
@@ -39,6 +41,19 @@ COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 def subject(message: Message) -> tuple[Any, ...]:
     """What a question and its answer have in common."""
     return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
+
+
+def is_over(drop: Drop, question: Message) -> bool:
+    """Whether nobody will answer this question, because its run or epoch is dropped."""
+    if not isinstance(question, Prepare | Commit):
+        return False
+    return question.run == drop.run and drop.epoch in (-1, question.epoch)
+
+
+def read_timeline(message: Done, document: Any, offset_s: float) -> Timeline:
+    """What a device did, on our clock. ValueError or TypeError where it cannot be read."""
+    rows = tuple((int(i), start + offset_s, stop + offset_s) for i, start, stop in json.loads(bytes(document)))
+    return Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
 
 
 @dataclass(slots=True)

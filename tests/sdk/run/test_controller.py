@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from potluck.errors import DeviceGone, OutOfMemory, ProtocolError, Refused, WorkerFailed
+from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
 from potluck.run.controller import JOIN_S, PEER_LOST_GRACE_S, Controller
 from potluck.run.events import (
     Address,
@@ -170,6 +170,25 @@ def test_asking_a_device_without_a_session_fails_at_once():
     play.do(Gather(ticket=1, requests={"a": (m.Commit(), ()), "b": (m.Commit(), ())}))
     assert play.ended()[1].error.device == "b"
     assert not play.sent(m.Commit)
+
+
+def test_asking_a_device_that_went_says_why_it_went():
+    play = Play("a")
+    play.do(Lost(device="a", error=DeviceGone("the connection broke.", device="a")))
+    play.do(Gather(ticket=1, requests={"a": (m.Commit(), ())}))
+    assert str(play.ended()[1].error) == "a: the connection broke."
+
+
+@pytest.mark.parametrize(("dropped", "is_over"), [(-1, True), (3, True), (2, False)])
+def test_a_plan_that_is_dropped_while_it_is_loaded_is_waited_for_no_more(dropped, is_over):
+    play = Play("a", "b")
+    order = m.Prepare(run="r", epoch=3)
+    play.do(Gather(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
+    play.do(Gather(ticket=2, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
+    errors = [action.error for action in play.ended().values()]
+    assert [type(error) for error in errors] == [PlanError] * is_over
+    play.hear("b", m.Dropped(run="r", epoch=dropped))
+    assert list(play.ended()) == [2]
 
 
 # --- executions -------------------------------------------------------------------------------------------------------
