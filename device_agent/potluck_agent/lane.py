@@ -1,7 +1,7 @@
 """The compute lane: which ready task goes to the worker next, and which are with it. Pure.
 
-A few tasks are with the worker at a time, so that it never waits for the agent; the others wait here, where a more
-urgent one can still overtake them.
+A few tasks are with the worker at a time, so that it never waits for the agent and both wake seldom; the others wait
+here, where a more urgent one can still overtake them.
 """
 
 import heapq
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from potluck_agent.executions import Execution
 
-DEPTH = 2  # with the worker: one at work, one behind it; more would delay urgent tasks
+DEPTH = 2  # with the worker at least: one at work, one behind it
+AHEAD_S = 0.02  # more, where they took no longer than this in all when they were done before: so long may urgent ones wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,16 @@ class Task:
     execution: Execution
     index: int
 
+    @property
+    def usual_s(self) -> float:
+        """How long it took when it was done before."""
+        return self.execution.layout.took_s[self.index]
+
 
 class Lane:
     """Ready tasks by (priority, age of the execution, position in the program)."""
 
-    def __init__(self, depth: int = DEPTH) -> None:
-        self._depth = depth
+    def __init__(self) -> None:
         self._ready: list[tuple[int, int, int, Execution]] = []
         self._with_worker: dict[int, Task] = {}
         self._n_tags = 0
@@ -41,7 +46,7 @@ class Lane:
 
     def next(self) -> tuple[int, Task] | None:
         """The tag and the task to hand to the worker now, if it has room."""
-        while self._ready and len(self._with_worker) < self._depth:
+        while self._ready and self._has_room():
             *_, index, execution = heapq.heappop(self._ready)
             if execution.over:
                 continue
@@ -50,9 +55,16 @@ class Lane:
             return self._n_tags, task
         return None
 
-    def finish(self, tag: int) -> Task | None:
-        """The worker is through with it."""
-        return self._with_worker.pop(tag, None)
+    def _has_room(self) -> bool:
+        with_worker = self._with_worker.values()
+        return len(with_worker) < DEPTH or sum([task.usual_s for task in with_worker]) < AHEAD_S
+
+    def finish(self, tag: int, took_s: float | None = None) -> Task | None:
+        """The worker is through with it, after so long; None: it failed."""
+        task = self._with_worker.pop(tag, None)
+        if task is not None and took_s is not None:
+            task.execution.layout.took_s[task.index] = took_s
+        return task
 
     def clear(self) -> None:
         """The worker is gone, with everything it had."""

@@ -1,5 +1,6 @@
 """A program as the agent sees it: who waits for whom, which values are used how often, and which come from where."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ class Layout:
 
     `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once per reason.
     `uses[value]` counts the computing instructions that read it, `sends[value]` the sends. `receives` maps the name of
-    a value to come to (instruction, peer).
+    a value to come to (instruction, peer). `took_s` is written by `Lane`: how long each instruction took last.
     """
 
     program: Program
@@ -23,6 +24,7 @@ class Layout:
     sends: Mapping[str, int]
     receives: Mapping[str, tuple[int, str]]
     attrs: tuple[bytes, ...]  # of each instruction, as JSON
+    took_s: list[float]
 
     @property
     def name(self) -> str:
@@ -70,4 +72,5 @@ def lay_out(program: Program) -> Layout:
         sends=sends,
         receives={i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"},
         attrs=tuple(dump(dict(instruction.attrs)) for instruction in program.instructions),
+        took_s=[math.inf] * len(followers),
     )

@@ -142,7 +142,7 @@ class Net:
                     self._feed(Tick())
                     wake_s = self._core.wake_s()
                 until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
-                self._watch_worker()
+                self._supply_worker()
                 self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
         finally:
             self.close()
@@ -157,8 +157,10 @@ class Net:
             door.answer_zap()
         if self._worker is not None and self._worker.socket.fileno() in ready:
             self._read_worker()
+            self._supply_worker()
         if door.routers[Channel.DATA] in ready:
             self._read_router(Channel.DATA)
+            self._supply_worker()
         self._links.serve(ready)
         self._reception.serve(ready)
 
@@ -302,8 +304,6 @@ class Net:
                     self._links.set(action.members)
                 case ReadMeter():
                     self._read_meter(action)
-        if self._worker is not None and self._worker.wants_write:
-            self._worker.flush()
 
     def _loaded(self, message: Message) -> Message:
         """An emulated device with something else to do takes longer."""
@@ -369,10 +369,11 @@ class Net:
             self._worker.kill()
             self._worker = None
 
-    def _watch_worker(self) -> None:
-        """Poll for room in the pipe only while something waits for it."""
+    def _supply_worker(self) -> None:
+        """Pass on what is held for it, all at once: it wakes once. Poll for room in the pipe only while it is full."""
         if self._worker is None:
             return
+        self._worker.flush()
         events = READ | WRITE if self._worker.wants_write else READ
         if events != self._worker_events:
             self._worker_events = events
@@ -380,7 +381,6 @@ class Net:
 
     def _read_worker(self) -> None:
         worker = self._worker
-        worker.flush()
         messages: list[tuple[Message, Any]] = []
         reason: tuple[str, str] | None = None
         try:

@@ -155,7 +155,7 @@ class Work:
 
     def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
         """A task is done."""
-        task = self._lane.finish(message.tag)
+        task = self._lane.finish(message.tag, message.stop_s - message.start_s)
         if task is None:
             return
         execution = task.execution

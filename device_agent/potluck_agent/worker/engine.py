@@ -47,6 +47,7 @@ class Engine:
         self._values = Values(inbound)
         self._exports = Exports(outbound, self._wait_for_release)
         self._segments: dict[str, Segment] = {}
+        self._scope = ""  # of the last task
         self._base_bytes = memory.allocated_bytes() or 0
         self._actions: dict[type[Message], Callable[[Any, Buffers], None]] = {
             LoadSegment: self._load,
@@ -73,7 +74,7 @@ class Engine:
         self._actions[type(message)](message, buffers)
         self._release()
         self._say_freed()
-        self._pipe.flush()
+        self._pipe.flush_in_time()
 
     def _put(self, message: Put, buffers: Buffers) -> None:
         try:
@@ -83,6 +84,9 @@ class Engine:
             self._fail(error)
 
     def _compute(self, message: Compute, buffers: Buffers) -> None:
+        if message.scope != self._scope:  # what was said last may have ended an execution
+            self._scope = message.scope
+            self._pipe.flush()
         start_s, before_bytes = time.monotonic(), self._held_bytes()
         try:
             task = self._task(message, json.loads(bytes(buffers[0])))
@@ -98,6 +102,8 @@ class Engine:
         wait_until(work_s + self._stretch.target_s(_kind(message, task), took_cpu_s, message.lasts_s))
         answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
         self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
+        if rows:
+            self._pipe.flush()
 
     def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
         return Task(

@@ -21,7 +21,7 @@ from potluck_wire.stream import Reader, pack
 
 # What a library needs to be found at all; nothing that could carry a secret.
 KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
 
 Buffers = Sequence[bytes | bytearray | memoryview]

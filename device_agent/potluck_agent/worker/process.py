@@ -6,6 +6,7 @@ Whatever a task does wrong ends that task (`ComputeFailed`), not the worker. The
 import faulthandler
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -14,7 +15,9 @@ from potluck_agent.worker.arena import Arena
 from potluck_wire.messages import Channel, Configure, Message, Release
 from potluck_wire.stream import Reader, pack
 
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
+LATE_S = 0.01  # what nobody waits for is said that late at most; half of what the agent lets a worker have ahead
+FEW = 2  # orders that are left: the agent should hear that more are wanted
 EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be blamed
 
 
@@ -26,6 +29,7 @@ class Pipe:
         self._end = end
         self._reader = Reader(Channel.WORKER)
         self._unsent: list[bytes] = []
+        self._said_s = 0.0
         self._waiting: deque[tuple[Message, tuple[bytes | memoryview, ...]]] = deque()
 
     def send(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
@@ -37,6 +41,12 @@ class Pipe:
         if self._unsent:
             self._end.sendall(b"".join(self._unsent))
             self._unsent.clear()
+            self._said_s = time.monotonic()
+
+    def flush_in_time(self) -> None:
+        """Flush where little is left to do here, or the last time is long ago."""
+        if len(self._waiting) < FEW or time.monotonic() - self._said_s > LATE_S:
+            self.flush()
 
     def listen(self) -> None:
         """Wait for bytes and sort the messages in them. `EOFError` when the agent is gone."""
