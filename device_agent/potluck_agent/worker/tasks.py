@@ -148,7 +148,8 @@ def _pad(task: Task) -> Tensors:
 
 
 def _concat(task: Task) -> Tensors:
-    return (torch.cat(tuple(task.inputs), dim=task.integer("dim", 0)),)
+    parts = [value.reshape(1) if value.dim() == 0 else value for value in task.inputs]  # losses
+    return (torch.cat(parts, dim=task.integer("dim", 0)),)
 
 
 def _add(task: Task) -> Tensors:

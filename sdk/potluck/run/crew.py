@@ -123,9 +123,9 @@ def loss_of(execution: Execution, compiled: Compiled) -> float:
     total, rows = 0.0, 0
     for result in compiled.results:
         if result.kind == "loss":
-            share = result.stop - result.start
-            total += float(to_tensor(execution.outputs[result.device, result.value])) * share
-            rows += share
+            losses = to_tensor(execution.outputs[result.device, result.value]).reshape(-1).tolist()
+            total += sum(losses) * (result.stop - result.start)
+            rows += len(losses) * (result.stop - result.start)
     return total / rows
 
 

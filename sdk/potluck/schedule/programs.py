@@ -34,13 +34,14 @@ def compile_training(
 ) -> Compiled:
     """The program `train` of every device of `plan`: one step on one batch. Default schedule: 1F1B.
 
-    The loss of each share comes home; its mean weighted by rows is the batch's loss. What `shadows` need to stay in
+    The losses of each share come home; their mean weighted by rows is the batch's loss. What `shadows` need to stay in
     step is posted to their program `to` = "EPOCH/PROGRAM".
     """
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
     pipeline = _Pipeline("train", plan, segments, schedule, home, training=True, shadows=shadows, to=to)
     pipeline.actions()
+    pipeline.tell_losses()
     for p in range(len(plan.stages)):
         pipeline.update(p, dict(optimizer))
     return pipeline.programs.finish()
@@ -112,7 +113,7 @@ class _Pipeline:
             for tensor, name in zip(segment.outputs, names, strict=True):
                 for taker in self.wiring.takers[p].get(tensor.name, ()):
                     self._pass(action, Action(taker, FORWARD, m), index, tensor, name)
-        else:
+        elif not self.training:
             self._results(action, device, names, start, stop)
 
     def _backward(self, action: Action, index: int) -> None:
@@ -168,25 +169,36 @@ class _Pipeline:
 
     def _results(self, action: Action, device: str, names: Sequence[str], start: int, stop: int) -> None:
         first = action.micro_batch * self.plan.micro_batch
-        outputs = self.segments[-1].outputs
-        for i, (name, tensor) in enumerate(zip(names, outputs, strict=True)):
-            if self.training and i:
-                break  # in training only the loss goes home
-            scale = 1 if self.training else tensor.multiple
+        for name, tensor in zip(names, self.segments[-1].outputs, strict=True):
             result = Result(
                 device=device,
                 value=name,
                 tensor=tensor.name,
-                kind="loss" if self.training else "output",
+                kind="output",
                 micro_batch=action.micro_batch,
-                start=(first + start) * scale,
-                stop=(first + stop) * scale,
-                whole=scale == 0,
-                nbytes=LOSS_BYTES if self.training else _nbytes(tensor, stop - start),
+                start=(first + start) * tensor.multiple,
+                stop=(first + stop) * tensor.multiple,
+                whole=tensor.multiple == 0,
+                nbytes=_nbytes(tensor, stop - start),
             )
-            # A loss is for display, so it goes last; an output is what the request waits for.
-            priority = self.n_turns if self.training else self.turn[action]
-            self.programs.result(result, label=f"{action}>{self.home}", priority=priority)
+            self.programs.result(result, label=f"{action}>{self.home}", priority=self.turn[action])
+
+    def tell_losses(self) -> None:
+        """The losses of all micro-batches go home at the end, as one value: they are for display."""
+        p, n = len(self.segments) - 1, self.plan.n_micro_batches
+        for device, (start, stop) in zip(self.plan.stages[p].devices, self.rows[p], strict=True):
+            losses, value = [f"y{p}.0.{m}" for m in range(n)], f"y{p}.0.0"
+            if n > 1:
+                value = "losses"
+                self.programs.compute(
+                    device, "concat", losses, {value: n * LOSS_BYTES},
+                    note=Note(label=f"{p} losses", nbytes=n * LOSS_BYTES), priority=self.n_turns, dim=0,
+                )  # fmt: skip
+            result = Result(
+                device=device, value=value, tensor=self.segments[p].outputs[0].name, kind="loss", start=start,
+                stop=stop, nbytes=n * LOSS_BYTES,
+            )  # fmt: skip
+            self.programs.result(result, label=f"{p}>{self.home}", priority=self.n_turns)
 
     # --- over a cut ---------------------------------------------------------------------------------------------------
 

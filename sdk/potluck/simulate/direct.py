@@ -253,7 +253,7 @@ class Direct:
                 return n_elements * FLOAT_BYTES
             return ((item.rows + 1) * n_elements // n - item.rows * n_elements // n) * FLOAT_BYTES
         if tensor == "loss":
-            return LOSS_BYTES
+            return item.rows * LOSS_BYTES
         if tensor == "input":
             return item.rows * flows.feed_bytes(problem, stage.start, stage.stop)
         per_row = {"target": problem.target_bytes, "output": problem.result_bytes}

@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 class Item(NamedTuple):
     """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` that it makes; or ring piece `rows`.
 
-    Tensors: "input", "target", "loss", "output"; of bundle `bundle` "y" with a gradient and "z" without; "vector" the
+    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y" with a gradient and "z" without; "vector" the
     flat gradient of a replicated stage and "piece" one of its pieces.
     """
 
@@ -138,6 +138,8 @@ def lay_out(shape: Shape) -> Layout:
                 step.forward(p, m, index)
             elif step.learns[p]:
                 step.backward(p, m, index)
+    if shape.training:
+        step.tell_losses()
     for p, n_elements in enumerate(shape.n_elements):
         if shape.training and step.learns[p] and n_elements:
             step.update(p)
@@ -162,6 +164,7 @@ class _Step:
         self._numbers: dict[Item, int] = {}
         self._last: dict[int, int] = {}  # per slot: the computing task before
         self._runs: dict[tuple[int, int, int], int] = {}
+        self._losses: dict[int, list[Value]] = {}  # per slot of the last stage
         self._pieces: dict[tuple[int, int, int, Tensor, int, int], list[tuple[int, Value]]] = {}
         joined = [pair for q, sources in enumerate(before) for p in sources for pair in ((p, q), (q, p))]
         self._overlaps = {(p, q): overlaps(shape.shares[p], shape.shares[q]) for p, q in joined}
@@ -229,9 +232,20 @@ class _Step:
                 for taker in takers:
                     self._pass(p, taker, RUN, m, index, tensor, value)
             return
-        name, priority = ("loss", self.n_turns) if shape.training else ("output", priority)
-        value = self._value(Item(COPY, slot, p, rows, name), task, slot)
-        self._task(Item(SEND, slot, p, rows, name, self.home), (value,), priority)
+        if shape.training:
+            self._losses.setdefault(slot, []).append(self._value(Item(COPY, slot, p, 1, "loss"), task, slot))
+        else:
+            value = self._value(Item(COPY, slot, p, rows, "output"), task, slot)
+            self._task(Item(SEND, slot, p, rows, "output", self.home), (value,), priority)
+
+    def tell_losses(self) -> None:
+        """The losses of all micro-batches go home as one value."""
+        p = self.n_stages - 1
+        for slot in self.shape.slots[p]:
+            losses = self._losses[slot]
+            item = Item(COPY, slot, p, len(losses), "loss")
+            value = self._copy(item, losses, self.n_turns) if len(losses) > 1 else losses[0]
+            self._task(Item(SEND, slot, p, len(losses), "loss", self.home), (value,), self.n_turns)
 
     def backward(self, p: int, m: int, index: int) -> None:
         """Its gradient back through stage p."""

@@ -133,7 +133,7 @@ def test_nothing_flows_back_behind_a_cut_without_gradients():
     assert wire(plan, segments, training=True).learns == (False, False, True)
     programs = compile_training(plan, segments, {}).programs
     ops = {device: [item.op for item in program.instructions] for device, program in programs.items()}
-    assert ops == {"a": ["run", "send"], "b": ["recv", "run", "send"], "c": ["recv", "run", "send", "backward", "step"]}
+    assert ops == {"a": ["run", "send"], "b": ["recv", "run", "send"], "c": ["recv", "run", "backward", "send", "step"]}
 
 
 def test_only_the_branch_that_learns_sends_a_gradient_back():
