@@ -43,7 +43,7 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # `exp_avg:NAME`, `exp_avg_sq:NAME`, `momentum_buffer:NAME`, `step:NAME`.
     "state": frozenset({"segment", "names"}),
     "assign": frozenset({"segment", "names"}),
-    # Tensors. All along `dim`.
+    # Tensors. All along `dim`; `concat` takes a scalar for a vector of one.
     "slice": frozenset({"dim", "start", "stop"}),
     "pad": frozenset({"dim", "before", "after"}),
     "concat": frozenset({"dim"}),

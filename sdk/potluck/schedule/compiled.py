@@ -37,8 +37,8 @@ class Feed:
 class Result:
     """A value that home receives from `device` under the name `value`.
 
-    kind "loss": of each micro-batch, the mean loss of its rows [start, stop). "output": entries [start, stop) of the first
-    dimension of output `tensor` over the whole batch. "state": the state `tensor` of `segment`.
+    kind "loss": of each micro-batch, the mean loss of its rows [start, stop). "output": entries [start, stop) of the
+    first dimension of output `tensor` over the whole batch. "state": the state `tensor` of `segment`.
     """
 
     device: str

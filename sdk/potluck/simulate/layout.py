@@ -45,8 +45,8 @@ class Shape(NamedTuple):
 class Item(NamedTuple):
     """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` that it makes; or ring piece `rows`.
 
-    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y" with a gradient and "z" without; "vector" the
-    flat gradient of a replicated stage and "piece" one of its pieces.
+    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y" with a gradient and
+    "z" without; "vector" the flat gradient of a replicated stage and "piece" one of its pieces.
     """
 
     kind: int
