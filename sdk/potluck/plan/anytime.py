@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from potluck.plan import choices, cost
 from potluck.plan.improve import deeper, floor_s, neighbours
+from potluck.plan.places import Places
 from potluck.plan.rivals.alpa import plan_alpa
 from potluck.plan.rivals.gpipe import plan_gpipe
 from potluck.plan.rivals.hetpipe import plan_hetpipe
@@ -24,6 +25,7 @@ from potluck.simulate import direct
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
+N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
 N_FINE = 32  # cuts tried along one order of devices
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
@@ -36,6 +38,9 @@ MAX_EXACT = 8  # devices up to which every state is kept
 BEAM = 60  # states kept beyond
 
 CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
+
+
+Neighbours = Callable[[cost.CostTable, Plan], Iterator[Plan]]
 
 
 class Effort(NamedTuple):
@@ -126,6 +131,8 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
         board.score(plan)
         yield
     yield from _passes(board)
+    if board.problem.branches:
+        yield from _place(board)
     if len(board.problem.devices) > MAX_EXACT:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
@@ -135,6 +142,16 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
             board.score(plan)
             yield
     yield from _improve(board, 1, TRIES)
+
+
+def _place(board: Board) -> Iterator[None]:
+    """Branches anywhere, a device with several stages too."""
+    places = Places(board.table)
+    for micro_batch in choices.micro_batches(board.problem):
+        for plan in places.by_chains(micro_batch):
+            board.score(plan)
+            yield
+    yield from _improve(board, N_STARTS, PLACED_TRIES, places.neighbours)
 
 
 def _passes(board: Board) -> Iterator[None]:
@@ -215,7 +232,7 @@ def _distinct(board: Board, n: int) -> list[Plan]:
     return [plan for same in starts.values() for plan in same.values()]
 
 
-def _improve(board: Board, n: int, max_tries: int) -> Iterator[None]:
+def _improve(board: Board, n: int, max_tries: int, others: Neighbours = neighbours) -> Iterator[None]:
     """Local search from the best plans."""
     for plan in _distinct(board, n):
         tries = 0
@@ -223,7 +240,7 @@ def _improve(board: Board, n: int, max_tries: int) -> Iterator[None]:
         while better is not None:
             here, better = better, None
             reached = board.score(here)
-            for other in neighbours(board.table, here):
+            for other in others(board.table, here):
                 if tries >= max_tries:
                     break
                 if board.knows(other) or floor_s(board.table, other) >= reached:

@@ -1,19 +1,26 @@
 """The oracle for small cases: every way to cut, every ordered grouping of devices, every micro-batch size.
 
+Where a model has parallel branches a device may have several stages, so that one can take two branches one by one.
 Rows within a stage come from Algorithm 1. Some 10^5 plans at 4 devices and 8 layers: for tests alone.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise, permutations
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations, product
 
-from potluck.plan import choices, cost
+from potluck.plan import choices, cost, flows
 from potluck.plan.hybrid import crossing, estimate_of, execution, make_stage
+from potluck.plan.improve import fits, floor_s, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 
 
 def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """Every plan, each with the closed form's latency; see `judge` for the simulated one."""
+    """Every plan, each with the closed form's latency (where there are branches, what its busiest device computes);
+    see `judge` for the simulated one."""
     table = table or cost.CostTable(problem)
+    if problem.branches:
+        yield from _branched(problem, table)
+        return
     names = [device.name for device in problem.devices]
     for micro_batch in choices.micro_batches(problem):
         for groups in groupings(names, min(len(names), len(problem.layers))):
@@ -21,6 +28,31 @@ def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> It
                 stages = _stages(table, (0, *cuts, len(problem.layers)), groups, micro_batch)
                 if stages is not None:
                     yield _plan(table, stages, micro_batch)
+
+
+def _branched(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
+    names, n_layers, ends = [d.name for d in problem.devices], len(problem.layers), flows.chain_ends(problem)
+    groups = [group for n in range(1, len(names) + 1) for group in combinations(names, n)]
+    for micro_batch in choices.micro_batches(problem):
+        n_micro_batches = problem.workload.batch // micro_batch
+        for cuts in (cuts for n in range(n_layers) for cuts in combinations(range(1, n_layers), n)):
+            spans = list(pairwise((0, *cuts, n_layers)))
+            made = {
+                (span, group): make_stage(table, *span, group, micro_batch, 1) for span in spans for group in groups
+            }
+            for chosen in product(groups, repeat=len(spans)):
+                if any(a == b and at not in ends for (a, b), at in zip(pairwise(chosen), cuts, strict=True)):
+                    continue  # the same as without this cut
+                stages = [found[0] for item in zip(spans, chosen, strict=True) if (found := made[item]) is not None]
+                if len(stages) < len(spans) or any(s.devices != c for s, c in zip(stages, chosen, strict=True)):
+                    continue
+                plan = Plan(
+                    planner="exhaustive", model=problem.model, stages=with_depths(problem, stages, n_micro_batches),
+                    micro_batch=micro_batch, n_micro_batches=n_micro_batches,
+                    training=isinstance(problem.workload, Training),
+                )  # fmt: skip
+                if fits(table, plan, plan.stages):
+                    yield replace(plan, latency_s=floor_s(table, plan))
 
 
 def groupings(names: Sequence[str], most: int) -> Iterator[tuple[tuple[str, ...], ...]]:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 
-from potluck.plan import cost
+from potluck.plan import cost, flows
 from potluck.plan.hybrid import make_stage
-from potluck.records import Plan, Problem, Stage
+from potluck.records import Plan, Problem, Stage, Training
+from potluck.schedule import wiring
 from potluck.schedule.policies import warm_up_depth
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
@@ -32,6 +33,14 @@ def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
     return replace(plan, stages=stages)
 
 
+def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
+    """The stages with warm-ups K_p, each by the longest way from it to the end."""
+    if not isinstance(problem.workload, Training):
+        return tuple(stages)
+    heights = wiring.heights(flows.before(flows.bundles(problem, stages)))
+    return tuple(replace(s, warm_up=min(2 * h - 1, n_micro_batches)) for s, h in zip(stages, heights, strict=True))
+
+
 def floor_s(table: cost.CostTable, plan: Plan) -> float:
     """What the busiest device computes: the step takes no less."""
     busy = dict.fromkeys(plan.devices, 0.0)
@@ -45,15 +54,17 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
 
 
 def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
-    """Whether every device holds its stage by the closed form, which is never below the simulated peak."""
+    """Whether every device holds all its stages by the closed form, which is never below the simulated peak."""
+    needed: dict[str, int] = {}
+    for stage in stages:
+        for name, rows in zip(stage.devices, stage.shares, strict=True):
+            nbytes = cost.memory_bytes(
+                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
+                n_micro_batches=plan.n_micro_batches,
+            )  # fmt: skip
+            needed[name] = needed[name] + nbytes - table.floor_bytes if name in needed else nbytes
     problem = table.problem
-    return all(
-        cost.memory_bytes(
-            table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
-            n_micro_batches=plan.n_micro_batches,
-        ) <= cost.budget_bytes(problem, problem.device(name))
-        for stage in stages for name, rows in zip(stage.devices, stage.shares, strict=True)
-    )  # fmt: skip
+    return all(nbytes <= cost.budget_bytes(problem, problem.device(name)) for name, nbytes in needed.items())
 
 
 def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:

@@ -1,10 +1,11 @@
 """Small homes for the planners' tests: random ones, and what the simulator says of every plan there is."""
 
 import random
+from dataclasses import replace
 
 from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
-from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Problem, QoE, Training
+from potluck.records import Device, Edge, Inference, Layer, LayerCost, Medium, Network, Path, Problem, QoE, Training
 from potluck.simulate.direct import Direct
 
 WORKLOADS = [Training(batch=8, micro_batch=2), Inference(batch=4), Inference(batch=4, streaming=True)]
@@ -48,3 +49,46 @@ def optimum_s(problem):
     table = CostTable(problem)
     direct = Direct(problem, table)
     return min(direct.run(plan).latency_s for plan in plan_exhaustive(problem, table))
+
+
+def random_branches(seed, workload=None, *, devices=3):
+    """A stem, two or three branches of one or two layers (the last may be fed by home), a head that takes them all.
+
+    The devices of `random_home`; in some the head takes what the stem makes, too.
+    """
+    rng = random.Random(f"branches {seed}")
+    home = random_home(seed, workload, devices=devices)
+    edges: list[list[Edge]] = [[]]
+    lengths = [rng.choice([1, 1, 2]) for _ in range(rng.choice([2, 2, 3]))]
+    head = 1 + sum(lengths)
+    firsts = [1 + sum(lengths[:b]) for b in range(len(lengths))]
+    edges[0].append(_edge(rng, *firsts, *([head] if rng.random() < 0.3 else [])))
+    for first, length in zip(firsts, lengths, strict=True):
+        edges += [[_edge(rng, i + 1 if i + 1 < first + length else head)] for i in range(first, first + length)]
+    edges.append([])
+    alive = [
+        sum(edge.output_bytes for i, row in enumerate(edges) for edge in row if i <= at < max(edge.to))
+        for at in range(head)
+    ]
+    fed = {firsts[-1]: 40} if rng.random() < 0.5 else {}
+    layers = tuple(
+        Layer(
+            name=f"l{i}", parameter_bytes=rng.choice([400, 4000]), output_bytes=size, gradient_bytes=size,
+            activation_bytes=100, edges=tuple(row), feed_bytes=fed.get(i, 0),
+        )
+        for i, (row, size) in enumerate(zip(edges, [*alive, 100], strict=True))
+    )  # fmt: skip
+    weights = [rng.uniform(0.1, 3) for _ in layers]
+    costs = {
+        device.name: tuple(
+            LayerCost(rows=(1, 8), forward_s=(w / speed, 5 * w / speed), backward_s=(2 * w / speed, 10 * w / speed))
+            for w in weights
+        )
+        for device, speed in ((device, rng.uniform(50, 150)) for device in home.devices)
+    }
+    return replace(home, model="branches", layers=layers, costs=costs, input_bytes=60, target_bytes=4)
+
+
+def _edge(rng, *to):
+    size = rng.choice([100, 1000, 10_000])
+    return Edge(to=to, output_bytes=size, gradient_bytes=size)

@@ -4,13 +4,18 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from tests.sdk.plan.homes import random_home
+from tests.sdk.plan.homes import random_branches, random_home
 
 from potluck.errors import UserError
 from potluck.plan import make_plans
+from potluck.plan.bound import lower_bound_s
 from potluck.plan.cost import CostTable
+from potluck.plan.exhaustive import plan_exhaustive
+from potluck.plan.feasibility import breaches
 from potluck.plan.flows import bundles, chain_ends, feed_bytes, learning
 from potluck.plan.hybrid import plan_hybrid
+from potluck.plan.judge import judge
+from potluck.plan.planners import RIVALS
 from potluck.plan.rivals.dora import plan_dora
 from potluck.records import Edge, Inference, Layer, LayerCost, Stage, Training
 from potluck.simulate.direct import Direct
@@ -111,6 +116,50 @@ def test_no_plan_is_below_the_bound(workload):
     plans = make_plans(problem)
     bound_s = plans.best.latency_s * (1 - plans.best.gap_frac)
     assert all(direct.run(plan).latency_s >= bound_s * (1 - 1e-9) for plan in plan_dora(problem, table))
+
+
+WORKLOADS = [
+    Training(batch=8, micro_batch=2),
+    Inference(batch=4),
+    Inference(batch=1),
+    Inference(batch=4, streaming=True),
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
+    problem = random_branches(seed, WORKLOADS[seed % 4], devices=2)
+    table = CostTable(problem)
+    direct, best_s = Direct(problem, table), make_plans(problem).best.latency_s
+    optimum_s = best_s
+    for plan in sorted(plan_exhaustive(problem, table), key=lambda plan: plan.latency_s):
+        if plan.latency_s >= optimum_s:
+            break  # the busiest device alone takes longer
+        optimum_s = min(optimum_s, direct.run(plan).latency_s)
+    assert best_s <= optimum_s * 1.10
+    assert lower_bound_s(problem, table, float("inf")) <= optimum_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_no_rival_is_faster_on_branches(seed):
+    problem = random_branches(seed, WORKLOADS[seed % 4])
+    table = CostTable(problem)
+    direct, best_s = Direct(problem, table), make_plans(problem).best.latency_s
+    for name, planner in RIVALS.items():
+        plans = sorted(planner(problem, table), key=lambda plan: plan.latency_s)[:12]
+        judged = [judge(problem, plan, table, direct) for plan in plans]
+        fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]
+        assert best_s <= min(fitting, default=float("inf")) * (1 + 1e-9), name
+
+
+def test_a_device_with_several_stages_needs_memory_for_all_of_them():
+    """Each branch alone would fit on each device: not two of them."""
+    problem = branched(Training(batch=8, micro_batch=2))
+    layers = tuple(replace(layer, parameter_bytes=1_000_000) for layer in problem.layers)  # 16 MB each in training
+    tight = tuple(replace(device, memory_bytes=40_000_000) for device in problem.devices)
+    best = make_plans(replace(problem, layers=layers, devices=tight)).best
+    assert set(best.devices) == {device.name for device in problem.devices}
+    assert max(best.peak_bytes.values()) <= 40_000_000
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from itertools import pairwise
 from potluck.plan import choices, cost, flows
 from potluck.plan.build import orders
 from potluck.plan.hybrid import Search
+from potluck.plan.improve import with_depths
 from potluck.plan.pipeline import Step
 from potluck.plan.subset import is_thrifty, objective
 from potluck.records import Plan, Problem, Stage, Training
-from potluck.schedule import wiring
 
 K = 4  # plans per state; the paper finds small K near the optimum (Fig. 17)
 N_CUTS = 12  # neighbours of few parameters are merged (the paper merges below 5 %)
@@ -66,11 +66,7 @@ def _one_by_one(problem: Problem, plan: Plan, ends: Sequence[int]) -> Plan:
             sorted({stage.start, stage.stop, *(e for e in ends if stage.start < e < stage.stop)})
         )
     )
-    if not plan.training:
-        return replace(plan, stages=stages)
-    heights = wiring.heights(flows.before(flows.bundles(problem, stages)))
-    deep = (replace(s, warm_up=min(2 * h - 1, plan.n_micro_batches)) for s, h in zip(stages, heights, strict=True))
-    return replace(plan, stages=tuple(deep))
+    return replace(plan, stages=with_depths(problem, stages, plan.n_micro_batches))
 
 
 def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suffix]:

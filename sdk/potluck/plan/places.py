@@ -1,0 +1,98 @@
+"""Local search where a model has parallel branches: any stage on any devices, cut in two or joined with its neighbour.
+
+There a device may have several stages, so that it takes two branches one by one, or one branch and later the head. Our
+search over sets of devices knows no such plans. So it goes on from here: from the best that it found, and from every
+group of devices with a stage for each chain of the model, whose runs of stages then move to other devices.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+from potluck.plan import cost, flows
+from potluck.plan.groups import ALL_SUBSETS
+from potluck.plan.hybrid import make_stage
+from potluck.plan.improve import fits, with_depths
+from potluck.records import Plan, Problem, Stage, Training
+
+Group = tuple[str, ...]
+Span = tuple[int, int, Group]
+PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
+
+
+class Places:
+    """The plans of one problem that differ in where stages are, their rows by Algorithm 1, depths K_p."""
+
+    def __init__(self, table: cost.CostTable) -> None:
+        self.table, self.problem = table, table.problem
+        self.ends, self.groups = flows.chain_ends(table.problem), _groups(table.problem)
+        self._stages: dict[tuple[Span, int], Stage | None] = {}
+
+    def by_chains(self, micro_batch: int) -> Iterator[Plan]:
+        """For every group of devices the plan in which it takes the chains of the model one by one."""
+        problem, n_layers = self.problem, len(self.problem.layers)
+        whole = Plan(
+            planner="potluck",
+            model=problem.model,
+            stages=(Stage(start=0, stop=n_layers, devices=("any",), shares=(micro_batch,)),),
+            micro_batch=micro_batch,
+            n_micro_batches=problem.workload.batch // micro_batch,
+            training=isinstance(problem.workload, Training),
+        )
+        for group in self.groups:
+            found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
+            if found is not None:
+                yield found
+
+    def neighbours(self, _: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        """Plans with a run of stages elsewhere, two stages as one, or one as two."""
+        seen = {plan.stages}
+        for spans in self._rearranged(plan):
+            found = self._made(plan, spans)
+            if found is not None and found.stages not in seen:
+                seen.add(found.stages)
+                yield found
+
+    def _rearranged(self, plan: Plan) -> Iterator[list[Stage | Span]]:
+        """One thing changed: stages that stay, and spans of layers with the group they go to."""
+        stages, n_stages = plan.stages, len(plan.stages)
+        for p, q in ((p, p + n) for n in range(1, n_stages + 1) for p in range(n_stages - n + 1)):
+            for group in self.groups:
+                yield [*stages[:p], *((stage.start, stage.stop, group) for stage in stages[p:q]), *stages[q:]]
+        for p, (left, right) in enumerate(pairwise(stages)):
+            for group in dict.fromkeys((left.devices, right.devices)):
+                yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
+        for p, stage in enumerate(stages):
+            for cut in self._cuts(stage):
+                for group in self.groups:
+                    first, second = (stage.start, cut), (cut, stage.stop)
+                    yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
+                    yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
+
+    def _cuts(self, stage: Stage) -> Sequence[int]:
+        inside = [end for end in self.ends if stage.start < end < stage.stop]
+        n_layers = stage.stop - stage.start
+        return inside or sorted({stage.start + n_layers * part // PARTS for part in range(1, PARTS)} - {stage.start})
+
+    def _made(self, plan: Plan, spans: Sequence[Stage | Span]) -> Plan | None:
+        """`plan` with these stages; None where they do not fit."""
+        stages = [span if isinstance(span, Stage) else self._stage(span, plan.micro_batch) for span in spans]
+        known = [stage for stage in stages if stage is not None]
+        if len(known) < len(stages):
+            return None
+        deep = with_depths(self.problem, known, plan.n_micro_batches)
+        return replace(plan, stages=deep) if fits(self.table, plan, deep) else None
+
+    def _stage(self, span: Span, micro_batch: int) -> Stage | None:
+        if (span, micro_batch) not in self._stages:
+            made = make_stage(self.table, *span, micro_batch, 1)
+            self._stages[span, micro_batch] = made and made[0]
+        return self._stages[span, micro_batch]
+
+
+def _groups(problem: Problem) -> list[Group]:
+    """Devices that may share a stage: all subsets in a small home, single ones and all together in another."""
+    names = [device.name for device in problem.devices]
+    if len(names) <= ALL_SUBSETS:
+        return [group for n in range(1, len(names) + 1) for group in combinations(names, n)]
+    return [*((name,) for name in names), tuple(names)]
