@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "reduction": _names(
         "sum sum.dim_IntList mean mean.dim amax amin max min max.dim min.dim argmax argmin var.correction "
-        "std.correction logsumexp cumsum topk any any.dim all all.dim"
+        "std.correction logsumexp cumsum diff topk any any.dim all all.dim"
     ),
     "loss": _names(
         "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "

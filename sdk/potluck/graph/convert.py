@@ -40,6 +40,8 @@ class Converter:
         self.first, self.symbols, self.buffers = first, symbols, buffers
         self.nodes: list[Node] = []
         self.made: list[Any] = []  # what torch says that each node gives
+        self.modules: list[str] = []  # where in the user's model each stands
+        self._module = ""
         self.values: dict[torch.fx.Node, Any] = {}
         self.updated: set[int] = set()  # buffers that nodes change
 
@@ -47,6 +49,7 @@ class Converter:
         """Convert all nodes of a graph; its output."""
         for node in graph.nodes:
             if node.op == "call_function":
+                self._module = _path(node)
                 self._call(node, owner)
             elif node.op == "output":
                 return self._argument(node.args[0])
@@ -97,6 +100,7 @@ class Converter:
     def _add(self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any) -> Ref:
         self.nodes.append(Node(number=len(self.nodes), op=op, args=args, kwargs=tuple(sorted(kwargs.items()))))
         self.made.append(value)
+        self.modules.append(self._module)
         return Ref(self.first + len(self.nodes) - 1)
 
     def _operator(self, node: torch.fx.Node, name: str) -> None:
@@ -135,6 +139,9 @@ class Converter:
     ) -> None:
         """A change in place becomes a new value that later readers see; of a buffer, only counting is allowed."""
         target, source = args[0], node.args[0]
+        if KIND_OF.get(name.replace("_.", ".", 1)) == "random" and args[2] is False:
+            self.values[node] = target  # a dropout that is off
+            return
         if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers:
             self.updated.add(target.value)
             self._add(name, args, kwargs, node.meta["val"])
@@ -191,6 +198,12 @@ def _is_view(node: Any) -> bool:
 
 def _where(node: torch.fx.Node) -> str:
     """In which module of the user's model a node stands."""
+    path = _path(node)
+    return f" (in the module {path})" if path else ""
+
+
+def _path(node: Any) -> str:
+    """The path of the innermost module that a node stands in; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
-    return f" (in the module {path.removeprefix('net.')})" if path not in ("", "net") else ""
+    return "" if path == "net" else path.removeprefix("net.")

@@ -33,9 +33,8 @@ from potluck_wire.graph import (
 from . import sizes
 from .convert import Converter
 from .rows import by_rows
-from .traced import Traced, Type
+from .traced import SEQUENCE, Traced, Type
 
-SEQUENCE = "sequence"
 MAX_BATCH = 1 << 20
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
@@ -199,7 +198,9 @@ def _traced(
         outputs=outputs,
         symbols=_symbols(symbols, dims, tensors),
     )  # fmt: skip
-    rows = by_rows(program, converter.values, types, {h: tensor for h, (_, tensor) in found.items()}, tensors)
+    meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
+    state = {h: tensor for h, (_, tensor) in found.items()}
+    rows = frozenset[Ref]() if meta else by_rows(program, converter.values, types, state, tensors)
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
@@ -212,6 +213,7 @@ def _traced(
         types=tuple(types[value] for value in kept),
         by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
         tensors={name: tensor for name, tensor in found.values() if name in names_left},
+        modules=tuple(converter.modules[value - len(ordered)] for value in kept if value >= len(ordered)),
     )
 
 

@@ -16,7 +16,7 @@ from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref
 from potluck_wire.operators import KIND_OF
 
 from .branches import find
-from .costs import HEAVY, backward_flop, forward_flop, kept
+from .costs import HEAVY, backward_flop, forward_flop, kept, kept_beside
 from .crossings import Crossings, crossings
 from .cuts import Line, cut_out
 from .cuts import line as make_line
@@ -199,7 +199,8 @@ def _record(line: Line, start: int, stop: int, name: str) -> Layer:
     last = stop == len(line.bound)
     crossing = [output.ref for output in graph.outputs] if last else line.alive(stop)
     positions = line.bound[start:stop]
-    saved = frozenset().union(*(kept(traced, p, line.requires) for p in positions)) if _trains(graph) else frozenset()
+    kept_by = positions if _trains(graph) else ()
+    saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
     flowing = line.requires if _trains(graph) and not last else frozenset()
     return Layer(
         name=name,
@@ -207,7 +208,8 @@ def _record(line: Line, start: int, stop: int, name: str) -> Layer:
         buffer_bytes=sum(_state_bytes(graph.buffers[i]) for i in of_buffers),
         output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing),
         gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing if ref in flowing),
-        activation_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place),
+        activation_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place)
+        + sum(kept_beside(traced, p, line.requires) for p in kept_by),
         forward_flop=sum(forward_flop(traced, p, sizes) for p in positions),
         backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions) if _trains(graph) else 0.0,
     )

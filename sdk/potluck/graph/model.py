@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from .traced import Traced
 if TYPE_CHECKING:
     import torch
 
-    from .modelgraph import ModelGraph
+    from .modelgraph import ModelGraph, Node
     from .onnx_model import OnnxModel
 
 MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
@@ -188,6 +189,16 @@ class Model:
         from .priced import priced
 
         return priced(self._inference.line.traced, name=self.name, source=repr(self))
+
+    def operators(self, train: bool = False) -> "tuple[tuple[Node, ...], ...]":
+        """The operators of each layer with their costs."""
+        from .priced import nodes_of
+
+        chosen = self._laid_out(train)
+        found = nodes_of(chosen.line)
+        return tuple(
+            tuple(found[i] for i in range(start, stop) if i in found) for start, stop in pairwise(chosen.bounds)
+        )
 
     def traced_line(self) -> Line:
         """The inference graph as it was traced, in a line."""

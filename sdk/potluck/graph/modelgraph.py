@@ -53,7 +53,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One operator, or neighbours that belong together. `inputs`: names of nodes or of model inputs.
+    """One operator. `inputs`: names of nodes or of model inputs.
 
     Per row: flop, `output_bytes`, `activation_bytes` (kept from forward to backward), `traffic_bytes` (read and
     written by a forward pass, parameters aside). Totals: `parameter_bytes`, `buffer_bytes`. A multiply-add is 2 flop.
@@ -83,17 +83,16 @@ class Node:
 class ModelGraph:
     """A model's operators in an order in which they can run: every node comes after its inputs.
 
-    `rows` is the batch at which it was traced (all sizes are already per row), `sequence` the tokens per row where
-    there are tokens. `source` says how to make it again.
+    All sizes are per row of the batch; `sequence`: the tokens of a row, where there are tokens. `source` says how to
+    make it again.
     """
 
     name: str
     inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
-    output: str
+    outputs: tuple[str, ...]
     title: str = ""
     source: str = ""
-    rows: int = 1
     sequence: int | None = None
     dtype: str = "float32"
 
@@ -110,8 +109,11 @@ class ModelGraph:
             if node.name in known:
                 raise ModelError(f"model {self.name!r} has two nodes named {node.name!r}.")
             known.add(node.name)
-        if self.output not in known:
-            raise ModelError(f"model {self.name!r}: its output {self.output!r} is not one of its nodes.")
+        if not self.outputs:
+            raise ModelError(f"model {self.name!r} has no outputs.")
+        for output in self.outputs:
+            if output not in known:
+                raise ModelError(f"model {self.name!r}: its output {output!r} is not one of its nodes.")
 
     @property
     def parameter_bytes(self) -> int:
@@ -126,7 +128,7 @@ class ModelGraph:
     def alive_bytes(self, *, inputs: bool = True) -> tuple[int, ...]:
         """For each node, the bytes per row of all tensors still needed behind it, skip connections and inputs too.
 
-        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the output alone. Without `inputs`, the
+        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the outputs alone. Without `inputs`, the
         model's own inputs are left out: no gradient flows back to them.
         """
         place = {node.name: index for index, node in enumerate(self.nodes)}
@@ -134,7 +136,7 @@ class ModelGraph:
             n.name: n.output_bytes for n in self.nodes
         }
         last = {source: place[node.name] for node in self.nodes for source in node.inputs}
-        last[self.output] = len(self.nodes)
+        last |= dict.fromkeys(self.outputs, len(self.nodes))
         alive = [0] * len(self.nodes)
         for name, stop in last.items():
             for index in range(place.get(name, 0), stop):
@@ -181,7 +183,7 @@ class ModelGraph:
         """Per layer what it hands to whom, and the bytes of the inputs that it is the first to read."""
         layer_of = [layer for layer, (start, stop) in enumerate(pairwise(bounds)) for _ in range(start, stop)]
         made = {node.name: layer for node, layer in zip(self.nodes, layer_of, strict=True)}
-        readers: dict[str, set[int]] = {self.output: {layer_of[-1]}}
+        readers: dict[str, set[int]] = {output: {layer_of[-1]} for output in self.outputs}
         for node in self.nodes:
             for name in node.inputs:
                 readers.setdefault(name, set()).add(made[node.name])
@@ -208,11 +210,10 @@ class ModelGraph:
             "name": self.name,
             "title": self.title,
             "source": self.source,
-            "rows": self.rows,
             "sequence": self.sequence,
             "dtype": self.dtype,
             "inputs": [[item.name, item.row_bytes] for item in self.inputs],
-            "output": self.output,
+            "outputs": list(self.outputs),
             "columns": COLUMNS,
         }
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
@@ -251,11 +252,10 @@ def _read(text: str, file: str) -> ModelGraph:
         "name": str,
         "title": str,
         "source": str,
-        "rows": int,
         "sequence": (int, type(None)),
         "dtype": str,
         "inputs": list,
-        "output": str,
+        "outputs": list,
         "columns": list,
         "nodes": list,
     }
@@ -264,6 +264,8 @@ def _read(text: str, file: str) -> ModelGraph:
     for field, kind in wanted.items():
         if not isinstance(document[field], kind) or isinstance(document[field], bool):
             raise _wrong(file, field, str(getattr(kind, "__name__", "a whole number or null")), document[field])
+    if not all(isinstance(output, str) for output in document["outputs"]):
+        raise _wrong(file, "outputs", "names of nodes", document["outputs"])
     if tuple(document["columns"]) != COLUMNS:
         raise _wrong(file, "columns", ", ".join(COLUMNS), document["columns"])
     return _build(document, file)
@@ -277,8 +279,8 @@ def _build(document: Mapping[str, Any], file: str) -> ModelGraph:
         for index, cells in enumerate(document["nodes"]):
             nodes.append(_node(cells, names, f"nodes[{index}]", file))
             names.append(nodes[-1].name)
-        head = {key: document[key] for key in ("name", "title", "source", "rows", "sequence", "dtype", "output")}
-        return ModelGraph(inputs=inputs, nodes=tuple(nodes), **head)
+        head = {key: document[key] for key in ("name", "title", "source", "sequence", "dtype")}
+        return ModelGraph(inputs=inputs, nodes=tuple(nodes), outputs=tuple(document["outputs"]), **head)
     except ModelError as error:
         raise FileError(f"{file}: {error}", file=file) from error
 

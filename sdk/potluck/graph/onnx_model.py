@@ -31,10 +31,10 @@ class OnnxModel(Model):
 
     kind = "onnx"
 
-    def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float) -> None:
+    def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = "") -> None:
         n_inputs = len(traced.traced.graph.inputs)
         laid_out = layers(line(traced.traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below)
-        super().__init__(inference=laid_out, training=None, net=None)
+        super().__init__(inference=laid_out, training=None, net=None, name=name)
         self._trace = traced
         self._weights = {t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES}
 
@@ -51,7 +51,28 @@ class OnnxModel(Model):
             raise FileError(f"{path} is not an ONNX file.") from error
         if not model.graph.output:
             raise FileError(f"{path} holds no graph with outputs.")
-        return cls(trace(model, sizes), max_layers=max_layers, merge_below=merge_below)
+        return cls(trace(model, sizes), max_layers=max_layers, merge_below=merge_below, name=path.stem)
+
+    def as_torch(self, *, max_layers: int = MAX_LAYERS, merge_below: float = 0.0) -> Model:
+        """The same network made of torch's operators, which can be divided by rows; it answers within 1e-4.
+
+        Raises ModelError for operators that torch does not have.
+        """
+        import torch
+
+        from .export import trace as export
+        from .onnx_net import OnnxNet
+
+        net = OnnxNet(self._trace).eval()
+        names = [port.name for port in self._trace.traced.graph.inputs]
+        inputs = [torch.from_numpy(np.array(self._trace.example[name])) for name in names]
+        laid_out = layers(
+            line(export(net, inputs, input_names=names)),
+            n_inputs=len(names),
+            max_layers=max_layers,
+            merge_below=merge_below,
+        )
+        return Model(inference=laid_out, training=None, net=net, name=self.name)
 
     def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
         """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`."""

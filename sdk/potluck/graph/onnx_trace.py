@@ -7,7 +7,7 @@ reckoning alone; what devices get is ONNX, cut by names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -19,6 +19,8 @@ from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Pa
 from potluck_wire.onnx_operators import KIND_OF, OPERATORS
 
 from .traced import Traced, Type
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 ROWS, PART = 3, 1
 _TOLERANCE = 1e-3
@@ -32,10 +34,16 @@ _LIKE = {
 
 @dataclass(frozen=True, slots=True)
 class OnnxTrace:
-    """The plain model (without anything private), and how it looks as a traced graph with the same names of values."""
+    """The plain model (without anything private), and how it looks as a traced graph with the same names of values.
+
+    `fixed`: what nodes give whatever the inputs are; `example`: made-up inputs and what comes out of them.
+    """
 
     model: onnx.ModelProto
     traced: Traced
+    types: Mapping[str, Type]
+    fixed: Mapping[str, Array]
+    example: Mapping[str, Array]
 
 
 def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
@@ -76,7 +84,23 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
         by_rows=frozenset(numbers[name] for name in runs[0] if name in numbers and _counts_rows(name, runs)),
         tensors=tensors,
     )
-    return OnnxTrace(model=model, traced=traced)
+    moving = varying(graph)
+    return OnnxTrace(
+        model=model,
+        traced=traced,
+        types=kinds,
+        fixed={name: a for name, a in runs[0].items() if name not in moving and np.array_equal(a, runs[1][name])},
+        example={value.name: runs[0][value.name] for value in (*graph.input, *graph.output)},
+    )
+
+
+def varying(graph: onnx.GraphProto) -> frozenset[str]:
+    """Values that depend on the data, not on the shapes of the inputs alone."""
+    found = {value.name for value in graph.input}
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and found & set(node.input):
+            found |= set(node.output)
+    return frozenset(found)
 
 
 def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
@@ -142,7 +166,7 @@ def _fixed(value: onnx.ValueInfoProto, name: str, sizes: Mapping[str, int]) -> o
     return onnx.helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, shape)
 
 
-def _runs(model: onnx.ModelProto) -> tuple[dict[str, np.ndarray[Any, Any]], ...]:
+def _runs(model: onnx.ModelProto) -> tuple[dict[str, Array], ...]:
     """Every value, on three rows, on the first of them, and on the other two."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
@@ -163,7 +187,7 @@ def _runs(model: onnx.ModelProto) -> tuple[dict[str, np.ndarray[Any, Any]], ...]
         raise ModelError(f"onnxruntime cannot run it: {str(error).strip().splitlines()[0][:240]}") from error
 
 
-def _example(value: onnx.ValueInfoProto, seed: int) -> np.ndarray[Any, Any]:
+def _example(value: onnx.ValueInfoProto, seed: int) -> Array:
     kind = value.type.tensor_type
     shape = [ROWS, *(dim.dim_value for dim in kind.shape.dim[1:])]
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
@@ -173,7 +197,7 @@ def _example(value: onnx.ValueInfoProto, seed: int) -> np.ndarray[Any, Any]:
     return rng.integers(0, 2, shape).astype(dtype)  # valid as tokens, types and masks
 
 
-def _counts_rows(name: str, runs: tuple[dict[str, np.ndarray[Any, Any]], ...]) -> bool:
+def _counts_rows(name: str, runs: tuple[dict[str, Array], ...]) -> bool:
     whole, first, second = (run[name] for run in runs)
     if whole.ndim == 0 or first.ndim == 0 or first.shape[0] == 0:
         return False
@@ -186,7 +210,7 @@ def _counts_rows(name: str, runs: tuple[dict[str, np.ndarray[Any, Any]], ...]) -
     return bool(np.allclose(whole, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True))
 
 
-def _type(name: str, runs: tuple[dict[str, np.ndarray[Any, Any]], ...]) -> Type:
+def _type(name: str, runs: tuple[dict[str, Array], ...]) -> Type:
     three, one = runs[0][name], runs[1][name]
     shape: list[Expression] = []
     for many, single in zip(three.shape, one.shape, strict=True):

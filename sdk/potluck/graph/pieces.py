@@ -138,8 +138,7 @@ class _Build:
 
     def _some(self, node: Node, local: Local, value: int, rows: Interval) -> Any:
         values: dict[Ref, Any] = {}
-        padded = (0, 0)
-        first = 0
+        padded, first, n_read = (0, 0), 0, 0
         for ref in _refs_of(node):
             reads = local.reads.get(ref)
             if reads is None:
@@ -148,7 +147,7 @@ class _Build:
             start, stop = reads.rows(*rows)
             window = reads.window(*rows)
             padded = start - window[0], window[1] - stop  # below zero: rows that are cropped
-            first = start
+            first, n_read = start, window[1] - window[0]
             values[ref] = self.rows(ref, reads, (start, stop), node.number)
         args = _put(node.args, values)
         kwargs = {k: _put(a, values) for k, a in node.kwargs}
@@ -156,11 +155,12 @@ class _Build:
         if node.op in _TRANSPOSED:
             return self._transposed(node, local, args, rows, first)
         if node.op in _CONVOLUTIONS or node.op in _POOLS:
-            return self._windowed(node, local, args, kwargs, padded)
+            return self._windowed(node, local, args, kwargs, padded, n_read)
         if node.op in _PADS:
             fill = (args[3:] or (kwargs.get("value"),))[0] if node.op == "aten.pad.default" else (args[2:] or (0.0,))[0]
-            amounts = _amounts(args[1], axis, self._rank(node), padded)
-            return self.add(node.number, "aten.constant_pad_nd.default", (args[0], amounts, fill or 0.0))
+            amounts = _amounts(args[1], axis, self._rank(node), _added(padded))
+            made = self.add(node.number, "aten.constant_pad_nd.default", (args[0], amounts, fill or 0.0))
+            return self._cropped(made, axis, padded, n_read, node.number)
         div = next(iter(local.reads.values())).div
         begins = first * div if div > 1 else rows[0]
         reads = next(iter(local.reads.values()))
@@ -176,7 +176,7 @@ class _Build:
             made = self.add(node.number, node.op, args, kwargs)
         return self.trimmed(made, axis, (begins, begins + n_made), rows, node.number)
 
-    def _windowed(self, node: Node, local: Local, args: Any, kwargs: Any, padded: Interval) -> _Made:
+    def _windowed(self, node: Node, local: Local, args: Any, kwargs: Any, padded: Interval, n_read: int) -> _Made:
         """A convolution or pooling without padding along the rows, over rows that were padded where they need it."""
         rank = self._rank(node)
         n_spatial, dim = rank - 2, (local.axis or 0) - 2
@@ -191,12 +191,13 @@ class _Build:
             numbers = per_dim(given, n_spatial)
             amounts = [(0, 0)] * n_spatial
             keep = [0 if d == dim else numbers[d] for d in range(n_spatial)]
-        amounts[dim] = padded
+        amounts[dim] = _added(padded)
         x = args[0]
         if any(amount != (0, 0) for amount in amounts):
             fill = -math.inf if "max_pool" in node.op else 0.0
             flat = tuple(n for pair in reversed(amounts) for n in pair)
             x = self.add(node.number, "aten.constant_pad_nd.default", (x, flat, fill))
+            x = self._cropped(x, dim + 2, padded, n_read, node.number)
         rest = list(args[1:])
         while len(rest) < place:
             name = _POSITIONS[pool][len(rest) + 1]
@@ -205,6 +206,11 @@ class _Build:
         kwargs.pop("padding", None)
         op = node.op.replace(".padding", ".default")
         return self.add(node.number, op, (x, *rest), kwargs)
+
+    def _cropped(self, made: _Made, axis: int, padded: Interval, n_rows: int, number: int) -> Any:
+        """Without the rows that `padded` takes away: a window that lies in the padding read a row that it does not see."""
+        before, behind = max(-padded[0], 0), max(-padded[1], 0)
+        return self.trimmed(made, axis, (0, before + n_rows + behind), (before, before + n_rows), number)
 
     def _transposed(self, node: Node, local: Local, args: Any, rows: Interval, first: int) -> Any:
         """A transposed convolution of the input rows from `first` on, unpadded along the rows, then trimmed."""
@@ -348,6 +354,10 @@ def _same(build: _Build, node: Node, dim: int) -> Interval:
     size = evaluate(weight[2 + dim], build.line.traced.hints)
     total = per_dim(dilations, len(weight) - 2)[dim] * (size - 1)
     return total // 2, total - total // 2
+
+
+def _added(padded: Interval) -> Interval:
+    return max(padded[0], 0), max(padded[1], 0)
 
 
 def _amounts(given: tuple[int, ...], axis: int, rank: int, padded: Interval) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from potluck_wire.graph import DTYPE_BYTES, Graph, Ref, Shape, evaluate
 
+SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Type:
@@ -30,13 +32,15 @@ class Type:
 class Traced:
     """An exported model. `types[value]` has one entry, or one per item of a tuple.
 
-    `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name.
+    `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name;
+    `modules`: per node the path of the module that it stands in, where there are modules.
     """
 
     graph: Graph
     types: tuple[tuple[Type, ...], ...]
     by_rows: frozenset[Ref] = frozenset()
     tensors: Mapping[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation
-from potluck.profile.estimates import estimates
 from potluck.profile.measure import Bench, device_of, measurements_of, name_of
 from potluck.profile.profiles import Profile
+from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network
 from potluck.run.link import Link
 from potluck.run.members import Members
@@ -36,9 +36,12 @@ def profile(
     bench = Bench(link, members, task, sum(len(model.layers(mode)) for mode in modes) + len(pairs))
     measured = {}
     for mode in modes:
-        layers = model.layers(mode)
+        layers, operators = model.layers(mode), model.operators(mode)
         specs = {name: emulation.home.specs[name] for name in names}
-        costs = {name: emulation.slowed(estimates(model, spec, rows, train=mode)) for name, spec in specs.items()}
+        costs = {
+            name: emulation.slowed(tuple(layer_cost(spec, nodes, rows, train=mode) for nodes in operators))
+            for name, spec in specs.items()
+        }
         emulation.check_fit(
             _really(bench, model, names[0], mode, rows, repeats), costs, [layer.name for layer in layers],
             os.cpu_count() or 1,

@@ -4,16 +4,17 @@ Layer times are roofline estimates and say so.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from potluck.errors import UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.plan.peers import graph_txt
-from potluck.profile.imagined import of_graph, summed
+from potluck.profile import roofline
 from potluck.profile.library import HomeSpec, load_home, load_model
 from potluck.profile.profiles import Measurements, Profile
-from potluck.records import Inference, Problem, QoE, Training
+from potluck.records import Inference, Layer, LayerCost, Problem, QoE, Training
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
@@ -76,29 +77,12 @@ def estimate(
     graph = model if isinstance(model, ModelGraph) else load_model(model)
     graph = graph.in_order()
     bounds = merged(graph, max_layers)
-    (output_bytes,) = (node.output_bytes for node in graph.nodes if node.name == graph.output)
+    output_bytes = sum(node.output_bytes for node in graph.nodes if node.name in graph.outputs)
     speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
+    costs = {name: roofline.estimate(spec, graph, rows, bounds) for name, spec in home.specs.items()}
     answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
-    layers = graph.layers(bounds, branched=True)
-    measured = Measurements(
-        layers=layers,
-        costs={name: of_graph(spec, graph, bounds, rows) for name, spec in home.specs.items()},
-        input_bytes=sum(item.row_bytes for item in graph.inputs),
-        target_bytes=answer_bytes,
-        result_bytes=answer_bytes,
-    )
-    return Profile(
-        model=graph.name,
-        signature="",
-        devices=home.devices,
-        network=home.network,
-        training=measured,
-        inference=measured,
-        notes=("estimated from data sheets, not measured",),
-        home=home.name,
-        graph=graph,
-        bounds=bounds,
-    )
+    made = _profile(home, graph, graph.layers(bounds, branched=True), costs, answer_bytes)
+    return replace(made, notes=("estimated from data sheets, not measured",), graph=graph, bounds=bounds)
 
 
 def imported(
@@ -112,22 +96,43 @@ def imported(
     graph = graph_txt.read(graph_text)
     model, tables = graph_txt.model_of(graph, rows, name), graph_txt.costs_of(graph, rows)
     bounds = merged(model, max_layers)
-    costs = tuple(summed(tables[start:stop]) for start, stop in pairwise(bounds))
+    costs = tuple(_summed(tables[start:stop]) for start, stop in pairwise(bounds))
+    made = _profile(home, model, model.layers(bounds), {device.name: costs for device in home.devices}, TOKEN_BYTES)
+    return replace(made, notes=("times of a PipeDream profile, the same on every device",))
+
+
+def _summed(tables: Sequence[LayerCost]) -> LayerCost:
+    """The times of a run of operators."""
+    return LayerCost(
+        rows=tables[0].rows,
+        forward_s=tuple(map(sum, zip(*(table.forward_s for table in tables), strict=True))),
+        backward_s=tuple(map(sum, zip(*(table.backward_s for table in tables), strict=True))),
+        source=tables[0].source,
+    )
+
+
+def _profile(
+    home: HomeSpec,
+    graph: ModelGraph,
+    layers: tuple[Layer, ...],
+    costs: dict[str, tuple[LayerCost, ...]],
+    answer_bytes: int,
+) -> Profile:
+    """The profile of a home that nobody measured; training and inference alike."""
     measured = Measurements(
-        layers=model.layers(bounds),
-        costs={device.name: costs for device in home.devices},
-        input_bytes=sum(item.row_bytes for item in model.inputs),
-        target_bytes=TOKEN_BYTES,
-        result_bytes=TOKEN_BYTES,
+        layers=layers,
+        costs=costs,
+        input_bytes=sum(item.row_bytes for item in graph.inputs),
+        target_bytes=answer_bytes,
+        result_bytes=answer_bytes,
     )
     return Profile(
-        model=name,
+        model=graph.name,
         signature="",
         devices=home.devices,
         network=home.network,
         training=measured,
         inference=measured,
-        notes=("times of a PipeDream profile, the same on every device",),
         home=home.name,
     )
 

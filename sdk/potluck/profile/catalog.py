@@ -6,7 +6,7 @@ Networks on the meta device: shapes and no weights, so a few seconds and little 
 import argparse
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from potluck.errors import UserError
+from potluck.graph.export import trace
 from potluck.graph.modelgraph import ModelGraph
+from potluck.graph.priced import priced
 from potluck.profile import architectures
-from potluck.profile.costs import graph_of
+
+ROWS = 2  # of the example: one would be taken for a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,19 +119,20 @@ class _Logits(nn.Module):
 
 
 def make(name: str) -> ModelGraph:
-    """The graph of one model of the catalog, traced at one row."""
+    """The graph of one model of the catalog."""
     if name not in CATALOG:
         raise UserError(f"the catalog has no model {name!r}.", next_step=f"It has: {', '.join(CATALOG)}.")
     entry = CATALOG[name]
     with torch.device("meta"):
         net = _Logits(entry.build()).eval()
-        inputs = tuple(
-            torch.empty(1, *shape) if shape else torch.empty(1, entry.tokens or 1, dtype=torch.long)
+        inputs = [
+            torch.empty(ROWS, *shape) if shape else torch.empty(ROWS, entry.tokens or 1, dtype=torch.long)
             for shape in entry.shapes
-        )
-    program = torch.export.export(net, inputs, strict=False)
+        ]
+    traced = trace(net, inputs, input_names=["input", *(f"input_{i}" for i in range(1, len(inputs)))])
+    traced = replace(traced, modules=tuple(module.removeprefix("net.") for module in traced.modules))
     source = f"python -m potluck.profile.catalog {name} (torch {torch.__version__.split('+')[0]})"
-    return graph_of(program, name=name, title=entry.title, source=source, sequence=entry.tokens)
+    return priced(traced, name=name, title=entry.title, source=source, sequence=entry.tokens)
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

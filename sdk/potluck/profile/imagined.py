@@ -6,16 +6,15 @@ and each is taken for one product of matrices: rougher, and the profile's notes 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from potluck.errors import UserError
-from potluck.graph.modelgraph import ModelGraph, Node
+from potluck.graph.modelgraph import Node
 from potluck.plan.whatif import free_name, joined, known
 from potluck.profile import library
 from potluck.profile.library import DEVICE_NUMBERS, DeviceSpec, Number
 from potluck.profile.profiles import Measurements, Profile
-from potluck.profile.roofline import estimate, node_s
+from potluck.profile.roofline import estimate, layer_cost
 from potluck.records import HOME, Layer, LayerCost
 
 
@@ -76,25 +75,9 @@ def costs(spec: DeviceSpec, profile: Profile, measured: Measurements) -> tuple[L
     """The estimated times of every layer at the batch sizes that the others have."""
     rows = next((cost.rows for table in measured.costs.values() for cost in table), (1,))
     if profile.graph is not None:
-        return of_graph(spec, profile.graph, profile.bounds, rows)
+        return estimate(spec, profile.graph, rows, profile.bounds)
     widths = [measured.input_bytes, *(layer.output_bytes for layer in measured.layers)]
     return tuple(_of_layer(spec, layer, before, rows) for before, layer in zip(widths, measured.layers, strict=False))
-
-
-def of_graph(spec: DeviceSpec, graph: ModelGraph, bounds: Sequence[int], rows: Sequence[int]) -> tuple[LayerCost, ...]:
-    """The estimated times of layers that are runs of operators: the sums of theirs."""
-    tables = estimate(spec, graph, rows)
-    return tuple(summed(tables[start:stop]) for start, stop in pairwise(bounds))
-
-
-def summed(tables: Sequence[LayerCost]) -> LayerCost:
-    """The times of a run of operators."""
-    return LayerCost(
-        rows=tables[0].rows,
-        forward_s=tuple(map(sum, zip(*(table.forward_s for table in tables), strict=True))),
-        backward_s=tuple(map(sum, zip(*(table.backward_s for table in tables), strict=True))),
-        source=tables[0].source,
-    )
 
 
 def _of_layer(spec: DeviceSpec, layer: Layer, input_bytes: int, rows: Sequence[int]) -> LayerCost:
@@ -106,9 +89,7 @@ def _of_layer(spec: DeviceSpec, layer: Layer, input_bytes: int, rows: Sequence[i
         parameter_bytes=layer.parameter_bytes,
         traffic_bytes=input_bytes + layer.output_bytes + layer.activation_bytes,
     )
-    times = [node_s(spec, node, count) for count in rows]
-    forward_s, backward_s = zip(*times, strict=True)
-    return LayerCost(rows=tuple(rows), forward_s=forward_s, backward_s=backward_s, source="estimated")
+    return layer_cost(spec, (node,), rows)
 
 
 def _distance_s(profile: Profile, name: str) -> float:

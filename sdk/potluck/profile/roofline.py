@@ -7,8 +7,9 @@ data sheet's rates that an operator of that kind gets. Everything is labelled "e
 Williams, Waterman and Patterson 2009, "Roofline".
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from potluck.graph.modelgraph import ModelGraph, Node
@@ -98,16 +99,28 @@ def node_s(device: Numbers, node: Node, rows: int) -> tuple[float, float]:
     return forward_s, backward_s
 
 
-def estimate(
-    device: Numbers, graph: ModelGraph, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-) -> tuple[LayerCost, ...]:
-    """A cost table for each node of `graph` (as `graph.layers()` orders them), labelled as an estimate.
+def layer_cost(device: Numbers, nodes: Iterable[Node], rows: Sequence[int], *, train: bool = True) -> LayerCost:
+    """The cost table of a run of operators, one after the other, labelled as an estimate; backward where they `train`.
 
     Raises FileError where the device's peak or bandwidth is not known, UserError for rows that do not ascend.
     """
-    tables = []
-    for node in graph.nodes:
-        times = [node_s(device, node, count) for count in rows]
-        forward_s, backward_s = tuple(time[0] for time in times), tuple(time[1] for time in times)
-        tables.append(LayerCost(rows=tuple(rows), forward_s=forward_s, backward_s=backward_s, source="estimated"))
-    return tuple(tables)
+    forward_s, backward_s = [0.0] * len(rows), [0.0] * len(rows)
+    for node in nodes:
+        for i, count in enumerate(rows):
+            forward, backward = node_s(device, node, count)
+            forward_s[i] += forward
+            backward_s[i] += backward
+    return LayerCost(
+        rows=tuple(rows),
+        forward_s=tuple(forward_s),
+        backward_s=tuple(backward_s) if train else (),
+        source="estimated",
+    )
+
+
+def estimate(
+    device: Numbers, graph: ModelGraph, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), bounds: Sequence[int] = ()
+) -> tuple[LayerCost, ...]:
+    """A cost table for each of `graph.layers(bounds)`: for every node where no bounds are given."""
+    bounds = bounds or range(len(graph.nodes) + 1)
+    return tuple(layer_cost(device, graph.nodes[start:stop], rows) for start, stop in pairwise(bounds))

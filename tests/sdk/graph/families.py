@@ -1,7 +1,13 @@
 """Small networks of the families that split inference has to get right, with odd sizes."""
 
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
 from torch import nn
+
+from potluck.graph.model import Model
 
 
 def _conv(n_in: int, n_out: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -157,3 +163,12 @@ def family(name: str) -> tuple[nn.Module, torch.Tensor]:
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2.0)
     return net.eval(), torch.randn(2, 3, *size)
+
+
+def as_onnx(net: nn.Module, x: torch.Tensor) -> Model:
+    """The network from its ONNX file, made of torch's operators."""
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "net.onnx"
+        torch.onnx.export(net, (x,), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+        return Model.from_onnx(path).as_torch()

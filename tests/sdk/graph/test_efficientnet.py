@@ -1,11 +1,15 @@
 """A real pretrained network on a real photograph, cut everywhere: the flower is a daisy."""
 
+import warnings
 from itertools import pairwise
 
 import pytest
 import torch
 
 from potluck.graph import Model
+from potluck.graph.costs import forward_flop
+from potluck.graph.locality import localities
+from potluck_agent.worker.interpreter import Interpreter
 from potluck_agent.worker.training import Segment
 
 package = pytest.importorskip("efficientnet_lite_pytorch")
@@ -46,3 +50,23 @@ def test_the_flower_is_a_daisy_through_every_layer(net, flower):
         values |= {p.name: y.clone() for p, y in zip(graph.outputs, outputs, strict=True)}
     assert torch.equal(values["output"], expected)
     assert int(expected.argmax()) == DAISY
+
+
+def test_as_an_onnx_file_it_is_divided_by_rows_and_the_flower_is_a_daisy(net, flower, tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "lite0.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (flower,), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+    model = Model.from_onnx(path).as_torch()
+    line = model.traced_line()
+    found = localities(line)
+    flop = [forward_flop(line.traced, i, line.traced.hints) for i in range(len(found))]
+    assert sum(f for f, local in zip(flop, found, strict=True) if local.is_local) > 0.99 * sum(flop)
+    graph, state = model.segment(0, len(model.layers()))[1], model.state()
+    (got,) = Interpreter(graph).run([flower], [state[row.name] for row in graph.parameters], train=False)
+    with torch.no_grad():
+        expected = net(flower)
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert int(got.argmax()) == DAISY

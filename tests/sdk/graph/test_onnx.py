@@ -19,6 +19,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
+from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
 from potluck_agent.worker.onnx_backend import OnnxSegment  # noqa: E402
 from potluck_agent.worker.onnx_validator import validate  # noqa: E402
 from potluck_wire.graph import SegmentError  # noqa: E402
@@ -332,3 +333,17 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
     assert [t.name for t in read.segment(1, 2)[0].outputs] == ["v1", "v3"]
     x = torch.randn(3, 4)
     assert torch.allclose(chained_all(read, x), x.relu() + (-x.relu()).exp())
+
+
+# --- made of torch's operators ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_made_of_torchs_operators_it_answers_alike(made, rows):
+    case, path = made
+    model, x = Model.from_onnx(path).as_torch(), case.inputs(rows)
+    (expected,) = session(path).run(None, {"x": x.numpy()})
+    graph = model.segment(0, len(model.layers()))[1]
+    state = model.state()
+    got = Interpreter(graph).run([x], [state[row.name] for row in (*graph.parameters, *graph.buffers)], train=False)
+    assert np.allclose(got[0], expected, rtol=1e-4, atol=1e-5)

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 from tests.sdk.graph.branching import TwoEncoders
+from tests.sdk.graph.families import family
 from tests.sdk.graph.models import CASES, Decoder
 
 import potluck
@@ -21,8 +22,8 @@ def test_costs_of_a_small_network_by_hand():
     graph = potluck.Model.from_torch(net, torch.randn(2, 8), name="mlp").graph()
     first, relu, second = graph.nodes
     assert [node.kind for node in graph.nodes] == ["matmul", "elementwise", "matmul"]
-    assert [node.name for node in graph.nodes] == ["0", "relu", "2"]
-    assert (first.inputs, relu.inputs, second.inputs) == (("input",), ("0",), ("relu",))
+    assert [node.name for node in graph.nodes] == ["0", "1", "2"]
+    assert (first.inputs, relu.inputs, second.inputs) == (("input",), ("0",), ("1",))
     assert (first.forward_flop, second.forward_flop) == (2 * 8 * 16, 2 * 16 * 4)
     assert (first.backward_flop, second.backward_flop) == (2 * 8 * 16, 2 * 2 * 16 * 4)  # no gradient for the input
     assert (first.parameter_bytes, second.parameter_bytes) == (4 * (8 * 16 + 16), 4 * (16 * 4 + 4))
@@ -77,3 +78,30 @@ def test_a_model_of_ones_own_is_planned_for_a_home_that_is_not_there(workload):
     asked = problem(load_home("smart-home-1"), graph, workload, max_layers=8)
     assert asked.branches
     assert make_plans(asked).best.latency_s > 0
+
+
+def test_all_outputs_of_a_detector_stay_alive_and_are_written_down():
+    net, images = family("detector")
+    graph = potluck.Model.from_torch(net, images).graph()
+    assert len(graph.outputs) == 3
+    size = {node.name: node.output_bytes for node in graph.nodes}
+    assert graph.alive_bytes()[-1] == sum(size[name] for name in graph.outputs)
+    assert ModelGraph.from_text(graph.to_text()) == graph
+    assert make_plans(problem(load_home("smart-home-1"), graph, Inference(), max_layers=6)).best.latency_s > 0
+
+
+def test_a_dropout_in_place_that_is_off_is_nothing():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Dropout(0.5, inplace=True))
+    graph = potluck.Model.from_torch(net, torch.randn(2, 4)).graph()
+    assert [node.kind for node in graph.nodes] == ["matmul"]
+
+
+def test_layers_are_estimated_by_their_operators():
+    net = CASES["cnn"].make()
+    model = potluck.Model.from_torch(net, CASES["cnn"].inputs(2))
+    operators = model.operators()
+    assert len(operators) == len(model.layers())
+    assert [sum(node.forward_flop for node in nodes) for nodes in operators] == [
+        layer.forward_flop for layer in model.layers()
+    ]
+    assert sum(node.parameter_bytes for nodes in operators for node in nodes) == model.graph().parameter_bytes

@@ -17,7 +17,9 @@ def chain(cuts, flop=(1,) * 100):
         nodes.append(
             Node(name=f"n{index}", kind="matmul", inputs=(source,), output_bytes=nbytes, forward_flop=flop[index])
         )
-    return ModelGraph(name="chain", inputs=(Input(name="x", row_bytes=1),), nodes=tuple(nodes), output=nodes[-1].name)
+    return ModelGraph(
+        name="chain", inputs=(Input(name="x", row_bytes=1),), nodes=tuple(nodes), outputs=(nodes[-1].name,)
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ DIAMOND = ModelGraph(
         node("d", "b", "c", out=10000),
         node("e", "d", "x", out=100000),
     ),
-    output="e",
+    outputs=("e",),
     sequence=3,
 )
 
@@ -36,7 +36,9 @@ def test_alive_bytes_count_every_tensor_needed_behind_a_node():
 
 
 def test_an_output_in_the_middle_stays_alive():
-    graph = ModelGraph(name="g", inputs=(Input(name="x", row_bytes=5),), nodes=(node("a", "x"), node("b")), output="a")
+    graph = ModelGraph(
+        name="g", inputs=(Input(name="x", row_bytes=5),), nodes=(node("a", "x"), node("b")), outputs=("a",)
+    )
     assert graph.alive_bytes() == (1, 1)
 
 
@@ -78,7 +80,7 @@ BAD = {
     "a list": ("[]", "expected an object, got 'list'"),
     "another format": (changed(format="potluck model graph 9"), "format: expected 'potluck model graph 1'"),
     "a field too many": (changed(colour="red"), "expected the fields format"),
-    "a field of another type": (changed(rows="one"), "rows: expected int, got 'one'"),
+    "a field of another type": (changed(sequence="one"), "sequence: expected a whole number or null, got 'one'"),
     "other columns": (changed(columns=["name"]), "columns: expected name, kind"),
     "a bad input": (changed(inputs=[["x"]]), r"inputs\[0\]: expected \[name, bytes per row\]"),
     "a short node": (changed(nodes=[["a"]]), r"nodes\[0\]: expected 10 cells"),
@@ -89,7 +91,9 @@ BAD = {
     "a broken number": (with_node(1, 3, 1.5), "forward_flop is 1.5; expected a whole number"),
     "not a number": (with_node(1, 3, float("nan")), "expected finite numbers"),
     "two of one name": (with_node(1, 0, "a"), "two nodes named 'a'"),
-    "no such output": (changed(output="z"), "its output 'z' is not one of its nodes"),
+    "no outputs": (changed(outputs=[]), "'diamond' has no outputs"),
+    "an output that is no name": (changed(outputs=[3]), "outputs: expected names of nodes"),
+    "no such output": (changed(outputs=("z",)), "its output 'z' is not one of its nodes"),
 }
 
 
@@ -103,9 +107,9 @@ def test_refuses_text_that_is_not_a_model_graph(case):
 
 def test_refuses_nodes_out_of_order_and_inputs_that_do_not_exist():
     with pytest.raises(ModelError, match="'b' reads 'c', which comes later"):
-        ModelGraph(name="g", inputs=(), nodes=(node("b", "c"), node("c")), output="c")
+        ModelGraph(name="g", inputs=(), nodes=(node("b", "c"), node("c")), outputs=("c",))
     with pytest.raises(ModelError, match="'b' reads 'z', which does not exist"):
-        ModelGraph(name="g", inputs=(), nodes=(node("b", "z"),), output="b")
+        ModelGraph(name="g", inputs=(), nodes=(node("b", "z"),), outputs=("b",))
 
 
 def test_the_multimodal_model_decomposes_into_its_encoders():
@@ -137,7 +141,7 @@ def inception(n_branches):
             nodes.append(Node(name=f"b{b}.{k}", kind="conv", inputs=(source,), forward_flop=10, output_bytes=4))
     ends = tuple(f"b{b}.2" for b in range(n_branches))
     nodes.append(Node(name="cat", kind="elementwise", inputs=ends, forward_flop=1, output_bytes=16))
-    return ModelGraph(name="inception", inputs=(Input(name="x", row_bytes=8),), nodes=tuple(nodes), output="cat")
+    return ModelGraph(name="inception", inputs=(Input(name="x", row_bytes=8),), nodes=tuple(nodes), outputs=("cat",))
 
 
 @pytest.mark.parametrize("n_branches", [2, 3, 4])

@@ -51,7 +51,7 @@ def test_every_kind_of_device_has_efficiencies_and_a_launch():
 
 def test_tables_follow_the_layers_and_say_that_they_are_estimates():
     nodes = (Node(name="a", kind="conv", inputs=("x",), forward_flop=10), Node(name="b", kind="norm", inputs=("a",)))
-    graph = ModelGraph(name="g", inputs=(Input(name="x", row_bytes=4),), nodes=nodes, output="b")
+    graph = ModelGraph(name="g", inputs=(Input(name="x", row_bytes=4),), nodes=nodes, outputs=("b",))
     tables = roofline.estimate(GPU, graph, rows=(1, 8))
     assert [table.rows for table in tables] == [(1, 8), (1, 8)]
     assert {table.source for table in tables} == {"estimated"}

@@ -190,7 +190,7 @@ def model_of(graph: Graph, rows: int, name: str = "graph") -> ModelGraph:
     )
     if not nodes:
         raise FileError("a graph.txt needs at least one operator beside its inputs.")
-    return ModelGraph(name=name, inputs=inputs, nodes=nodes, output=nodes[-1].name, rows=rows)
+    return ModelGraph(name=name, inputs=inputs, nodes=nodes, outputs=(nodes[-1].name,))
 
 
 def costs_of(graph: Graph, rows: int) -> tuple[LayerCost, ...]:
