@@ -208,7 +208,7 @@ class _Build:
         return self.add(node.number, op, (x, *rest), kwargs)
 
     def _cropped(self, made: _Made, axis: int, padded: Interval, n_rows: int, number: int) -> Any:
-        """Without the rows that `padded` takes away: a window that lies in the padding read a row that it does not see."""
+        """Without the rows that `padded` takes away: a window in nothing but padding reads a row that it has not."""
         before, behind = max(-padded[0], 0), max(-padded[1], 0)
         return self.trimmed(made, axis, (0, before + n_rows + behind), (before, before + n_rows), number)
 
