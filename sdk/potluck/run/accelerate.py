@@ -2,7 +2,7 @@
 
 import platform
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,9 +88,10 @@ def accelerate(
         name, agents = (device.name, None) if device is not None else _own(home, helper.name)
         try:
             task.update(0.1, "measuring")
-            profile = home.profile(made, train=False, rows=(batch,)).wait()
+            ours = _divisible(made, [home.devices[side] for side in (name, helper.name)])
+            profile = home.profile(ours, train=False, rows=(batch,)).wait()
             task.update(0.6, "planning")
-            kitchen = _kitchen(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
+            kitchen = _kitchen(ours, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
             return Fast(home._link, home.devices, kitchen, rebuild, agents, task)
         except BaseException:
             if agents is not None:
@@ -116,6 +117,16 @@ def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any
         raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
     made = Model.from_torch(model, example)
     return made, int(example.shape[0]), _structure(model, example)
+
+
+def _divisible(model: Any, devices: Sequence[Member]) -> Any:
+    """An ONNX network made of torch's operators, where both sides and all of it have them; else its cuts are shared."""
+    if model.kind == "aten" or not all("torch" in (d.capability.get("backends") or ()) for d in devices):
+        return model
+    try:
+        return model.as_torch()
+    except ModelError:
+        return model
 
 
 def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from tests.sdk.graph.families import FAMILIES, family
+from tests.sdk.graph.families import FAMILIES, as_onnx, family
 
 import potluck
 from potluck.errors import ModelError, UserError
@@ -75,6 +75,21 @@ def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_t
             assert compiled is (way.program.compiled if way.program else fast.alone)
             for device, timeline in execution.timelines.items():
                 assert timeline.peak_bytes <= fast.memory_bytes[device]
+        assert fast.failure is None
+
+
+@pytest.mark.parametrize("name", ["mobilenet", "detector"])
+def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, x = family(name)
+    with torch.no_grad():
+        expected = net(x)
+    made = as_onnx(net, x)
+    with fast_of(home, made, x) as fast:
+        assert any(way.program for way in fast.menu.ways)
+        for way in fast.menu.ways:
+            fast.bytes_per_s = way.bytes_per_s
+            check(fast(x), expected)
         assert fast.failure is None
 
 
