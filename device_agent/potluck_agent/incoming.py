@@ -11,7 +11,7 @@ from potluck_agent.events import Action, Buffer, Span, Store, ToPeer
 from potluck_agent.worker.arena import Allocator, ArenaFull
 from potluck_wire.chunks import Account, Assembly
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, RefusalCode, Rejected, Value
 
 MAX_TRANSFERS = 1024  # at once from one sender
@@ -133,7 +133,7 @@ class Incoming:
             return step
         arrival.held.append((start, data))
         arrival.held_bytes += len(data)
-        if self._held_bytes(arrival.key) > WINDOW_BYTES + MAX_CHUNK_BYTES:
+        if self._held_bytes(arrival.key) > WINDOW_BYTES:
             self._drop(arrival)
             text = "more bytes than the credit window allows"
             return self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text)

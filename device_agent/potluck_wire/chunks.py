@@ -5,7 +5,7 @@ anything else is a broken peer, not a bad network.
 """
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CREDIT_BYTES, MAX_CHUNK_BYTES, MAX_VALUE_BYTES
+from potluck_wire.limits import CREDIT_BYTES, CREDIT_CHUNKS, MAX_CHUNK_BYTES, MAX_VALUE_BYTES
 from potluck_wire.messages import Credit, Value
 from potluck_wire.tensors import nbytes as tensor_nbytes
 
@@ -88,7 +88,8 @@ class Account:
         self._owed[assembly.value.transfer] = assembly
         if assembly.complete:
             return [self._credit(assembly)]
-        if sum([owed.received_bytes - owed.credited_bytes for owed in self._owed.values()]) < CREDIT_BYTES:
+        owed_bytes = sum([owed.received_bytes - owed.credited_bytes for owed in self._owed.values()])
+        if owed_bytes < min(CREDIT_BYTES, CREDIT_CHUNKS * assembly.value.chunk_bytes):
             return []
         return [self._credit(owed) for owed in tuple(self._owed.values())]
 

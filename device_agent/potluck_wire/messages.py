@@ -7,12 +7,12 @@ minor version may add fields at the end, never change one. Numbers are never use
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 HOME = "home"  # the controller's name wherever a device's name could stand
 
 
-class Channel(Enum):
+class Channel(StrEnum):
     """Which socket a message travels on, so that a bulky one never delays an urgent one."""
 
     CONTROL = "control"

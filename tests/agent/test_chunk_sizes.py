@@ -3,23 +3,24 @@
 import pytest
 
 from potluck_agent.events import Span
-from potluck_agent.outgoing import FAST_CHUNK_S, Outgoing, Parcel
+from potluck_agent.outgoing import FAST_CHUNK_S, PARTS, Outgoing, Parcel
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 from potluck_wire.messages import Credit, Value
 
 NEAR, FAR = "N" * 40, "F" * 40
+LARGE = PARTS * MAX_CHUNK_BYTES
 FASTEST = MAX_CHUNK_BYTES / FAST_CHUNK_S
 
 
 class Sending:
     """A device that sends to two others at given speeds."""
 
-    def __init__(self, **options):
-        self.outgoing, self.now_s = Outgoing(**options), 0.0
+    def __init__(self, window_bytes=2 * LARGE, **options):
+        self.outgoing, self.now_s = Outgoing(window_bytes=window_bytes, **options), 0.0
         for key in (NEAR, FAR):
             self.outgoing.reach(key)
 
-    def begin(self, key=NEAR, nbytes=4 * MIB):
+    def begin(self, key=NEAR, nbytes=LARGE):
         """Post a value; returns its header, which says how large its chunks are."""
         value = Value(dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         self.outgoing.add(Parcel(key=key, value=value, place=Span("zeros", 0, nbytes), priority=0, about=key))
@@ -29,7 +30,7 @@ class Sending:
             sent = self.outgoing.pump(self.now_s)
         return sent[0].message
 
-    def transfer(self, bytes_per_s, *, key=NEAR, nbytes=4 * MIB):
+    def transfer(self, bytes_per_s, *, key=NEAR, nbytes=LARGE):
         """The chunk size of one value that takes as long as it does at this rate."""
         header = self.begin(key, nbytes)
         self.now_s += nbytes / bytes_per_s
@@ -42,9 +43,10 @@ class Sending:
     ("bytes_per_s", "expected"),
     [
         (1e6, CHUNK_BYTES),
-        (0.49 * FASTEST, CHUNK_BYTES),
-        (0.51 * FASTEST, 2 * CHUNK_BYTES),
-        (0.99 * FASTEST, 2 * CHUNK_BYTES),
+        (1.99 * CHUNK_BYTES / FAST_CHUNK_S, CHUNK_BYTES),
+        (2.01 * CHUNK_BYTES / FAST_CHUNK_S, 2 * CHUNK_BYTES),
+        (0.49 * FASTEST, MAX_CHUNK_BYTES // 4),
+        (0.99 * FASTEST, MAX_CHUNK_BYTES // 2),
         (1.01 * FASTEST, MAX_CHUNK_BYTES),
         (1e12, MAX_CHUNK_BYTES),
     ],
@@ -54,6 +56,16 @@ def test_a_link_gets_the_largest_chunk_that_it_carries_in_time(bytes_per_s, expe
     assert sending.transfer(bytes_per_s) == CHUNK_BYTES
     assert sending.transfer(1e6) == expected
     assert sending.transfer(1e12) == CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [(1, MIB), (PARTS * MIB, MIB), (2 * PARTS * MIB, 2 * MIB), (2 * LARGE, MAX_CHUNK_BYTES)],
+)
+def test_a_value_goes_in_several_chunks_however_fast_the_link_is(nbytes, expected):
+    sending = Sending()
+    sending.transfer(1e12)
+    assert sending.begin(nbytes=nbytes).chunk_bytes == expected
 
 
 def test_each_receiver_is_judged_by_its_own_link():

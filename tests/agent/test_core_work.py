@@ -337,7 +337,7 @@ def test_a_sender_that_ignores_its_window_is_stopped():
     talk = Talk(inbound_bytes=nbytes).begin().load(recv("x"), cut("x", "a"))
     talk.hear(value(), EIGHT)
     answers = [talk.hear(value(step=1, transfer=2, nbytes=nbytes, chunk_bytes=2**20), data)]
-    answers += [talk.hear(Chunk(transfer=2, index=i), data) for i in range(1, n_chunks + 2)]
+    answers += [talk.hear(Chunk(transfer=2, index=i), data) for i in range(1, n_chunks + 1)]
     assert all(answer == [] for answer in answers[:-1])
     (rejected,) = answers[-1]
     assert rejected.message.code == RefusalCode.MEMORY

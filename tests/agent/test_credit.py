@@ -4,8 +4,8 @@ import pytest
 
 from potluck_agent.events import Span, ToPeer
 from potluck_agent.incoming import Incoming
-from potluck_agent.outgoing import Outgoing, Parcel
-from potluck_wire.limits import CHUNK_BYTES, MIB, WINDOW_BYTES
+from potluck_agent.outgoing import PARTS, Outgoing, Parcel
+from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Value
 
 RECEIVER, SENDER = "R" * 40, "S" * 40
@@ -16,9 +16,9 @@ NBYTES = 4 * MIB
 class Pair:
     """A sender and a receiver with nothing between them but the air."""
 
-    def __init__(self, inbound_bytes=1024 * MIB):
-        self.outgoing, self.incoming = Outgoing(link_bytes_per_s=RATE), Incoming(inbound_bytes)
-        self.now_s, self.credits, self.arrived = 0.0, [], []
+    def __init__(self, link_bytes_per_s=RATE):
+        self.outgoing, self.incoming = Outgoing(link_bytes_per_s=link_bytes_per_s), Incoming(1024 * MIB)
+        self.now_s, self.credits, self.arrived, self.chunk_bytes = 0.0, [], [], []
         self.outgoing.reach(RECEIVER)
 
     def post(self, name, priority, nbytes=NBYTES):
@@ -42,6 +42,7 @@ class Pair:
         if isinstance(message, Chunk):
             step = self.incoming.chunk(SENDER, message, data)
         else:
+            self.chunk_bytes.append(message.chunk_bytes)
             step = self.incoming.begin(SENDER, message, data, "r", sink=False, now_s=self.now_s)
         self.arrived += [arrival.value.name for arrival in step.complete]
         for reply in step.actions:
@@ -49,6 +50,21 @@ class Pair:
                 assert isinstance(reply.message, Credit)
                 self.credits.append(reply.message)
                 self.outgoing.credited(RECEIVER, reply.message, self.now_s)
+
+
+def test_large_chunks_of_overtaking_values_never_wait_for_credit_that_nobody_owes():
+    pair = Pair(link_bytes_per_s=0.0)
+    pair.post("first", priority=0, nbytes=MIB)  # shows how fast the link is
+    assert pair.carry()
+    sizes = {"large": PARTS * MAX_CHUNK_BYTES, "small": MIB + 1, "middle": PARTS * MIB, "odd": 3 * MIB - 7}
+    for priority, (name, nbytes) in enumerate(sizes.items()):
+        pair.post(name, priority=-priority, nbytes=nbytes)
+        assert pair.carry()
+    while pair.carry():
+        pass
+    assert sorted(pair.arrived) == sorted(["first", *sizes])
+    assert max(pair.chunk_bytes) == MAX_CHUNK_BYTES
+    assert not pair.outgoing.busy
 
 
 @pytest.mark.parametrize("chunks_between", [1, 2, 3, 5, 7])

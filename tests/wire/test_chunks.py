@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from potluck_wire.chunks import Account, Assembly, Departure, split
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_CHUNK_BYTES, MIB
+from potluck_wire.limits import CREDIT_BYTES, KIB, MAX_CHUNK_BYTES, MIB
 from potluck_wire.messages import Value
 
 SIZES = st.integers(0, 500), st.integers(1, 60)
@@ -127,22 +127,36 @@ def test_a_receiver_that_has_the_value_already_may_say_so_at_once():
     assert departure.outstanding_bytes == 0
 
 
+PART = CREDIT_BYTES // 2
+
+
 def taken(account, assembly, chunks):
     """What is due after each of these chunks of a value: (transfer, bytes, done)."""
     due = []
     for index in chunks:
-        assembly.accept(index, MIB)
+        assembly.accept(index, assembly.value.chunk_bytes)
         due.append([(c.transfer, c.received_bytes, c.done) for c in account.take(assembly)])
     return due
 
 
 def test_credit_is_due_for_all_values_of_a_sender_together():
     account = Account()
-    first, second, third = (Assembly(value(10 * MIB, MIB, transfer=number)) for number in (1, 2, 3))
+    first, second, third = (Assembly(value(10 * PART, PART, transfer=number)) for number in (1, 2, 3))
     assert taken(account, first, [0]) == [[]]
-    assert taken(account, second, [0]) == [[(1, MIB, False), (2, MIB, False)]]
-    assert taken(account, first, range(1, 3)) == [[], [(1, 3 * MIB, False)]]
+    assert taken(account, second, [0]) == [[(1, PART, False), (2, PART, False)]]
+    assert taken(account, first, range(1, 3)) == [[], [(1, 3 * PART, False)]]
     assert taken(account, second, [1]) == [[]]
     account.forget(second)
     assert taken(account, third, [0]) == [[]]
-    assert taken(account, first, range(3, 10))[-1] == [(1, 10 * MIB, True)]
+    assert taken(account, first, range(3, 10))[-1] == [(1, 10 * PART, True)]
+
+
+@pytest.mark.parametrize(
+    ("chunk_bytes", "n_chunks"),
+    [(16 * KIB, 8), (256 * KIB, 8), (MIB // 2, 8), (MIB, 4), (2 * MIB, 2), (4 * MIB, 1)],
+)
+def test_credit_is_due_sooner_where_chunks_are_small(chunk_bytes, n_chunks):
+    assembly = Assembly(value(64 * MIB, chunk_bytes, transfer=1))
+    *before, due = taken(Account(), assembly, range(n_chunks))
+    assert before == [[]] * (n_chunks - 1)
+    assert due == [(1, n_chunks * chunk_bytes, False)]

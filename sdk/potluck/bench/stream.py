@@ -1,8 +1,9 @@
 """Our stream of tensors between two agents against ZeroMQ alone, raw under CURVE and plain, at the same frame size.
 
 Ours: one agent sends to the other, with headers, checks, credits and encryption, in chunks as large as the link has
-shown to carry in 10 ms: 1 MiB on fast ones, 256 KiB at first and on slow links. The receiver checks what comes
-and keeps none of it, as theirs does. Timed by the sender from the first chunk to the acknowledgement of the last.
+shown to carry in 20 ms (256 KiB at first and on slow links, at most an eighth of the tensor above 1 MiB). The receiver
+checks what comes and keeps none of it, as theirs does. Timed by the sender from the first chunk to the acknowledgement
+of the last.
 Theirs: the same bytes in frames of `frame_kib` to another process that drops them, until its one answer. All three
 take turns in each round.
 """
