@@ -10,16 +10,21 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import HomeError, PotluckError, UserError
 from potluck.graph.shared import DEVICE, HELPER
 from potluck.handle import Task
 from potluck.lab.local import LocalAgents
-from potluck.records import Plan, Stage
+from potluck.plan.cost import energy_j
+from potluck.records import Plan, Stage, Trace
+from potluck.run.account import Account
+from potluck.run.answers import ALONE, Answer, Stats
 from potluck.run.crew import Crew, outputs_of
 from potluck.run.edition import INFER, PUSH, Edition, make_edition
 from potluck.run.events import Execution, Gather
+from potluck.run.history import measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.menu import Kitchen, Menu, Way
@@ -34,6 +39,7 @@ LOOK_S = 1.0  # between two looks of the upkeep
 RETRY_S = 2.0  # after a failed attempt to reach the helper
 PROBE_AFTER_S = 3.0  # without a transfer the bandwidth is asked for
 PROBE_BYTES = 128 * 1024
+LEAST_BYTES = 16 * 1024  # of fewer the latency says more than the bandwidth
 LATE = 2.0  # times what it should take, until the device begins to answer alone
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
@@ -54,13 +60,16 @@ class Fast:
         self.n_steps, self._n_epochs, self._epoch = 0, 0, 0
         self._lock, self._upkeeping, self._closed = threading.RLock(), threading.Lock(), threading.Event()
         self._helper_ready = False
-        self._late: tuple[Future[Execution], Way] | None = None
+        self._late: tuple[Future[Execution], Compiled] | None = None
         self.bytes_per_s = kitchen.problem.network.bandwidth(self.device, self.helper)
         self._heard_s = time.monotonic()
+        self._rates: deque[float] = deque([self.bytes_per_s], maxlen=3)
+        self._answers: list[Answer] = []
+        self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
         self.alone = kitchen.as_emulated(self._whole[self.device].compiled[INFER])
-        self._alone_s = max(kitchen.foretell(self.alone, self.bytes_per_s).step_s)
+        self._alone_s = self._predicted_s(self.alone, self.bytes_per_s)
         self._load(self.device)
         self._load(self.helper)
         self._share()
@@ -143,10 +152,60 @@ class Fast:
             )
         named = {self._kitchen.model.inputs()[0].name: inputs[0]}
         with self._lock:
-            execution, compiled = self._shared(named) or self._by_itself(named)
-            self.kept.append((execution, compiled))
-        outputs = outputs_of(execution, compiled)
-        return self._rebuild(self._in_order(outputs))
+            at_s, bytes_per_s, way = time.monotonic(), self.bytes_per_s, self._way()
+            done = self._shared(named, way.program.compiled) if way.program is not None else None
+            execution, compiled = done or self._by_itself(named)
+            outputs = self._in_order(outputs_of(execution, compiled))
+            self._note(
+                execution, compiled, at_s, bytes_per_s, fallback=way.program is not None and compiled is self.alone
+            )
+        return self._rebuild(outputs)
+
+    def _note(
+        self, execution: Execution, compiled: Compiled, at_s: float, bytes_per_s: float, *, fallback: bool
+    ) -> None:
+        """One more answer for the records."""
+        self.kept.append((execution, compiled))
+        known = {device.name: device for device in self._kitchen.problem.devices}
+        metered = {self.device: self._members[self.device].metered}
+        trace = measured_trace([(execution, compiled)], known, energy_j, metered)
+        answer = Answer(
+            at_s=at_s, way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
+            latency_s=time.monotonic() - at_s, predicted_s=self._predicted_s(compiled, bytes_per_s),
+            bytes_per_s=bytes_per_s, joules=trace.energy_j.get(self.device),
+            source=trace.energy_source.get(self.device, ""), fallback=fallback,
+        )  # fmt: skip
+        self._answers.append(answer)
+
+    def _predicted_s(self, compiled: Compiled, bytes_per_s: float) -> float:
+        key = id(compiled), f"{bytes_per_s:.2g}"
+        if key not in self._foretold:
+            self._foretold[key] = max(self._kitchen.foretell(compiled, float(key[1])).step_s)
+        return self._foretold[key]
+
+    def _way(self) -> Way:
+        """What to do with the next request."""
+        self._harvest()
+        helped = self._helper_ready and self._late is None
+        return self.menu.at(self.bytes_per_s) if helped else Way(bytes_per_s=0.0)
+
+    # --- what it does and did -----------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """What has been answered so far, how, how fast, for how many joules."""
+        return Stats(answers=tuple(self._answers))
+
+    @property
+    def trace(self) -> Trace:
+        """The last request, as it was measured."""
+        known = {device.name: device for device in self._kitchen.problem.devices}
+        return measured_trace(tuple(self.kept)[-1:], known, energy_j)
+
+    def explain(self, bytes_per_s: float | None = None) -> Account:
+        """Which rows run where and when; at the bandwidth of now, or another."""
+        rate = self.bytes_per_s if bytes_per_s is None else bytes_per_s
+        return self._kitchen.account(self.menu.at(rate), self.alone, rate)
 
     def _in_order(self, outputs: "dict[str, torch.Tensor]") -> "list[torch.Tensor]":
         """All outputs of the model; one that is the same as another came once."""
@@ -154,19 +213,14 @@ class Fast:
         by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
         return [by_ref[output.ref] for output in graph.outputs]
 
-    def _shared(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled] | None:
-        """The answer of both sides; None where the device has to answer alone from the start."""
-        self._harvest()
-        way = self.menu.at(self.bytes_per_s)
-        if way.program is None or not self._helper_ready or self._late is not None:
-            return None
-        compiled = way.program.compiled
-        predicted_s = max(self._kitchen.foretell(compiled, self.bytes_per_s).step_s)
+    def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
+        """The answer of both sides; None where the helper has failed."""
+        predicted_s = self._predicted_s(compiled, self.bytes_per_s)
         future = self._crew.execute(self._epoch, compiled, self._next(), batch=named)
         try:
             execution = future.result(LATE * max(predicted_s, self._alone_s) + LATE_S)
         except TimeoutError:
-            return self._race(future, way, named)
+            return self._race(future, compiled, named)
         except PotluckError as error:
             self._lost(error)
             return None
@@ -174,28 +228,27 @@ class Fast:
         return execution, compiled
 
     def _race(
-        self, late: "Future[Execution]", way: Way, named: "dict[str, torch.Tensor]"
+        self, late: "Future[Execution]", compiled: Compiled, named: "dict[str, torch.Tensor]"
     ) -> tuple[Execution, Compiled] | None:
         """The helper is late: the device begins to answer alone, and whoever is done first counts."""
         alone = self._crew.execute(0, self.alone, self._next(), batch=named)
         wait((late, alone), return_when=FIRST_COMPLETED)
-        self._late = late, way
+        self._late = late, compiled
         self._harvest()
         if self._late is None and not late.exception():
-            assert way.program is not None
-            return late.result(), way.program.compiled
+            return late.result(), compiled
         return alone.result(), self.alone
 
     def _harvest(self) -> None:
         """A late request has ended by now, well or not: what it tells."""
         if self._late is None or not self._late[0].done():
             return
-        (future, way), self._late = self._late, None
+        (future, compiled), self._late = self._late, None
         error = future.exception()
         if isinstance(error, PotluckError):
             self._lost(error)
-        elif error is None and way.program is not None:
-            self._learn(future.result(), way.program.compiled)
+        elif error is None:
+            self._learn(future.result(), compiled)
 
     def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
         return self._crew.execute(0, self.alone, self._next(), batch=named).result(), self.alone
@@ -212,7 +265,9 @@ class Fast:
 
     def _heard(self, nbytes: int, seconds: float) -> None:
         path = self._kitchen.problem.network.path(self.device, self.helper)
-        self.bytes_per_s = nbytes / max(seconds - path.latency_s, 1e-6)
+        if nbytes >= LEAST_BYTES:
+            self._rates.append(nbytes / max(seconds - path.latency_s, 1e-6))
+            self.bytes_per_s = median(self._rates)
         self._heard_s = time.monotonic()
 
     # --- upkeep -------------------------------------------------------------------------------------------------------

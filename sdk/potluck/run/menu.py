@@ -16,6 +16,7 @@ from potluck.plan.sharing import Sharing
 from potluck.plan.split import Split, share
 from potluck.plan.whatif import rated
 from potluck.records import Device, Problem, Trace
+from potluck.run.account import Account
 from potluck.run.prediction import paced
 from potluck.run.shared_edition import SharedProgram, Sides, compile_shared
 from potluck.schedule import Compiled
@@ -29,7 +30,7 @@ class Way:
     """What to do at `bytes_per_s` and above. `program` None: the device answers alone."""
 
     bytes_per_s: float
-    split: Split
+    split: Split | None = None
     program: SharedProgram | None = None
 
 
@@ -83,9 +84,9 @@ class Kitchen:
         ways: list[Way] = []
         for bytes_per_s in self.bandwidths:
             split = self._best(self.sharing(bytes_per_s))
-            if not ways or ways[-1].split.divisions != split.divisions:
-                ways.append(Way(bytes_per_s=bytes_per_s, split=split))
-        return Menu(ways=tuple(replace(way, program=self._program(way.split)) for way in ways))
+            if not ways or ways[-1].split is None or ways[-1].split.divisions != split.divisions:
+                ways.append(Way(bytes_per_s=bytes_per_s, split=split, program=self._program(split)))
+        return Menu(ways=tuple(ways))
 
     def _best(self, sharing: Sharing) -> Split:
         if self.deadline_s is not None:
@@ -109,8 +110,25 @@ class Kitchen:
         return paced(compiled, self.problem, self.emulated) if self.emulated else compiled
 
     def foretell(self, compiled: Compiled, bytes_per_s: float) -> Trace:
-        """What one request does at this bandwidth, by the simulator."""
-        return simulate(compiled, self.at(bytes_per_s))
+        """What one request does at this bandwidth, by the simulator; alone, the link does not count."""
+        return simulate(compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem)
+
+    def account(self, way: Way, alone: Compiled, bytes_per_s: float) -> Account:
+        """Who computes which rows when, at this bandwidth."""
+        operators = self.sharing(bytes_per_s).operators
+        compiled = way.program.compiled if way.program is not None else alone
+        everything = {place: (0, operator.count) for place, operator in enumerate(operators)}
+        notes = []
+        if not self.shareable.has_rows:
+            notes.append("no operator of this model can compute some rows without the others: it is cut between them.")
+        if way.program is None:
+            notes.append(f"sharing does not pay: {self.names[DEVICE]} answers alone.")
+        return Account(
+            device=self.names[DEVICE], helper=self.names[HELPER], bytes_per_s=bytes_per_s, operators=operators,
+            rows=way.program.rows if way.program is not None else {self.names[DEVICE]: everything},
+            predicted=self.foretell(compiled, bytes_per_s),
+            alone_s=max(self.foretell(alone, bytes_per_s).step_s), notes=tuple(notes),
+        )  # fmt: skip
 
     def at(self, bytes_per_s: float) -> Problem:
         """The problem with this bandwidth between the two."""

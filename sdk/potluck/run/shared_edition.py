@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.graph.pieces import Part, part_type
+from potluck.graph.pieces import Interval, Part, part_type
 from potluck.graph.shared import DEVICE, HELPER, Shareable, Shared, SharedPiece
 from potluck.plan.sharing import Sharing
 from potluck.records import HOME, Segment
@@ -50,10 +50,14 @@ class Sides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedProgram:
-    """One way to share a request: its programs, and the pieces that each device needs for them."""
+    """One way to share a request: its programs, and the pieces that each device needs for them.
+
+    `rows[device][place]`: the rows that it computes of an operator.
+    """
 
     compiled: Compiled
     pieces: Mapping[str, tuple[Piece, ...]]  # by device
+    rows: Mapping[str, Mapping[int, Interval]]
 
     @property
     def name(self) -> str:
@@ -68,16 +72,20 @@ def compile_shared(
     build = _Build(shareable, sides, Assembler(name, tuple(sides.names.values()), HOME))
     build.feed(model.inputs()[0].name)
     pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names.values()}
+    rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names.values()}
     for turn, step in enumerate(shared.steps):
         if isinstance(step, SharedPiece):
             piece = _piece(step, model, lender)
             pieces[sides.names[step.side]][piece.segment.name] = piece
             build.run(step, piece.segment.name, turn)
+            for value, (start, stop) in step.computes.items():
+                known = rows[sides.names[step.side]].get(shareable.place[value], (start, stop))
+                rows[sides.names[step.side]][shareable.place[value]] = min(known[0], start), max(known[1], stop)
         else:
             build.send(*step, turn)
-    build.results(shared.results, model)
-    compiled = build.programs.finish()
-    return SharedProgram(compiled=compiled, pieces={device: tuple(found.values()) for device, found in pieces.items()})
+    build.results(shared.results)
+    loaded = {device: tuple(found.values()) for device, found in pieces.items()}
+    return SharedProgram(compiled=build.programs.finish(), pieces=loaded, rows=rows)
 
 
 def shared_requests(
@@ -157,7 +165,7 @@ class _Build:
         self.programs.send(source, part.name, target, part.name, label=_rows(part), priority=turn)
         self.here[HELPER if side == DEVICE else DEVICE].add(part.name)
 
-    def results(self, parts: Sequence[Part], model: Any) -> None:
+    def results(self, parts: Sequence[Part]) -> None:
         """The outputs go home."""
         graph = self.model.line.traced.graph
         by_ref = {part.ref: part for part in parts}
