@@ -27,13 +27,16 @@ class Partial:
     steps: tuple[Step, ...] = ()
 
 
-def plan_hybrid(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """The best plan for every micro-batch size, number of stages and number of last devices; unjudged."""
+def plan_hybrid(problem: Problem, table: cost.CostTable | None = None, *, leave_out: bool = True) -> Iterator[Plan]:
+    """The best plan for every micro-batch size, number of stages and number of last devices; unjudged.
+
+    Without `leave_out` as printed: for all devices, of which only Algorithm 1 may give some no rows.
+    """
     table = table or cost.CostTable(problem)
     order = sorted(problem.devices, key=lambda device: (-cost.budget_bytes(problem, device), device.name))
     names = [device.name for device in order]
     for micro_batch in choices.micro_batches(problem):
-        search = Search(table, names, micro_batch)
+        search = Search(table, names, micro_batch, leave_out=leave_out)
         for found in search.run():
             yield Plan(
                 planner="asteroid",
@@ -56,7 +59,10 @@ def estimate_of(problem: Problem) -> Estimate:
 class Search:
     """Algorithm 2 for one order of devices and one micro-batch size."""
 
-    def __init__(self, table: cost.CostTable, names: Sequence[str], micro_batch: int) -> None:
+    def __init__(
+        self, table: cost.CostTable, names: Sequence[str], micro_batch: int, *, leave_out: bool = True
+    ) -> None:
+        self.leave_out = leave_out
         self.table, self.problem, self.names, self.micro_batch = table, table.problem, names, micro_batch
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training = isinstance(self.problem.workload, Training)
@@ -69,16 +75,16 @@ class Search:
     def run(self) -> Iterator[Partial]:
         """Q(all layers, n, p) for every n and p that has one."""
         n_devices, n_cuts = len(self.names), len(self.cuts)
-        nothing = Partial(0.0)
-        behind: dict[tuple[int, int], Partial] = {(n_cuts - 1, n): nothing for n in range(n_devices + 1)}
+        nothing, unused = Partial(0.0), range(n_devices + 1 if self.leave_out else 1)
+        behind: dict[tuple[int, int], Partial] = {(n_cuts - 1, n): nothing for n in unused}
         for p in range(1, min(n_devices, n_cuts - 1) + 1):
             layer: dict[tuple[int, int], Partial] = {}
             for i in range(n_cuts - 2, -1, -1):
                 for n in range(p, n_devices + 1):
-                    best = self._best(i, n, p, behind, layer.get((i, n - 1)))
+                    best = self._best(i, n, p, behind, layer.get((i, n - 1)) if self.leave_out else None)
                     if best is not None:
                         layer[i, n] = best
-            for n in range(p, n_devices + 1):
+            for n in range(p if self.leave_out else n_devices, n_devices + 1):
                 if (0, n) in layer and layer[0, n] is not layer.get((0, n - 1)):
                     yield layer[0, n]
             behind = layer

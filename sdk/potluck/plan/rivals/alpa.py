@@ -8,7 +8,7 @@ not cross machines here; links between stages are left out, as Alpa does; mean d
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 
 from potluck.plan import choices, cost
@@ -19,13 +19,15 @@ from potluck.records import Plan, Problem, Training
 N_BOUNDS = 24  # values of t_max tried, evenly among the stages' times (Alpa skips those closer than epsilon)
 
 
-def plan_alpa(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """Its plan for every micro-batch size, in every order of `orders`."""
+def plan_alpa(problem: Problem, table: cost.CostTable | None = None, *, as_printed: bool = False) -> Iterator[Plan]:
+    """Its plan for every micro-batch size, in every order of `orders`; `as_printed`: on all devices, as listed."""
     table = table or cost.CostTable(problem)
     mean = cost.CostTable(mean_problem(problem))
     for micro_batch in choices.micro_batches(problem):
         for bounds, sizes in _stages(mean, choices.cuts(problem, 16), micro_batch):
-            for order in orders(table):
+            if as_printed and sum(sizes) < len(problem.devices):
+                continue
+            for order in islice(orders(table), 1 if as_printed else None):
                 ends = [sum(sizes[:p]) for p in range(len(sizes) + 1)]
                 groups = [order[a:b] for a, b in pairwise(ends)]
                 plan = build(table, "alpa", bounds, groups, micro_batch)
