@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 
+BACKENDS = ("torch", "onnxruntime")
 COMMANDS = ("start", "pair", "token", "peers", "forget")
 
 
@@ -50,6 +51,7 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=PORT, help=f"the first of four ports in a row; 0: any (default: {PORT})")
     add("--memory", type=_size, default=None, metavar="BYTES", help="for tensors, as in 2Gi (default: half of it all)")
     add("--threads", type=_threads, default=1, metavar="N", help="to compute with (default: 1)")
+    add("--backends", type=_backends, default=(), metavar="NAMES", help="torch, onnxruntime (default: what is there)")
     add("--pair", action="store_true", help="open the pairing window at once and print the code")
     add(
         "--trust",
@@ -121,6 +123,13 @@ def _threads(text: str) -> int:
     if n_threads not in range(1, 257):
         raise argparse.ArgumentTypeError(f"{text!r}: 1 to 256 threads are possible")
     return int(n_threads)
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(BACKENDS):
+        raise argparse.ArgumentTypeError(f"{text!r}: {' or '.join(BACKENDS)} is expected, or both with a comma")
+    return names
 
 
 def _power(text: str) -> "Power":

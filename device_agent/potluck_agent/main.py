@@ -168,6 +168,7 @@ def _start_worker(chosen: Options, settings: Any) -> Any:
         slowdown=chosen.slowdown,
         inbound_bytes=settings.inbound_bytes,
         outbound_bytes=settings.outbound_bytes,
+        backends=chosen.backends,
     )
 
 

@@ -8,7 +8,6 @@ from potluck_agent.laborer import Laborer
 from potluck_agent.outbox import Outbox
 from potluck_agent.outgoing import Outgoing, Parcel
 from potluck_agent.plans import refusal_code
-from potluck_agent.runs import KINDS
 from potluck_wire.limits import MAX_ITEMS, MIB, is_identifier
 from potluck_wire.messages import (
     HOME,
@@ -23,6 +22,7 @@ from potluck_wire.messages import (
     RefusalCode,
     Value,
 )
+from potluck_wire.statement import BACKEND_OF
 
 PROBE = "probe"  # a value without a run and of this program is measured and thrown away
 PROBE_PRIORITY = 2**53  # behind everything that is needed
@@ -73,9 +73,11 @@ class Measuring:
 
     def measure(self, key: str, message: Measure, buffers: Sequence[Buffer], now_s: float) -> None:
         """Time a layer."""
-        sound = is_identifier(message.task) and message.kind in KINDS and message.task not in self._measures
+        sound = is_identifier(message.task) and message.kind in BACKEND_OF and message.task not in self._measures
         if not sound or not message.rows or 0 in message.rows or not 1 <= message.repeats <= MAX_REPEATS:
-            text = f"a new task, one of {', '.join(KINDS)}, rows above 0 and 1 to {MAX_REPEATS} repeats are expected"
+            text = (
+                f"a new task, one of {', '.join(BACKEND_OF)}, rows above 0 and 1 to {MAX_REPEATS} repeats are expected"
+            )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
         self._measures[message.task] = (key, message)

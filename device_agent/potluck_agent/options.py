@@ -26,7 +26,10 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `potluck agent start` was told. `memory_bytes` None: half of what this machine has."""
+    """What `potluck agent start` was told. `memory_bytes` None: half of what this machine has.
+
+    `backends`: those to compute with; empty: all that are installed.
+    """
 
     name: str
     bind: str
@@ -38,6 +41,7 @@ class Options:
     emulated: bool = False
     power: Power | None = None
     threads: int = 1
+    backends: tuple[str, ...] = ()
     pair: bool = False
     trusted: tuple[Peer, ...] = ()
     parent_pid: int | None = None
@@ -73,6 +77,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         emulated=given.emulated,
         power=given.power,
         threads=given.threads,
+        backends=given.backends,
         pair=given.pair,
         trusted=tuple(given.trust),
         parent_pid=given.parent_pid or (own_parent if given.die_with_parent else None),

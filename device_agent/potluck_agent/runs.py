@@ -13,12 +13,12 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import is_identifier
 from potluck_wire.messages import Message
 from potluck_wire.program import from_json, is_segment
+from potluck_wire.statement import BACKEND_OF
 
 MAX_RUNS = 16
 MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
 KEPT_ANSWERS = 32  # whole answers to executions, for repeated requests
 KEPT_NAMES = 8192  # names of finished executions, for repeated values and requests
-KINDS = ("aten", "onnx")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,8 +98,9 @@ def read_load(buffers: Sequence[Buffer]) -> Load:
 def _piece(row: Any, document: Buffer) -> Piece:
     if not isinstance(row, dict) or row.keys() - {"weights"} != {"name", "kind"}:
         raise WireError(WireCode.DOCUMENT, "a segment is an object with name and kind, and perhaps weights")
-    if not is_identifier(row["name"]) or row["kind"] not in KINDS:
-        raise WireError(WireCode.DOCUMENT, f"a segment has an identifier as name, and is one of {', '.join(KINDS)}")
+    if not is_identifier(row["name"]) or row["kind"] not in BACKEND_OF:
+        kinds = ", ".join(BACKEND_OF)
+        raise WireError(WireCode.DOCUMENT, f"a segment has an identifier as name, and is one of {kinds}")
     weights = row.get("weights", "")
     if "weights" in row and not is_segment(weights):
         raise WireError(WireCode.DOCUMENT, f"segment {row['name']}: weights are those of NAME or EPOCH/NAME")

@@ -369,13 +369,17 @@ class PairRefused(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configure(Message):
-    """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to that many times."""
+    """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to that many times.
+
+    `backends`: which to compute with; empty: all that are there.
+    """
 
     memory_bytes: int = 0
     threads: int = 1
     slowdown: float = 1.0
     inbound_bytes: int = 0
     outbound_bytes: int = 0
+    backends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

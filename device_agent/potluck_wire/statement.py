@@ -9,6 +9,7 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
 from potluck_wire.limits import MAX_INT, MAX_STR_BYTES, is_device_name
 
+BACKEND_OF = {"aten": "torch", "onnx": "onnxruntime"}  # what computes each kind of segment
 MAX_ENTRIES = 4096  # names in one list: the operators are some hundred
 
 

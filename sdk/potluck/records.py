@@ -266,7 +266,7 @@ class Problem:
 
     `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
     layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back. `home` names a
-    home of the library, where it is one.
+    home of the library, where it is one. `excluded`: devices of the home that cannot do this at all, and why.
     """
 
     model: str
@@ -280,6 +280,7 @@ class Problem:
     target_bytes: int = 0
     result_bytes: int = 0
     home: str = ""
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _unique("devices", [device.name for device in self.devices])

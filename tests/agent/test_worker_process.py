@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from tests.agent.worker_talk import MIB, begin
 
-from potluck_agent.worker.loading import load_segment
+from potluck_agent.worker import torch_arrays
+from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import time_update
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
@@ -48,17 +50,36 @@ def shared():
     talk.link.kill()
 
 
+@pytest.fixture(scope="module")
+def bare():
+    """A worker that has onnxruntime alone."""
+    pytest.importorskip("onnxruntime")
+    talk = begin(backends=("onnxruntime",))
+    yield talk
+    talk.link.kill()
+
+
+def emptied(talk):
+    """The same process for all tests, empty again."""
+    talk.link.send(Forget(prefix=""))
+    yield talk
+    talk.link.send(Forget(prefix=""))
+    talk.compute("")
+    for offset in talk.freed:
+        talk.inbound.free(offset)
+    talk.freed.clear()
+    assert talk.inbound.used_bytes == 0
+
+
 @pytest.fixture
 def worker(shared):
-    """The same process for all tests, empty again."""
-    shared.link.send(Forget(prefix=""))
-    yield shared
-    shared.link.send(Forget(prefix=""))
-    shared.compute("")
-    for offset in shared.freed:
-        shared.inbound.free(offset)
-    shared.freed.clear()
-    assert shared.inbound.used_bytes == 0
+    yield from emptied(shared)
+
+
+@pytest.fixture(params=["shared", "bare"])
+def either(request):
+    """With torch, and without."""
+    yield from emptied(request.getfixturevalue(request.param))
 
 
 def numbers(*shape, start=0.0):
@@ -74,6 +95,30 @@ def test_says_what_it_can_do_how_fast_and_which_limits_hold(worker):
     assert worker.statement["copy_bytes_per_s"] > 0
 
 
+def test_without_torch_it_says_so_loads_none_and_refuses_what_needs_it(bare):
+    assert list(bare.statement["backends"]) == ["onnxruntime"]
+    assert bare.statement["operators"] == []
+    if Path("/proc").is_dir():
+        assert "libtorch" not in Path(f"/proc/{bare.link.pid}/maps").read_text()
+    bare.link.send(LoadSegment(slot="r/0/s", kind="aten"), [LINEAR])
+    assert "needs torch; here is onnxruntime" in bare.expect(ComputeFailed)[0].text
+    bare.link.send(MeasureTask(task="t", kind="aten", rows=(2,)), [LINEAR])
+    assert "needs torch" in bare.expect(ComputeFailed)[0].text
+    offset = bare.inbound.allocate(4)
+    bare.link.send(Put(value="r/0/p/0/x", offset=offset, nbytes=4, dtype="bfloat16", shape=(2,)))
+    assert "does not compute with" in bare.expect(ComputeFailed)[0].text
+    assert bare.expect(Freed)[0].offset == offset
+    bare.inbound.free(offset)
+
+
+def test_bfloat16_is_added(worker):
+    worker.put("r/0/p/0/x", numbers(3).bfloat16())
+    (total,) = worker.compute(
+        "add", inputs=("r/0/p/0/x",) * 2, outputs=("r/0/p/0/y",), exports=("r/0/p/0/y",), frees=("r/0/p/0/x",)
+    )
+    assert torch.equal(total, (2 * numbers(3)).bfloat16())
+
+
 @pytest.mark.parametrize(
     ("op", "attrs", "inputs", "expected"),
     [
@@ -85,16 +130,16 @@ def test_says_what_it_can_do_how_fast_and_which_limits_hold(worker):
         ("concat", {"dim": 0}, [numbers(1, 2), numbers(2, 2)], torch.cat([numbers(1, 2), numbers(2, 2)])),
         ("concat", {"dim": 1}, [numbers(2, 1)], numbers(2, 1)),
         ("add", {}, [numbers(2), numbers(2), numbers(2, start=5)], torch.tensor([5.0, 8.0])),
-        ("add", {}, [numbers(3).bfloat16(), numbers(3).bfloat16()], (2 * numbers(3)).bfloat16()),
+        ("add", {}, [numbers(3).half(), numbers(3).half()], (2 * numbers(3)).half()),
         ("slice", {"dim": 0, "start": 0, "stop": 1}, [torch.tensor([True, False])], torch.tensor([True])),
     ],
 )
-def test_tensor_operations_give_the_exact_result(worker, op, attrs, inputs, expected):
+def test_tensor_operations_give_the_exact_result(either, op, attrs, inputs, expected):
     keys = tuple(f"r/0/p/0/{index}" for index in range(len(inputs)))
     for key, tensor in zip(keys, inputs, strict=True):
-        worker.put(key, tensor)
+        either.put(key, tensor)
     out = ("r/0/p/0/out",)
-    (result,) = worker.compute(op, attrs, inputs=keys, outputs=out, exports=out, frees=keys + out)
+    (result,) = either.compute(op, attrs, inputs=keys, outputs=out, exports=out, frees=keys + out)
     assert result.dtype == expected.dtype
     assert torch.equal(result, expected)
 
@@ -108,67 +153,67 @@ def test_tensor_operations_give_the_exact_result(worker, op, attrs, inputs, expe
         ("pad", {"dim": 0, "before": -1}, "bad-input", "padding cannot be negative"),
         ("run", {"segment": "s"}, "bad-input", "segment is not loaded"),
         ("exec", {}, "bad-input", "no operation 'exec'"),
-        ("pad", {"dim": 0, "before": 10**12}, "out-of-memory", "allocate memory"),
+        ("pad", {"dim": 0, "before": 10**12}, "out-of-memory", "llocate"),
     ],
 )
-def test_a_task_that_cannot_be_done_fails_with_its_cause_and_the_worker_goes_on(worker, op, attrs, cause, words):
-    worker.put("r/0/p/0/x", numbers(2))
-    failure = worker.fails(op, attrs, tag=7, inputs=("r/0/p/0/x",), outputs=("r/0/p/0/y",))
+def test_a_task_that_cannot_be_done_fails_with_its_cause_and_the_worker_goes_on(either, op, attrs, cause, words):
+    either.put("r/0/p/0/x", numbers(2))
+    failure = either.fails(op, attrs, tag=7, inputs=("r/0/p/0/x",), outputs=("r/0/p/0/y",))
     assert (failure.tag, failure.cause) == (7, cause)
     assert re.search(words, failure.text), failure.text
-    assert worker.compute("", exports=("r/0/p/0/x",), frees=("r/0/p/0/x",))[0].tolist() == [0.0, 1.0]
+    assert either.compute("", exports=("r/0/p/0/x",), frees=("r/0/p/0/x",))[0].tolist() == [0.0, 1.0]
 
 
-def test_a_missing_value_is_named(worker):
-    assert "'r/0/p/0/nothing'" in worker.fails("add", inputs=("r/0/p/0/nothing",), outputs=("a",)).text
+def test_a_missing_value_is_named(either):
+    assert "'r/0/p/0/nothing'" in either.fails("add", inputs=("r/0/p/0/nothing",), outputs=("a",)).text
 
 
-def test_a_value_whose_shape_does_not_fit_its_bytes_is_refused_and_its_place_freed(worker):
-    offset = worker.inbound.allocate(64)
-    worker.link.send(Put(value="r/0/p/0/x", offset=offset, nbytes=64, dtype="float32", shape=(17,)))
-    assert worker.expect(ComputeFailed)[0].cause == "bad-input"
-    worker.freed.append(worker.expect(Freed)[0].offset)
-    assert worker.freed == [offset]
+def test_a_value_whose_shape_does_not_fit_its_bytes_is_refused_and_its_place_freed(either):
+    offset = either.inbound.allocate(64)
+    either.link.send(Put(value="r/0/p/0/x", offset=offset, nbytes=64, dtype="float32", shape=(17,)))
+    assert either.expect(ComputeFailed)[0].cause == "bad-input"
+    either.freed.append(either.expect(Freed)[0].offset)
+    assert either.freed == [offset]
 
 
-def test_an_inbound_place_is_freed_when_its_last_view_is_gone_not_before(worker):
-    offset = worker.put("r/0/p/0/x", numbers(4))
+def test_an_inbound_place_is_freed_when_its_last_view_is_gone_not_before(either):
+    offset = either.put("r/0/p/0/x", numbers(4))
     attrs = {"dim": 0, "start": 1, "stop": 2}
-    worker.compute("slice", attrs, inputs=("r/0/p/0/x",), outputs=("r/0/p/0/part",), frees=("r/0/p/0/x",))
-    worker.compute("")
-    assert worker.freed == []
-    assert worker.compute("", exports=("r/0/p/0/part",), frees=("r/0/p/0/part",))[0].tolist() == [1.0]
-    worker.compute("")
-    assert worker.freed == [offset]
+    either.compute("slice", attrs, inputs=("r/0/p/0/x",), outputs=("r/0/p/0/part",), frees=("r/0/p/0/x",))
+    either.compute("")
+    assert either.freed == []
+    assert either.compute("", exports=("r/0/p/0/part",), frees=("r/0/p/0/part",))[0].tolist() == [1.0]
+    either.compute("")
+    assert either.freed == [offset]
 
 
-def test_a_second_value_of_the_same_key_is_ignored_and_its_place_freed(worker):
-    worker.put("r/0/p/0/x", numbers(2))
-    second = worker.put("r/0/p/0/x", numbers(2, start=9))
-    assert worker.compute("", exports=("r/0/p/0/x",))[0].tolist() == [0.0, 1.0]
-    assert worker.freed == [second]
+def test_a_second_value_of_the_same_key_is_ignored_and_its_place_freed(either):
+    either.put("r/0/p/0/x", numbers(2))
+    second = either.put("r/0/p/0/x", numbers(2, start=9))
+    assert either.compute("", exports=("r/0/p/0/x",))[0].tolist() == [0.0, 1.0]
+    assert either.freed == [second]
 
 
-def test_a_full_outbound_memory_waits_for_release_and_keeps_the_order(worker):
+def test_a_full_outbound_memory_waits_for_release_and_keeps_the_order(either):
     half = ("r/0/p/0/half",)
-    worker.put("r/0/p/0/x", numbers(1))
-    worker.compute("pad", {"dim": 0, "after": 149_999}, inputs=("r/0/p/0/x",), outputs=half, frees=("r/0/p/0/x",))
+    either.put("r/0/p/0/x", numbers(1))
+    either.compute("pad", {"dim": 0, "after": 149_999}, inputs=("r/0/p/0/x",), outputs=half, frees=("r/0/p/0/x",))
     for tag in (1, 2, 3):  # 600 kB each; one fits into 1 MiB
-        worker.send("", tag=tag, exports=half)
-    first, (rows,) = worker.expect(Computed)
+        either.send("", tag=tag, exports=half)
+    first, (rows,) = either.expect(Computed)
     assert first.tag == 1
     for tag in (2, 3):
-        worker.link.send(Release(offset=json.loads(bytes(rows))[0][1]))
-        answer, (rows,) = worker.expect(Computed)
+        either.link.send(Release(offset=json.loads(bytes(rows))[0][1]))
+        answer, (rows,) = either.expect(Computed)
         assert answer.tag == tag
-    worker.link.send(Release(offset=json.loads(bytes(rows))[0][1]))
+    either.link.send(Release(offset=json.loads(bytes(rows))[0][1]))
 
 
-def test_an_export_that_can_never_fit_fails_as_out_of_memory(worker):
-    worker.put("r/0/p/0/x", numbers(1))
+def test_an_export_that_can_never_fit_fails_as_out_of_memory(either):
+    either.put("r/0/p/0/x", numbers(1))
     big = ("r/0/p/0/big",)
-    worker.compute("pad", {"dim": 0, "after": 400_000}, inputs=("r/0/p/0/x",), outputs=big, frees=("r/0/p/0/x",))
-    failure = worker.fails("", exports=big)
+    either.compute("pad", {"dim": 0, "after": 400_000}, inputs=("r/0/p/0/x",), outputs=big, frees=("r/0/p/0/x",))
+    failure = either.fails("", exports=big)
     assert failure.cause == "out-of-memory"
     assert "1600004 bytes needed in one piece" in failure.text
 
@@ -357,7 +402,7 @@ def test_a_piece_of_weights_that_are_not_there_is_refused(worker):
 
 
 def test_every_measured_step_of_the_optimizer_has_gradients_to_work_with():
-    made = load_segment("aten", LINEAR, seed=0)
+    made = Loader({"torch": "2"}, torch_arrays).load("aten", LINEAR, seed=0)
     made.forward((torch.ones(2, 3),), key="k", train=True)
     made.backward("k", (torch.ones(2, 2),))
     time_update(made, repeats=3, slowdown=1.0)

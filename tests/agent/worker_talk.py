@@ -80,11 +80,15 @@ class Talk:
         return self.expect(ComputeFailed)[0]
 
 
-def begin(memory_bytes: int = 64 * MIB, slowdown: float = 1.0, inbound: int = MIB, outbound: int = MIB) -> Talk:
+def begin(
+    memory_bytes: int = 64 * MIB, slowdown: float = 1.0, inbound: int = MIB, outbound: int = MIB,
+    backends: tuple[str, ...] = (),
+) -> Talk:  # fmt: skip
     """A worker that is ready."""
     link = start(
-        memory_bytes=memory_bytes, threads=1, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound
-    )
+        memory_bytes=memory_bytes, threads=1, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound,
+        backends=backends,
+    )  # fmt: skip
     talk = Talk(link, inbound=Allocator(inbound))
     try:
         _, (statement,) = talk.expect(WorkerReady)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from potluck_agent.worker import libraries, memory
+from potluck_agent.worker import memory
 from potluck_agent.worker.arena import Arena
+from potluck_agent.worker.arrays import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
-from potluck_agent.worker.loading import borrow_segment, capabilities, load_segment
+from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_update
 from potluck_agent.worker.process import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
@@ -41,11 +42,17 @@ class Engine:
     """One worker's state; `handle` takes the messages in order and answers through the pipe."""
 
     def __init__(self, configure: Configure, inbound: Arena, outbound: Arena, pipe: Pipe) -> None:
-        libraries.prepare(configure.threads)
+        present = backends(configure.backends)
+        if "torch" in present:
+            from potluck_agent.worker import libraries
+
+            libraries.prepare(configure.threads)
+        self._arrays = arrays_of(tuple(present))
+        self._loader = Loader(present, self._arrays, configure.threads)
         self._pipe = pipe
         self._stretch = Stretch(configure.slowdown)
-        self._values = Values(inbound)
-        self._exports = Exports(outbound, self._wait_for_release)
+        self._values = Values(inbound, self._arrays)
+        self._exports = Exports(outbound, self._wait_for_release, self._arrays)
         self._segments: dict[str, Segment] = {}
         self._scope = ""  # of the last task
         self._base_bytes = memory.allocated_bytes() or 0
@@ -59,11 +66,11 @@ class Engine:
 
     def ready(self, bounds: dict[str, str]) -> None:
         """Tell the agent what this worker can do, how fast its smallest steps are, and which limits hold."""
-        statement = capabilities() | {
+        statement = self._loader.capabilities() | {
             "bounds": bounds,
             "memory_counted": memory.COUNTED,
-            "overhead_s": overhead_s(self._stretch.slowdown),
-            "copy_bytes_per_s": copy_bytes_per_s(self._stretch.slowdown),
+            "overhead_s": overhead_s(self._stretch.slowdown, self._arrays),
+            "copy_bytes_per_s": copy_bytes_per_s(self._stretch.slowdown, self._arrays),
         }
         self._pipe.send(WorkerReady(), [json.dumps(statement).encode()])
         self._pipe.flush()
@@ -113,6 +120,7 @@ class Engine:
             step=message.step,
             scope=message.scope
             or scope_of((*message.outputs, *message.inputs)),  # `backward` may have no values at all
+            arrays=self._arrays,
         )
 
     def _segment(self, slot: str) -> Segment | None:
@@ -139,16 +147,23 @@ class Engine:
 
     def _load(self, message: LoadSegment, buffers: Buffers) -> None:
         try:
+            self._prepare(message.kind)
             self._segments.pop(message.slot, None)
             lender, document = self._segment(message.weights), bytes(buffers[0])
             if lender is not None:
-                self._segments[message.slot] = borrow_segment(message.kind, document, lender)
+                self._segments[message.slot] = self._loader.borrow(message.kind, document, lender)
             else:
-                self._segments[message.slot] = load_segment(message.kind, document, seed=message.seed)
+                self._segments[message.slot] = self._loader.load(message.kind, document, seed=message.seed)
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.slot)
             return
         self._pipe.send(SegmentLoaded(slot=message.slot))
+
+    def _prepare(self, kind: str) -> None:
+        """Load what this kind of segment needs; a library is nobody's tensor."""
+        before_bytes = memory.allocated_bytes() or 0
+        self._loader.prepare(kind)
+        self._base_bytes += (memory.allocated_bytes() or 0) - before_bytes
 
     def _forget(self, message: Forget, buffers: Buffers) -> None:
         """Segments, values, and what unfinished executions keep for backward runs that will not come."""
@@ -161,11 +176,13 @@ class Engine:
 
     def _measure(self, message: MeasureTask, buffers: Buffers) -> None:
         try:
-            segment = load_segment(message.kind, bytes(buffers[0]), seed=0, made_up=True)
+            self._prepare(message.kind)
+            segment = self._loader.load(message.kind, bytes(buffers[0]), seed=0, made_up=True)
             slowdown = self._stretch.slowdown
             timings = time_segment(
-                segment, message.rows, train=message.train, repeats=message.repeats, slowdown=slowdown
-            )
+                segment, message.rows, train=message.train, repeats=message.repeats, slowdown=slowdown,
+                arrays=self._arrays,
+            )  # fmt: skip
             update_s = time_update(segment, repeats=message.repeats, slowdown=slowdown) if message.train else 0.0
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.task)

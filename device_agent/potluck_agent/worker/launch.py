@@ -137,8 +137,9 @@ class WorkerLink:
 
 
 def start(
-    *, memory_bytes: int, threads: int = 1, slowdown: float = 1.0, inbound_bytes: int, outbound_bytes: int
-) -> WorkerLink:
+    *, memory_bytes: int, threads: int = 1, slowdown: float = 1.0, inbound_bytes: int, outbound_bytes: int,
+    backends: Sequence[str] = (),
+) -> WorkerLink:  # fmt: skip
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
 
     Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that thread.
@@ -178,6 +179,7 @@ def start(
             slowdown=slowdown,
             inbound_bytes=inbound_bytes,
             outbound_bytes=outbound_bytes,
+            backends=tuple(backends),
         )
     )
     return link

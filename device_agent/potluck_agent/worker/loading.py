@@ -1,51 +1,61 @@
 """Make segments from documents, and say which ones can be made here."""
 
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from potluck_agent.worker import training
-from potluck_agent.worker.borrowing import BorrowingSegment
+from potluck_agent.worker.arrays import Arrays
 from potluck_agent.worker.measure import Measurable
 from potluck_agent.worker.tasks import Segment
 from potluck_wire.operators import OPERATORS
 from potluck_wire.segment import loads
-from potluck_wire.tensors import DTYPES
+from potluck_wire.statement import BACKEND_OF
 
 
-def capabilities() -> dict[str, Any]:
-    """Backends with their versions, operators and element types."""
-    backends = {"torch": str(torch.__version__)}
-    if find_spec("onnx") is not None and find_spec("onnxruntime") is not None:
-        try:
-            backends["onnxruntime"] = version("onnxruntime")
-        except PackageNotFoundError:  # a build of it under another name
-            backends["onnxruntime"] = "unknown"
-    return {"backends": backends, "operators": sorted(OPERATORS), "dtypes": list(DTYPES)}
+class Loader:
+    """What can be computed here: `present` are the backends, with their versions."""
 
+    def __init__(self, present: Mapping[str, str], arrays: Arrays, threads: int = 1) -> None:
+        self._present, self._arrays, self._threads = present, arrays, threads
 
-def load_segment(kind: str, document: bytes, *, seed: int, made_up: bool = False) -> Measurable:
-    """A segment from its document, its weights zeros, or `made_up` for being timed.
+    def capabilities(self) -> dict[str, Any]:
+        """Backends with their versions, operators of graph documents and element types."""
+        operators = sorted(OPERATORS) if "torch" in self._present else []
+        return {"backends": dict(self._present), "operators": operators, "dtypes": list(self._arrays.DTYPES)}
 
-    `ValueError` where this worker has no such kind.
-    """
-    if kind == "aten":
-        return training.Segment(loads(document), seed, made_up=made_up)
-    if kind == "onnx":
+    def prepare(self, kind: str) -> None:
+        """Load the library for this kind of document, if it is not there yet."""
+        if kind == "onnx" and BACKEND_OF[kind] in self._present:
+            from potluck_agent.worker import onnx_backend
+
+            onnx_backend.prepare()
+
+    def load(self, kind: str, document: bytes, *, seed: int, made_up: bool = False) -> Measurable:
+        """A segment from its document, its weights zeros, or `made_up` for being timed.
+
+        `ValueError` where this worker has no such kind.
+        """
+        self._check(kind)
+        if kind == "aten":
+            from potluck_agent.worker import training
+
+            return training.Segment(loads(document), seed, made_up=made_up)
         from potluck_agent.worker import onnx_backend
 
-        return onnx_backend.OnnxSegment(document)
-    raise ValueError(f"a worker loads no segments of kind {kind!r}")
+        return onnx_backend.OnnxSegment(document, self._arrays, self._threads)
 
+    def borrow(self, kind: str, document: bytes, lender: Segment) -> Segment:
+        """A segment from its document that has the state of `lender`. Raises as `load` does."""
+        self._check(kind)
+        if kind == "aten":
+            from potluck_agent.worker.borrowing import BorrowingSegment
 
-def borrow_segment(kind: str, document: bytes, lender: Segment) -> Segment:
-    """A segment from its document that has the state of `lender`. Raises as `load_segment` does."""
-    if kind == "aten":
-        return BorrowingSegment(loads(document), lender)
-    if kind == "onnx":
+            return BorrowingSegment(loads(document), lender)
         from potluck_agent.worker import onnx_backend
 
-        return onnx_backend.OnnxSegment(document, lender=lender)
-    raise ValueError(f"a worker loads no segments of kind {kind!r}")
+        return onnx_backend.OnnxSegment(document, self._arrays, self._threads, lender)
+
+    def _check(self, kind: str) -> None:
+        needed = BACKEND_OF.get(kind)
+        if needed not in self._present:
+            has = ", ".join(self._present) or "nothing that computes"
+            raise ValueError(f"a segment of the kind {kind} needs {needed or 'what nobody has'}; here is {has}")

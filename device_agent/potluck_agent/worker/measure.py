@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
-import torch
-
+from potluck_agent.worker.arrays import Arrays
 from potluck_agent.worker.tasks import Segment, Task, Tensors, perform
 from potluck_wire.messages import Channel, Compute, Computed
 from potluck_wire.stream import Reader, pack
@@ -64,15 +63,15 @@ class Measurable(Segment, Protocol):
 
 
 def time_segment(
-    segment: Measurable, rows: Sequence[int], *, train: bool, repeats: int, slowdown: float
+    segment: Measurable, rows: Sequence[int], *, train: bool, repeats: int, slowdown: float, arrays: Arrays
 ) -> list[Timing]:
     """A `Timing` for each batch size in `rows`; the first run of each is a warm-up and does not count."""
     if not 1 <= repeats <= MAX_REPEATS:
         raise ValueError(f"{repeats} repeats, expected 1 to {MAX_REPEATS}")
-    return [_time_rows(segment, count, train=train, repeats=repeats, slowdown=slowdown) for count in rows]
+    return [_time_rows(segment, count, train, repeats, slowdown, arrays) for count in rows]
 
 
-def _time_rows(segment: Measurable, rows: int, *, train: bool, repeats: int, slowdown: float) -> Timing:
+def _time_rows(segment: Measurable, rows: int, train: bool, repeats: int, slowdown: float, arrays: Arrays) -> Timing:
     inputs = segment.example(rows)
     outputs: Tensors = ()
 
@@ -88,7 +87,7 @@ def _time_rows(segment: Measurable, rows: int, *, train: bool, repeats: int, slo
         forward_s.append(taken_s(forward, slowdown))
         if train:
             ports = zip(outputs, segment.graph.outputs, strict=True)
-            gradients = [torch.ones_like(output) for output, port in ports if port.gradient]
+            gradients = [arrays.ones_like(output) for output, port in ports if port.gradient]
             backward_s.append(taken_s(backward, slowdown) if gradients else 0.0)
     segment.forget(_KEY)
     return Timing(
@@ -108,12 +107,12 @@ def time_update(segment: Segment, *, repeats: int, slowdown: float) -> float:
     return typical_s(times_s[1:], slowdown)
 
 
-def overhead_s(slowdown: float) -> float:
+def overhead_s(slowdown: float, arrays: Arrays) -> float:
     """Seconds of one instruction beside its arithmetic: reading, looking up, one tiny operator, answering.
 
     An emulated device stretches the operator only, not the messages.
     """
-    tiny = torch.zeros(8)
+    tiny = arrays.zeros((8,), "float32")
     request = pack(Compute(op="slice", inputs=("r/0/p/0/x",), outputs=("r/0/p/0/y",)), [b'{"start":0,"stop":4}'])
 
     def message() -> None:
@@ -122,7 +121,7 @@ def overhead_s(slowdown: float) -> float:
 
     def task() -> None:
         attrs = json.loads('{"start":0,"stop":4}')
-        perform("slice", Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope=""))
+        perform("slice", Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope="", arrays=arrays))
 
     def repeated_s(work: Callable[[], object], pace: float) -> float:
         return typical_s([taken_s(work, pace) for _ in range(OVERHEAD_REPEATS)], pace)
@@ -130,9 +129,8 @@ def overhead_s(slowdown: float) -> float:
     return repeated_s(message, 1.0) + repeated_s(task, slowdown)
 
 
-def copy_bytes_per_s(slowdown: float) -> float:
+def copy_bytes_per_s(slowdown: float, arrays: Arrays) -> float:
     """Bytes of result per second when tensors are added, the slowest of the copying operations."""
-    first, second = torch.ones(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
-    out = torch.empty_like(first)
-    times_s = [taken_s(lambda: torch.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS)]
+    first, second, out = (arrays.zeros((COPY_BYTES // 4,), "float32") + float(i) for i in range(3))
+    times_s = [taken_s(lambda: arrays.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS)]
     return COPY_BYTES / max(typical_s(times_s, slowdown), 1e-9)

@@ -7,41 +7,65 @@ built at the first forward after a write. A size is fixed, or `batch`, or `batch
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
-import torch
 
+from potluck_agent.worker.arrays import Arrays
 from potluck_wire.graph import BATCH, FLOATS, Expression, Graph, Input, Output, Parameter, Ref, SegmentError
 
-from .borrowing import ForwardOnly, borrowed
+from .forward_only import ForwardOnly, borrowed
 from .onnx_validator import validate
-from .operators import DTYPE_NAMES, DTYPES
 from .tasks import Segment
 
+Array = np.ndarray[Any, Any]
 _ONNX = onnx.TensorProto
 ELEMENTS: dict[int, str] = {
     _ONNX.FLOAT: "float32", _ONNX.DOUBLE: "float64", _ONNX.FLOAT16: "float16", _ONNX.INT64: "int64",
     _ONNX.INT32: "int32", _ONNX.INT16: "int16", _ONNX.INT8: "int8", _ONNX.UINT8: "uint8", _ONNX.BOOL: "bool",
 }  # fmt: skip
+MADE_UP = 0.015625  # small, and neither zero nor so small that arithmetic slows down
 _BATCH = re.compile(r"batch(?:\*([1-9][0-9]{0,8}))?")
 
 
+@cache
+def prepare() -> None:
+    """Let onnxruntime set up what all its sessions share, once."""
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "prepare", [value], [onnx.helper.make_tensor_value_info("y", 1, [1])])
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)])
+    _session(model, 1).run(None, {"x": np.zeros(1, "float32")})
+
+
+def _session(model: onnx.ModelProto, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
 class OnnxSegment(ForwardOnly):
-    """A piece of an ONNX model; with a `lender`, its state is that one's. Raises SegmentError as `training.Segment`."""
+    """A piece of an ONNX model over tensors of `arrays`; with a `lender`, its state is that one's.
+
+    Raises SegmentError as `training.Segment` does.
+    """
 
     what = "an ONNX segment"
 
-    def __init__(self, document: bytes, threads: int = 1, lender: Segment | None = None) -> None:
+    def __init__(self, document: bytes, arrays: Arrays, threads: int = 1, lender: Segment | None = None) -> None:
         self._model = validate(document)
-        self._threads = threads
+        self._arrays, self._threads = arrays, threads
         self._session: onnxruntime.InferenceSession | None = None
         graph = self._model.graph
         self._missing = {t.name: t for t in graph.initializer if _is_missing(t)}
         self._lent = lender is not None
         self._state = {
-            n: _made_up(t) if lender is None else borrowed(lender, n, _element(t), t.dims)
+            n: _made_up(t) if lender is None else arrays.to_numpy(borrowed(lender, n, _element(t), t.dims, arrays))
             for n, t in self._missing.items()
         }
         own = {tensor.name for tensor in graph.initializer}
@@ -58,29 +82,32 @@ class OnnxSegment(ForwardOnly):
         if not self._missing:
             self._open()  # a model that onnxruntime cannot read is refused at loading
 
-    def forward(self, inputs: Sequence[torch.Tensor], *, train: bool = False, **_: Any) -> tuple[torch.Tensor, ...]:
+    def forward(self, inputs: Sequence[Any], *, train: bool = False, **_: Any) -> tuple[Any, ...]:
         """The outputs."""
         if train:
             raise self.refusal()
         self._check(inputs)
         session = self._session or self._open()
-        feeds = {port.name: x.detach().numpy() for x, port in zip(inputs, self.graph.inputs, strict=True)}
+        feeds = {
+            port.name: np.ascontiguousarray(self._arrays.to_numpy(x)).reshape(x.shape)  # which makes no value a list
+            for x, port in zip(inputs, self.graph.inputs, strict=True)
+        }
         try:
             results = session.run([port.name for port in self.graph.outputs], feeds)
         except Exception as error:  # onnxruntime's classes share no other base
             raise SegmentError(*_cause(error)) from error
-        return tuple(torch.from_numpy(result) for result in results)
+        return tuple(self._arrays.from_numpy(result) for result in results)
 
-    def _check(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _check(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.graph.inputs):
             raise SegmentError("bad-input", f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came")
         for x, port in zip(inputs, self.graph.inputs, strict=True):
-            fits = x.dim() == len(port.shape) and all(
+            fits = len(x.shape) == len(port.shape) and all(
                 size == expected
                 for size, expected in zip(x.shape, port.shape, strict=True)
                 if isinstance(expected, int)
             )
-            if not fits or DTYPE_NAMES.get(x.dtype) != port.dtype:
+            if not fits or self._arrays.name_of(x) != port.dtype:
                 raise SegmentError(
                     "bad-input", f"input {port.name} is {x.dtype} {list(x.shape)}; expected {port.dtype} {port.shape}"
                 )
@@ -90,14 +117,9 @@ class OnnxSegment(ForwardOnly):
         model.CopyFrom(self._model)
         for tensor in model.graph.initializer:
             if tensor.name in self._state:
-                tensor.raw_data = self._state[tensor.name].contiguous().numpy().tobytes()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
+                tensor.raw_data = self._state[tensor.name].tobytes()
         try:
-            data = model.SerializeToString()
-            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            self._session = _session(model, self._threads)
         except Exception as error:
             raise SegmentError("document", f"onnxruntime cannot run it: {_first_line(error)}") from error
         return self._session
@@ -108,36 +130,38 @@ class OnnxSegment(ForwardOnly):
         """Everything that `read` knows."""
         return tuple(self._state)
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> Any:
         """A named state."""
+        return self._arrays.from_numpy(self._known(name))
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Overwrite a named state; the shape and type must be its own."""
+        state, new = self._known(name), self._arrays.to_numpy(tensor)
+        if self._lent:
+            raise SegmentError("bad-input", f"{name} is another segment's"[:200])
+        if state.shape != new.shape or state.dtype != new.dtype:
+            raise SegmentError("bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(new.shape)}")
+        state[...] = new
+        self._session = None
+
+    def _known(self, name: str) -> Array:
         if name not in self._state:
             raise SegmentError("bad-input", f"there is no state {name!r} in this segment"[:200])
         return self._state[name]
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Overwrite a named state; the shape and type must be its own."""
-        state = self.read(name)
-        if self._lent:
-            raise SegmentError("bad-input", f"{name} is another segment's"[:200])
-        if state.shape != tensor.shape or state.dtype is not tensor.dtype:
-            raise SegmentError("bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(tensor.shape)}")
-        state.copy_(tensor)
-        self._session = None
-
     # --- measuring ---
 
-    def example(self, rows: int) -> tuple[torch.Tensor, ...]:
+    def example(self, rows: int) -> tuple[Any, ...]:
         """Made-up inputs of that many rows."""
-        generator = torch.Generator().manual_seed(0)
+        rng = np.random.default_rng(0)
         made = []
         for port in self.graph.inputs:
             shape = [_size(size, rows) for size in port.shape]
-            floating = port.dtype in FLOATS
-            values = torch.randn(shape, generator=generator) if floating else torch.zeros(shape)
-            made.append(values.to(DTYPES[port.dtype]))
+            values = rng.standard_normal(shape) if port.dtype in FLOATS else np.zeros(shape)
+            made.append(self._arrays.from_numpy(values.astype(port.dtype)))
         return tuple(made)
 
-    def kept_bytes(self, inputs: Sequence[torch.Tensor]) -> int:
+    def kept_bytes(self, inputs: Sequence[Any]) -> int:
         """None: nothing is kept for backward."""
         return 0
 
@@ -162,13 +186,16 @@ def _element(tensor: onnx.TensorProto) -> str:
     return ELEMENTS[tensor.data_type]
 
 
-def _made_up(tensor: onnx.TensorProto) -> torch.Tensor:
-    dtype = _element(tensor)
+def _made_up(tensor: onnx.TensorProto) -> Array:
+    dtype, shape = _element(tensor), tuple(tensor.dims)
     try:
-        made = torch.zeros(tuple(tensor.dims), dtype=DTYPES[dtype])
-    except (RuntimeError, MemoryError) as error:
+        if dtype not in FLOATS:
+            return np.zeros(shape, dtype)
+        made = np.empty(shape, dtype)
+    except (ValueError, MemoryError) as error:
         raise SegmentError("out-of-memory", f"{tensor.name}: {error}"[:300]) from error
-    return made.uniform_(0.01, 0.02) if dtype in FLOATS else made
+    made[...] = MADE_UP
+    return made
 
 
 def _dtype(value: onnx.ValueInfoProto) -> str:

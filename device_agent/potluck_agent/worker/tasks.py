@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
+from potluck_agent.worker.arrays import Arrays
 
-Tensors = Sequence[torch.Tensor]
+Tensors = Sequence[Any]  # of the library that this worker computes with
 Attributes = Mapping[str, Any]
 Rows = tuple[int, int, int]  # [start, stop) of that many rows of a micro-batch
 
@@ -26,16 +26,16 @@ class Segment(Protocol):
     def backward(self, key: str, gradients: Tensors, scale: float) -> Tensors:
         """Gradients of the differentiable inputs; adds to the parameters' own."""
 
-    def gradients(self, share_frac: float) -> torch.Tensor:
+    def gradients(self, share_frac: float) -> Any:
         """Gradients, then float buffers times `share_frac`, as one flat vector."""
 
-    def step(self, vector: torch.Tensor | None, optimizer: Attributes) -> None:
+    def step(self, vector: Any, optimizer: Attributes) -> None:
         """One optimizer step; `vector` replaces gradients and buffers first."""
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> Any:
         """A named state, not copied."""
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
+    def write(self, name: str, tensor: Any) -> None:
         """Overwrite a named state."""
 
     def forget(self, prefix: str) -> None:
@@ -51,6 +51,7 @@ class Task:
     segment: Segment | None
     step: int
     scope: str
+    arrays: Arrays
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An attribute that has to be an integer."""
@@ -115,7 +116,9 @@ def _step(task: Task) -> Tensors:
 
 
 def _state(task: Task) -> Tensors:
-    return [task.on().read(name).clone() for name in task.names()]  # the next step changes the state in place
+    return [
+        task.arrays.clone(task.on().read(name)) for name in task.names()
+    ]  # the next step changes the state in place
 
 
 def _assign(task: Task) -> Tensors:
@@ -132,7 +135,12 @@ def _slice(task: Task) -> Tensors:
     dim, start, stop = task.integer("dim", 0), task.integer("start"), task.integer("stop")
     if not 0 <= start <= stop <= value.shape[dim]:
         raise ValueError(f"[{start}, {stop}) is no part of {value.shape[dim]} along dimension {dim}")
-    return (value.narrow(dim, start, stop - start),)
+    return (value[_along(value, dim, start, stop)],)
+
+
+def _along(value: Any, dim: int, start: int, stop: int) -> tuple[slice, ...]:
+    """The index of [start, stop) along a dimension."""
+    return (*[slice(None)] * (dim % len(value.shape)), slice(start, stop))
 
 
 def _pad(task: Task) -> Tensors:
@@ -142,14 +150,14 @@ def _pad(task: Task) -> Tensors:
         raise ValueError(f"{before} before and {after} after: padding cannot be negative")
     shape = list(value.shape)
     shape[dim] += before + after
-    padded = value.new_zeros(shape)
-    padded.narrow(dim, before, value.shape[dim]).copy_(value)
+    padded = task.arrays.zeros(shape, str(task.arrays.name_of(value)))
+    padded[_along(value, dim, before, before + value.shape[dim])] = value
     return (padded,)
 
 
 def _concat(task: Task) -> Tensors:
-    parts = [value.reshape(1) if value.dim() == 0 else value for value in task.inputs]  # losses
-    return (torch.cat(parts, dim=task.integer("dim", 0)),)
+    parts = [value if value.shape else value.reshape(1) for value in task.inputs]  # losses
+    return (task.arrays.concat(parts, task.integer("dim", 0)),)
 
 
 def _add(task: Task) -> Tensors:
@@ -159,7 +167,10 @@ def _add(task: Task) -> Tensors:
             raise ValueError(
                 f"cannot add {other.dtype} {list(other.shape)} to {task.inputs[0].dtype} {list(task.inputs[0].shape)}"
             )
-        first = first.add_(other) if index else first + other  # the first sum is a new tensor, the rest go into it
+        if index:
+            first += other
+        else:
+            first = first + other  # a new tensor, which the rest go into
     return (first,)
 
 

@@ -9,48 +9,46 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
 from potluck_agent.worker.arena import Allocator, Arena, ArenaFull
-from potluck_wire.tensors import DTYPES, nbytes
-
-TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+from potluck_agent.worker.arrays import Arrays
+from potluck_wire.tensors import nbytes
 
 
 class Values:
     """Tensors by key. `freed` collects the inbound places that nobody looks at any more."""
 
-    def __init__(self, inbound: Arena) -> None:
+    def __init__(self, inbound: Arena, arrays: Arrays) -> None:
         self.freed: list[int] = []
         self.inbound_bytes = 0
-        self._inbound = inbound
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._inbound, self._arrays = inbound, arrays
+        self._tensors: dict[str, Any] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._tensors
 
-    def __getitem__(self, key: str) -> torch.Tensor:
+    def __getitem__(self, key: str) -> Any:
         try:
             return self._tensors[key]
         except KeyError:
             raise ValueError(f"there is no value {key!r}") from None
 
-    def __setitem__(self, key: str, tensor: torch.Tensor) -> None:
+    def __setitem__(self, key: str, tensor: Any) -> None:
         self._tensors[key] = tensor
 
     def put(self, key: str, offset: int, count: int, dtype: str, shape: tuple[int, ...]) -> None:
         """A value has arrived at `offset` of the inbound memory. A key that is there already keeps its value."""
         if nbytes(dtype, shape) != count:
             raise ValueError(f"{key}: {count} bytes are no {dtype} of shape {list(shape)}")
+        if dtype not in self._arrays.DTYPES:
+            raise ValueError(f"{key} is {dtype}, which this device does not compute with")
         memory = self._inbound.view(offset, count)
         if count == 0 or key in self._tensors:
             self.freed.append(offset)
-            self._tensors.setdefault(key, torch.empty(shape, dtype=TORCH_DTYPES[dtype]))
+            self._tensors.setdefault(key, self._arrays.zeros(shape, dtype))
             return
         self.inbound_bytes += count
-        weakref.finalize(memory, self._free, offset, count)
-        self._tensors[key] = torch.frombuffer(memory, dtype=TORCH_DTYPES[dtype]).view(shape)
+        self._tensors[key], watched = self._arrays.over(memory, dtype, shape)
+        weakref.finalize(watched, self._free, offset, count)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget these keys; one that is not there is fine."""
@@ -63,8 +61,7 @@ class Values:
 
     def stored_bytes(self) -> int:
         """Bytes of distinct storages behind the keys, inbound ones too."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors.values()}
-        return sum(storage.nbytes() for storage in storages.values())
+        return sum(dict(map(self._arrays.storage, self._tensors.values())).values())
 
     def _free(self, offset: int, count: int) -> None:
         self.inbound_bytes -= count
@@ -77,8 +74,8 @@ class Exports:
     `wait` is called while the memory is full; it returns when a place may have been released.
     """
 
-    def __init__(self, outbound: Arena, wait: Callable[[], None]) -> None:
-        self._outbound, self._wait = outbound, wait
+    def __init__(self, outbound: Arena, wait: Callable[[], None], arrays: Arrays) -> None:
+        self._outbound, self._wait, self._arrays = outbound, wait, arrays
         self._allocator = Allocator(outbound.nbytes)
 
     @property
@@ -90,17 +87,17 @@ class Exports:
         """That place has been sent. `KeyError` where there was none."""
         self._allocator.free(offset)
 
-    def copy(self, key: str, tensor: torch.Tensor) -> list[Any]:
+    def copy(self, key: str, tensor: Any) -> list[Any]:
         """A row of `Computed`: [key, offset, nbytes, dtype, shape]. `ArenaFull` where it can never fit."""
-        dtype = DTYPE_NAMES.get(tensor.dtype)
+        dtype = self._arrays.name_of(tensor)
         if dtype is None:
             raise ValueError(f"{key} is a {tensor.dtype}, which cannot be sent")
-        count = tensor.numel() * tensor.element_size()
+        shape = tuple(tensor.shape)
+        count = nbytes(dtype, shape)
         offset = self._place(count)
         if count:
-            target = torch.frombuffer(self._outbound.view(offset, count), dtype=tensor.dtype).view(tensor.shape)
-            target.copy_(tensor.detach())
-        return [key, offset, count, dtype, list(tensor.shape)]
+            self._arrays.copy_to(self._outbound.view(offset, count), tensor)
+        return [key, offset, count, dtype, list(shape)]
 
     def _place(self, count: int) -> int:
         while True:

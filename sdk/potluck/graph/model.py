@@ -31,10 +31,9 @@ MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs 
 class Model:
     """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`."""
 
-    kind = "aten"
-
     def __init__(self, *, inference: Layers, training: Layers | None, net: Any, name: str = "") -> None:
         self._inference, self._training, self._net, self._name = inference, training, net, name
+        self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
     def name(self) -> str:
@@ -127,13 +126,36 @@ class Model:
         graph = chosen.graph(start, stop)
         return _segment_record(graph, chosen, start, stop), graph
 
-    def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
-        """The graph of layers [start, stop) as bytes for a device."""
-        return self.document_of(self.segment(start, stop, train=train)[1])
+    def kinds(self, train: bool = False) -> tuple[str, ...]:
+        """As what its pieces can be given to devices, the best first."""
+        return ("aten",) if train else ("aten", "onnx")
 
-    def document_of(self, graph: Graph) -> bytes:
+    def document(self, start: int, stop: int, *, train: bool = False, kind: str = "") -> bytes:
+        """Layers [start, stop) as bytes for a device, as one of `kinds`; by default the first.
+
+        Raises ModelError where they cannot be of that kind.
+        """
+        if kind and kind not in self.kinds(train):
+            raise ModelError(f"its pieces cannot be {kind} in {'training' if train else 'inference'}.")
+        if kind == "onnx" and (start, stop) in self._as_onnx:
+            return self._as_onnx[start, stop]
+        document = self.document_of(self.segment(start, stop, train=train)[1], kind)
+        if kind == "onnx":
+            self._as_onnx[start, stop] = document
+        return document
+
+    def document_of(self, graph: Graph, kind: str = "") -> bytes:
         """A graph made of operators of this model as bytes for a device."""
-        return dumps(graph)
+        if kind != "onnx":
+            return dumps(graph)
+        try:
+            from . import onnx_export
+        except ImportError as error:
+            raise ModelError(
+                f"a device without torch needs it as ONNX, and here the package {error.name} is missing.",
+                next_step='pip install "potluck[onnx]"',
+            ) from error
+        return onnx_export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
         """What keeps the model from being cut more finely, in words."""
@@ -242,7 +264,7 @@ class Model:
     def __repr__(self) -> str:
         size = sum(layer.parameter_bytes for layer in self.layers())
         training = f", {len(self.layers(True))} in training" if self.trains else ""
-        name = self.kind if self._net is None else type(self._net).__name__
+        name = self.kinds()[0] if self._net is None else type(self._net).__name__
         return f"<Model {name}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
 
     def _repr_html_(self) -> str:

@@ -27,9 +27,7 @@ KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the documen
 
 
 class OnnxModel(Model):
-    """A network from an ONNX file. It answers like any `Model`; `kind` tells devices what its documents are."""
-
-    kind = "onnx"
+    """A network from an ONNX file. It answers like any `Model`; its pieces are ONNX."""
 
     def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = "") -> None:
         n_inputs = len(traced.traced.graph.inputs)
@@ -80,18 +78,22 @@ class OnnxModel(Model):
         kept = tuple(p for p in graph.parameters if p.name in self._weights)
         return record, Graph(inputs=graph.inputs, parameters=kept, outputs=graph.outputs, symbols=graph.symbols)
 
-    def document(self, start: int, stop: int, *, train: bool = False) -> bytes:
+    def kinds(self, train: bool = False) -> tuple[str, ...]:
+        """ONNX, for inference alone."""
+        return () if train else ("onnx",)
+
+    def document(self, start: int, stop: int, *, train: bool = False, kind: str = "onnx") -> bytes:
         """Layers [start, stop) as an ONNX model, its weights left out."""
         return self.document_of(self._laid_out(train).graph(start, stop))
 
-    def document_of(self, graph: Graph) -> bytes:
+    def document_of(self, graph: Graph, kind: str = "onnx") -> bytes:
         """A graph of this model's nodes as an ONNX model, its weights left out."""
         whole = self._trace.model
         model = onnx.ModelProto(ir_version=whole.ir_version)
         model.opset_import.extend(whole.opset_import)
         model.graph.name = "segment"
-        model.graph.input.extend(_port(self._tensor(p.name), p.dtype, p.shape) for p in graph.inputs)
-        model.graph.output.extend(_port(self._tensor(p.name), p.dtype, p.shape) for p in graph.outputs)
+        model.graph.input.extend(port(self._tensor(p.name), p.dtype, p.shape) for p in graph.inputs)
+        model.graph.output.extend(port(self._tensor(p.name), p.dtype, p.shape) for p in graph.outputs)
         model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
         wanted = {p.name for p in graph.parameters}
         model.graph.initializer.extend(self._stripped(t) for t in whole.graph.initializer if t.name in wanted)
@@ -128,13 +130,20 @@ class OnnxModel(Model):
         raise ModelError("an ONNX model is not trained, so it has no weights to load.")
 
 
-def _port(name: str, dtype: str, shape: tuple[Expression, ...]) -> onnx.ValueInfoProto:
+def port(name: str, dtype: str, shape: tuple[Expression, ...]) -> onnx.ValueInfoProto:
+    """What a piece takes or gives. ModelError where a size depends on the batch other than by a factor."""
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    return onnx.helper.make_tensor_value_info(name, element, [_dim(size) for size in shape])
+    return onnx.helper.make_tensor_value_info(name, element, [_dim(name, size) for size in shape])
 
 
-def _dim(size: Expression) -> int | str:
+def _dim(name: str, size: Expression) -> int | str:
     """A fixed size, `batch`, or `batch*K`."""
-    if isinstance(size, int):
-        return size
-    return BATCH if size == BATCH else f"{BATCH}*{size[2]}"
+    match size:
+        case int():
+            return size
+        case str():
+            return size
+        case ("*", str(), int(times)) | ("*", int(times), str()):
+            return f"{BATCH}*{times}"
+        case _:
+            raise ModelError(f"the size of {name} depends on the batch in another way than by a factor.")

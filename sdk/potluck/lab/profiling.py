@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation
-from potluck.profile.measure import Bench, device_of, measurements_of, name_of
+from potluck.profile.measure import Bench, can_train, device_of, measurements_of, name_of
 from potluck.profile.profiles import Profile
 from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network
@@ -37,15 +37,17 @@ def profile(
     measured = {}
     for mode in modes:
         layers, operators = model.layers(mode), model.operators(mode)
-        specs = {name: emulation.home.specs[name] for name in names}
+        able = [name for name in names if not mode or can_train(members[name].capability)]
+        specs = {name: emulation.home.specs[name] for name in able}
         costs = {
             name: emulation.slowed(tuple(layer_cost(spec, nodes, rows, train=mode) for nodes in operators))
             for name, spec in specs.items()
         }
-        emulation.check_fit(
-            _really(bench, model, names[0], mode, rows, repeats), costs, [layer.name for layer in layers],
-            os.cpu_count() or 1,
-        )  # fmt: skip
+        if able:
+            emulation.check_fit(
+                _really(bench, model, able[0], mode, rows, repeats), costs, [layer.name for layer in layers],
+                os.cpu_count() or 1,
+            )  # fmt: skip
         measured[mode] = measurements_of(model, mode, costs)
     latencies_s = {pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs}
     return Profile(
@@ -63,13 +65,7 @@ def _really(
     bench: Bench, model: Any, device: str, train: bool, rows: Sequence[int], repeats: int
 ) -> tuple[LayerCost, ...]:
     """How long this machine takes for each layer."""
-    mode = "train" if train else "infer"
-    return tuple(
-        bench.layer(
-            device, f"{mode}-{index}", model.document(index, index + 1, train=train), model.kind, train, rows, repeats
-        )
-        for index in range(len(model.layers(train)))
-    )
+    return tuple(bench.layer(device, model, index, train, rows, repeats) for index in range(len(model.layers(train))))
 
 
 def _device(emulation: Emulation, name: str, capability: Mapping[str, Any]) -> Device:

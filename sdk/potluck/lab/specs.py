@@ -16,7 +16,8 @@ class Spec:
 
     `slowdown`: how many times slower than this machine it computes. `link_rate`: bytes per second of its uplink, or
     text such as "100 Mbit/s"; None does not pace. `memory`: bytes that it may use, or "512 MiB". `power`: watts idle,
-    fully busy, and on top for the radio. `emulated`: the notebook knows how long its tasks last.
+    fully busy, and on top for the radio. `emulated`: the notebook knows how long its tasks last. `backends`: what it
+    computes with, of torch and onnxruntime; by default all that is installed.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Spec:
     memory: int | str | None = None
     power: tuple[float, float, float] | None = None
     emulated: bool = False
+    backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_device_name(self.name) or self.name == "home":
@@ -49,6 +51,8 @@ class Spec:
             given += ["--memory", str(parse_bytes(self.memory))]
         if self.power is not None:
             given += ["--power", ",".join(f"{watts:g}" for watts in self.power)]
+        if self.backends:
+            given += ["--backends", ",".join(self.backends)]
         return given
 
 

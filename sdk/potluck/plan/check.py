@@ -36,6 +36,8 @@ def check_plan(plan: Plan, problem: Problem) -> None:
         raise PlanError(f"The plan's stages cover {plan.stages[-1].stop} layers; {plan.model} has {n_layers}.")
     known = [device.name for device in problem.devices]
     for name in plan.devices:
+        if name in problem.excluded:
+            raise PlanError(f"it {problem.excluded[name]}.", device=name, next_step="Plan without it.")
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"This home has {', '.join(known)}."

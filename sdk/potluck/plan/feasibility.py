@@ -98,7 +98,7 @@ def _mb(nbytes: float) -> str:
 
 def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str, str]:
     """For each device that `best` leaves out, the reason as measured on the other plans."""
-    reasons = {}
+    reasons = {name: f"it {why}" for name, why in problem.excluded.items()}
     for device in problem.devices:
         if device.name in best.devices:
             continue

@@ -15,7 +15,7 @@ from potluck.profile import library
 from potluck.profile.library import DEVICE_NUMBERS, DeviceSpec, Number
 from potluck.profile.profiles import Measurements, Profile
 from potluck.profile.roofline import estimate, layer_cost
-from potluck.records import HOME, Layer, LayerCost
+from potluck.records import HOME, Device, Layer, LayerCost
 
 
 def with_device(
@@ -39,11 +39,7 @@ def with_device(
     times = "those of its like here" if twin else "estimated" if profile.graph else "roughly estimated from its layers"
     note = f"{name} ({spec.title}) is imagined: connected like {like}, its times are {times}"
     modes = {"training": profile.training, "inference": profile.inference}
-    found = {
-        mode: replace(item, costs={**item.costs, name: item.costs[twin.name] if twin else costs(spec, profile, item)})
-        for mode, item in modes.items()
-        if item is not None
-    }
+    found = {mode: _joined_by(name, twin, spec, profile, item) for mode, item in modes.items() if item is not None}
     return replace(
         profile,
         devices=(*profile.devices, device),
@@ -52,6 +48,13 @@ def with_device(
         home="",
         **found,  # type: ignore[arg-type]
     )
+
+
+def _joined_by(name: str, twin: Device | None, spec: DeviceSpec, profile: Profile, item: Measurements) -> Measurements:
+    """`item` with one device more: as its twin, which may be unable to do this at all, or estimated."""
+    if twin is not None and twin.name not in item.costs:
+        return item
+    return replace(item, costs={**item.costs, name: item.costs[twin.name] if twin else costs(spec, profile, item)})
 
 
 def completed(spec: DeviceSpec, numbers: Mapping[str, float]) -> tuple[DeviceSpec, list[str]]:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, median
 from typing import Any
 
-from potluck.errors import FileError, OutOfMemory
+from potluck.errors import FileError, ModelError, OutOfMemory, PlanError
+from potluck.graph.kinds import document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.links import Line, fit_line
 from potluck.profile.network import is_itself, network_of, stated_rate
@@ -43,10 +44,11 @@ class Bench:
         self._n_done += 1
         self._task.update(self._n_done / self._n_tasks, text)
 
-    def layer(
-        self, device: str, name: str, document: bytes, kind: str, train: bool, rows: Sequence[int], n: int
-    ) -> LayerCost:
+    def layer(self, device: str, model: Any, index: int, train: bool, rows: Sequence[int], n: int) -> LayerCost:
         """The times of one layer on one device."""
+        kind = kind_on(model, device, self._members[device].capability.get("backends", ()), train=train)
+        name = f"{'train' if train else 'infer'}-{index}"
+        document = document_for(model, device, kind, index, index + 1, train=train)
         order = Measure(task=name, kind=kind, train=train, rows=tuple(rows), repeats=n)
         self._task.check()
         answers = self._link.ask(Gather(requests={device: (order, (document,))})).result()
@@ -59,12 +61,16 @@ class Bench:
             update_s=answer.update_s if train else None,
         )
 
-    def together_s(self, documents: Mapping[str, bytes], kind: str, train: bool, rows: int, n: int) -> float:
+    def together_s(self, devices: Iterable[str], model: Any, index: int, train: bool, rows: int, n: int) -> float:
         """Seconds of a layer, forward and backward, when all these devices compute it at the same time."""
-        order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
+        requests = {}
+        for name in devices:
+            kind = kind_on(model, name, self._members[name].capability.get("backends", ()), train=train)
+            order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
+            requests[name] = order, (document_for(model, name, kind, index, index + 1, train=train),)
         self._task.check()
-        answers = self._link.ask(Gather(requests={name: (order, (part,)) for name, part in documents.items()})).result()
-        self.done(f"{', '.join(documents)} at once")
+        answers = self._link.ask(Gather(requests=requests)).result()
+        self.done(f"{', '.join(requests)} at once")
         seconds = [float(sum((*answer.forward_s, *answer.backward_s))) for answer, _ in answers.values()]
         return mean(seconds)
 
@@ -105,7 +111,8 @@ def profile(
 ) -> Profile:  # fmt: skip
     """The profile of `model` on every ready device; times that `store` holds are not measured again.
 
-    A device with too little memory for a layer is left out, with a note and a warning; it is an error where all are.
+    A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning; it
+    is an error where all are. One that has no torch is not measured for training.
     """
     names = members.need()
     modes = [True, False] if train and model.trains else [False]
@@ -114,21 +121,23 @@ def profile(
     bench = Bench(link, members, task, n_layers * len(names) + len(pairs))
     notes: list[str] = []
 
-    too_small: list[OutOfMemory] = []
+    unfit: list[OutOfMemory | ModelError | PlanError] = []
 
     def measure(device: str) -> dict[bool, tuple[LayerCost, ...]]:
+        possible = [mode for mode in modes if not mode or can_train(members[device].capability)]
         try:
             return {
-                mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in modes
+                mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes)
+                for mode in possible
             }
-        except OutOfMemory as error:
-            too_small.append(error)
+        except (OutOfMemory, ModelError, PlanError) as error:
+            unfit.append(error)
             return {}
 
     found = {name: costs for name, costs in by_host(names, lambda name: _host(members, name), measure).items() if costs}
     if not found:
-        raise too_small[0]
-    for error in too_small:
+        raise unfit[0]
+    for error in unfit:
         notes.append(f"{error.device} is left out. {error}")
         warnings.warn(notes[-1], stacklevel=2)
     names = tuple(found)
@@ -139,10 +148,12 @@ def profile(
     cores: dict[str, float] = {}
     for sharing in sharing_hosts(capabilities):
         cores |= dict.fromkeys(
-            sharing, _host_cores(bench, model, modes[0], {n: found[n] for n in sharing}, capabilities)
+            sharing,
+            _host_cores(bench, model, _common_mode(found, sharing), {n: found[n] for n in sharing}, capabilities),
         )
     measured = {
-        mode: measurements_of(model, mode, {name: costs[mode] for name, costs in found.items()}) for mode in modes
+        mode: measurements_of(model, mode, {name: costs[mode] for name, costs in found.items() if mode in costs})
+        for mode in modes
     }
     return Profile(
         model=name_of(model),
@@ -174,13 +185,7 @@ def _costs(
                 for index in range(n_layers):
                     bench.done(f"{device}: layer {index} known")
                 return kept
-    mode = "train" if train else "infer"
-    costs = tuple(
-        bench.layer(
-            device, f"{mode}-{index}", model.document(index, index + 1, train=train), model.kind, train, rows, repeats
-        )
-        for index in range(n_layers)
-    )
+    costs = tuple(bench.layer(device, model, index, train, rows, repeats) for index in range(n_layers))
     if save is not None:
         save.save(model.signature, about, costs, train=train)
     return costs
@@ -204,6 +209,16 @@ def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[s
     return [tuple(names) for names in hosts.values() if len(names) > 1]
 
 
+def _common_mode(found: Mapping[str, Mapping[bool, object]], names: Iterable[str]) -> bool:
+    """Training, if all of these are measured for it."""
+    return all(True in found[name] for name in names)
+
+
+def can_train(capability: Mapping[str, Any]) -> bool:
+    """Whether a device can train: backward runs through torch alone."""
+    return "torch" in capability.get("backends", ())
+
+
 def _host_cores(
     bench: Bench, model: Any, train: bool, found: Mapping[str, Mapping[bool, tuple[LayerCost, ...]]],
     capabilities: Mapping[str, Mapping[str, Any]],
@@ -214,8 +229,7 @@ def _host_cores(
     alone_s = [mean(_heaviest_s(layer) for layer in layers) for layers in zip(*costs, strict=True)]
     index = max(range(len(alone_s)), key=alone_s.__getitem__)
     repeats = min(max(3, int(TOGETHER_S / max(alone_s[index], 1e-9))), MAX_REPEATS)
-    document = model.document(index, index + 1, train=train)
-    together_s = bench.together_s(dict.fromkeys(found, document), model.kind, train, rows, repeats)
+    together_s = bench.together_s(found, model, index, train, rows, repeats)
     some = capabilities[next(iter(found))]
     return effective_cores(
         len(found), int(some.get("cores") or 1) / int(some.get("threads") or 1), alone_s[index] / max(together_s, 1e-9)

@@ -52,15 +52,19 @@ class Profile:
         Raises
         ------
         PlanError
-            Where that mode was not measured.
+            Where that mode was not measured, or no device can do it.
         """
         measured = self.training if isinstance(workload, Training) else self.inference
+        mode = "training" if isinstance(workload, Training) else "inference"
         if measured is None:
-            mode = "training" if isinstance(workload, Training) else "inference"
             raise PlanError(f"this profile was not measured for {mode}.", next_step=f"home.profile(model) with {mode}.")
+        excluded = {d.name: _why_not(d, mode) for d in self.devices if d.name not in measured.costs}
+        if len(excluded) == len(self.devices):
+            name, why = next(iter(excluded.items()))
+            raise PlanError(f"no device here can do {mode}: {name} {why}.", next_step="Add a device that can.")
         return Problem(
             model=self.model,
-            devices=self.devices,
+            devices=tuple(device for device in self.devices if device.name not in excluded),
             network=self.network,
             layers=measured.layers,
             costs=measured.costs,
@@ -70,6 +74,7 @@ class Profile:
             target_bytes=measured.target_bytes if isinstance(workload, Training) else 0,
             result_bytes=4 if isinstance(workload, Training) else measured.result_bytes,
             home=self.home,
+            excluded=excluded,
         )
 
     def with_device(self, kind: "str | Path", name: str = "", *, like: str = "", **numbers: float) -> "Profile":
@@ -110,7 +115,15 @@ class Profile:
     def _repr_html_(self) -> str:
         from potluck.display import html
 
-        measured = self.training or self.inference
+        trains = self.training is not None and bool(self.training.costs)
+        measured = self.training if trains else self.inference
         rows = max((cost.rows[-1] for costs in measured.costs.values() for cost in costs), default=1) if measured else 1
-        workload = Training(batch=rows) if self.training else Inference(batch=rows)
+        workload = Training(batch=rows) if trains else Inference(batch=rows)
         return html.profile(self.problem(workload), self.notes)
+
+
+def _why_not(device: Device, mode: str) -> str:
+    """Why a device has no times for training or inference."""
+    if mode == "training" and "torch" not in device.backends:
+        return f"has {' and '.join(device.backends) or 'nothing that computes'}, and training needs torch"
+    return f"was not measured for {mode}"

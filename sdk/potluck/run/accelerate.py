@@ -150,7 +150,7 @@ def _kitchen(
     plan_name = f"layers-0-{len(model.layers())}"
     return Kitchen(
         model=model,
-        shareable=Shareable(model.traced_line(), whole=model.kind != "aten"),
+        shareable=Shareable(model.traced_line(), whole="aten" not in model.kinds()),
         problem=problem,
         names=names,
         paces={side: measured_pace(model, profile, name, batch) for side, name in names.items()},

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
+from potluck.graph.kinds import kind_on
 from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run.edition import (
@@ -166,7 +167,7 @@ class Crossing:
         self.bridge = bridge = engine.paced(
             make_edition(
                 engine.model, refined(old.plan, plan), run=old.run, epoch=epoch, optimizer=old.optimizer,
-                sizes=engine.sizes, seed=old.seed, turns=False, towards=plan,
+                backends=engine.backends, sizes=engine.sizes, seed=old.seed, turns=False, towards=plan,
             )
         )  # fmt: skip
         self._new = engine.next_edition(plan, old.optimizer, engine.sizes)
@@ -233,6 +234,7 @@ class Crossing:
                     ),
                     [bridge.pieces[shadow.stage] for shadow in bridge.shadows if device in shadow.devices],
                     programs,
+                    kind_on(self._engine.model, device, self._engine.backends[device], train=True),
                 )
                 for device in self._fetch.programs
             },

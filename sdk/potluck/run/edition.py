@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.errors import ModelError, PlanError
+from potluck.graph.kinds import document_for, kind_on
 from potluck.records import Plan, Segment, Stage
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import (
@@ -35,51 +36,49 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One stage's piece of the model: the segment, its document, and the state that it holds (`weights` by name).
+    """One stage's piece of the model: the segment, its documents by kind, and its state (`weights` by name).
 
     `lender`: the segment, as programs name it, whose state it has instead.
     """
 
     segment: Segment
-    kind: str
-    document: bytes
+    documents: Mapping[str, bytes]
     weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
     trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
     buffers: tuple[str, ...] = ()
     lender: str = ""
 
 
-def cut(model: Any, plan: Plan) -> tuple[Piece, ...]:
-    """The pieces of `model` for the stages of `plan`.
-
-    Raises
-    ------
-    PlanError
-        Where the plan has another number of layers than the model.
-    """
+def check_layers(model: Any, plan: Plan) -> None:
+    """Raise `PlanError` where the plan has another number of layers than the model."""
     n_layers = len(model.layers(plan.training))
     if plan.stages[-1].stop != n_layers:
         raise PlanError(
             f"the plan has {plan.stages[-1].stop} layers, the model {n_layers}.",
             next_step="Profile this model and plan again.",
         )
-    return tuple(_piece(model, stage, plan.training) for stage in plan.stages)
 
 
-def _piece(model: Any, stage: Stage, training: bool) -> Piece:
+def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[Piece, ...]:
+    """The pieces of `model` for the stages of `plan`, of the `kinds` that its devices take."""
+    return tuple(_piece(model, stage, plan.training, kinds) for stage in plan.stages)
+
+
+def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -> Piece:
     segment, graph = model.segment(stage.start, stage.stop, train=training)
-    document = model.document(stage.start, stage.stop, train=training)
-    if len(document) > MAX_BUFFER_BYTES:
-        raise ModelError(
-            f"layers [{stage.start}, {stage.stop}) make a document of {len(document)} bytes; "
-            f"at most {MAX_BUFFER_BYTES} can be sent.",
-            next_step="Cut the model into more stages.",
-        )
+    documents = {}
+    for kind, device in {kinds[device]: device for device in stage.devices}.items():
+        documents[kind] = document = document_for(model, device, kind, stage.start, stage.stop, train=training)
+        if len(document) > MAX_BUFFER_BYTES:
+            raise ModelError(
+                f"layers [{stage.start}, {stage.stop}) make a document of {len(document)} bytes; "
+                f"at most {MAX_BUFFER_BYTES} can be sent.",
+                next_step="Cut the model into more stages.",
+            )
     sizes = {item.name: _nbytes(item) for item in (*graph.parameters, *graph.buffers)}
     return Piece(
         segment=segment,
-        kind=model.kind,
-        document=document,
+        documents=documents,
         weights=sizes,
         trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
         buffers=tuple(item.name for item in graph.buffers if item.updated),
@@ -95,12 +94,16 @@ def _nbytes(item: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edition:
-    """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave."""
+    """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
+
+    `kinds`: as what each device gets its pieces.
+    """
 
     run: str
     epoch: int
     plan: Plan
     pieces: tuple[Piece, ...]
+    kinds: Mapping[str, str]
     optimizer: Optimizer | None
     compiled: Mapping[str, Compiled]
     seed: int = 0
@@ -150,7 +153,7 @@ class Edition:
             pieces = [p for s, p in zip(self.plan.stages, self.pieces, strict=True) if device in s.devices]
             needed = self.memory_bytes(device) if memory is None else memory[device]
             order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=needed, seed=self.seed)
-            requests[device] = request(device, order, pieces, every)
+            requests[device] = request(device, order, pieces, every, self.kinds.get(device, ""))
         return requests
 
 
@@ -160,19 +163,20 @@ def held_bytes(piece: Piece, optimizer: Optimizer | None) -> int:
     return sum(piece.weights.values()) + copies * sum(piece.trained.values())
 
 
-def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled]) -> Request:
-    """`order` for a device, with these pieces and its programs among `every`."""
+def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled], kind: str) -> Request:
+    """`order` for a device, with these pieces (of that `kind`) and its programs among `every`."""
     programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
     document = {
         "segments": [
-            {"name": piece.segment.name, "kind": piece.kind} | ({"weights": piece.lender} if piece.lender else {})
+            {"name": piece.segment.name, "kind": kind} | ({"weights": piece.lender} if piece.lender else {})
             for piece in pieces
         ],
         "programs": [program.to_json() for program in programs],
     }
     header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-    _check_size(device, [len(header), *(len(piece.document) for piece in pieces)])
-    return order, (header, *(piece.document for piece in pieces))
+    documents = [piece.documents[kind] for piece in pieces]
+    _check_size(device, [len(header), *map(len, documents)])
+    return order, (header, *documents)
 
 
 def _check_size(device: str, sizes: Sequence[int]) -> None:
@@ -212,6 +216,7 @@ def make_edition(
     run: str,
     epoch: int,
     optimizer: Optimizer | None,
+    backends: Mapping[str, Iterable[str]],
     sizes: Sequence[int] = (),
     seed: int = 0,
     schedule: str | Policy | None = None,
@@ -220,15 +225,18 @@ def make_edition(
 ) -> Edition:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
 
-    `schedule`: see `schedule.policies.policy`. With `towards`, the steps also tell what the devices of that plan need
-    to stay in step with the stages that they lack; `plan` must be cut wherever that one is.
+    `backends`: what each device computes with. `schedule`: see `schedule.policies.policy`. With `towards`, the steps
+    also tell what the devices of that plan need to stay in step with the stages that they lack; `plan` must be cut
+    wherever that one is.
 
     Raises
     ------
     PlanError, ModelError
-        Where plan and model do not fit each other.
+        Where plan and model do not fit each other, or a device cannot compute its piece.
     """
-    pieces = cut(model, plan)
+    check_layers(model, plan)
+    kinds = {device: kind_on(model, device, backends[device], train=plan.training) for device in plan.devices}
+    pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
     compiled: dict[str, Compiled] = {}
     order = policy(schedule, training=plan.training)
@@ -248,7 +256,7 @@ def make_edition(
     else:
         compiled[INFER] = compile_inference(plan, segments, schedule=order(plan))
     bare = Edition(
-        run=run, epoch=epoch, plan=plan, pieces=pieces, optimizer=optimizer, compiled=compiled, seed=seed,
+        run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled=compiled, seed=seed,
         schedule=schedule, turns=turns, shadows=followers,
     )  # fmt: skip
     everything = bare.states(optimizer=False)

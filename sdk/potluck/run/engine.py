@@ -71,8 +71,11 @@ class Engine:
         members.need(plan.devices)
         name = f"run-{uuid.uuid4().hex[:12]}"
         self.edition: Edition = self.paced(
-            make_edition(model, plan, run=name, epoch=0, optimizer=optimizer, seed=seed, schedule=schedule, turns=turns)
-        )
+            make_edition(
+                model, plan, run=name, epoch=0, optimizer=optimizer, backends=self.backends, seed=seed,
+                schedule=schedule, turns=turns,
+            )
+        )  # fmt: skip
         self.crew = Crew(link, members, name)
         self.crew.commit(0, self.crew.prepare(0, self.edition.requests()))
 
@@ -201,6 +204,11 @@ class Engine:
         names = [name for name in self.edition.compiled if name.startswith("train-")]
         return tuple(int(name.removeprefix("train-")) for name in names)
 
+    @property
+    def backends(self) -> Mapping[str, tuple[str, ...]]:
+        """What each device computes with."""
+        return {name: tuple(member.capability.get("backends", ())) for name, member in self.members.items()}
+
     def take_epoch(self) -> int:
         """The number of the next edition; none is used twice."""
         with self._lock:
@@ -213,8 +221,9 @@ class Engine:
         edition = self.edition
         return self.paced(
             make_edition(
-                self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer, sizes=fitting,
-                seed=edition.seed, schedule=edition.schedule, turns=edition.turns,
+                self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer,
+                backends=self.backends, sizes=fitting, seed=edition.seed, schedule=edition.schedule,
+                turns=edition.turns,
             )
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck.errors import PlanError
+from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.sharing import Sharing
@@ -100,7 +101,11 @@ class Kitchen:
         if not split.sent_bytes and not split.received_bytes:
             return None
         shared = lower(self.shareable, split.divisions)
-        sides = Sides(names=self.names, sharing=self.sharing(0.0), batch=self.batch)
+        kinds = {
+            name: kind_on(self.model, name, self.problem.device(name).backends, train=False)
+            for name in self.names.values()
+        }
+        sides = Sides(names=self.names, kinds=kinds, sharing=self.sharing(0.0), batch=self.batch)
         name = f"share-{hashlib.sha256(repr(split.divisions).encode()).hexdigest()[:16]}"
         program = compile_shared(self.shareable, shared, sides, self.model, name=name, lender=self.lender)
         return replace(program, compiled=self.as_emulated(program.compiled))

@@ -24,9 +24,10 @@ from potluck_wire.messages import Prepare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """Who the two sides are, by device name, and what every operator costs them."""
+    """Who the two sides are, by device name, what kind of piece each takes, and what every operator costs them."""
 
     names: Mapping[str, str]  # side -> device
+    kinds: Mapping[str, str]  # device -> kind
     sharing: Sharing
     batch: int
 
@@ -75,8 +76,9 @@ def compile_shared(
     rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names.values()}
     for turn, step in enumerate(shared.steps):
         if isinstance(step, SharedPiece):
-            piece = _piece(step, model, lender)
-            pieces[sides.names[step.side]][piece.segment.name] = piece
+            device = sides.names[step.side]
+            piece = _piece(step, model, lender, sides.kinds[device])
+            pieces[device][piece.segment.name] = piece
             build.run(step, piece.segment.name, turn)
             for value, (start, stop) in step.computes.items():
                 known = rows[sides.names[step.side]].get(shareable.place[value], (start, stop))
@@ -97,7 +99,8 @@ def shared_requests(
         pieces = {piece.segment.name: piece for program in programs for piece in program.pieces.get(device, ())}
         order = Prepare(run=run, epoch=epoch, memory_bytes=memory_bytes)
         every: Iterable[Compiled] = (program.compiled for program in programs)
-        requests[device] = request(device, order, tuple(pieces.values()), every)
+        kind = next((kind for piece in pieces.values() for kind in piece.documents), "")
+        requests[device] = request(device, order, tuple(pieces.values()), every, kind)
     return requests
 
 
@@ -116,11 +119,11 @@ def transfers(execution: Execution, compiled: Compiled, pair: tuple[str, str]) -
     return found
 
 
-def _piece(step: SharedPiece, model: Any, lender: str) -> Piece:
+def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:
     """Called by what is in it, so that a piece that several programs run is loaded once."""
-    document = model.document_of(step.graph)
+    document = model.document_of(step.graph, kind)
     name = f"rows-{hashlib.sha256(document).hexdigest()[:16]}"
-    return Piece(segment=Segment(name=name, start=0, stop=1), kind=model.kind, document=document, lender=lender)
+    return Piece(segment=Segment(name=name, start=0, stop=1), documents={kind: document}, lender=lender)
 
 
 class _Build:

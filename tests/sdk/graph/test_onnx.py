@@ -19,6 +19,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
+from potluck_agent.worker import torch_arrays  # noqa: E402
 from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
 from potluck_agent.worker.onnx_backend import OnnxSegment  # noqa: E402
 from potluck_agent.worker.onnx_validator import validate  # noqa: E402
@@ -50,7 +51,7 @@ def session(path: Path) -> "onnxruntime.InferenceSession":
 
 
 def loaded(model: Model, start: int, stop: int) -> OnnxSegment:
-    segment = OnnxSegment(model.document(start, stop))
+    segment = OnnxSegment(model.document(start, stop), torch_arrays)
     state = model.state()
     assert segment.names() == model.state_names(start, stop)
     for name in segment.names():
@@ -110,7 +111,7 @@ def test_documents_hold_neither_weights_nor_names(made):
 def test_a_segment_has_made_up_weights_until_they_are_written(made):
     _, path = made
     model = Model.from_onnx(path)
-    segment = OnnxSegment(model.document(0, 1))
+    segment = OnnxSegment(model.document(0, 1), torch_arrays)
     outputs = segment.forward(segment.example(5))
     assert outputs[0].shape[0] % 5 == 0
     assert torch.isfinite(outputs[0]).all()
@@ -122,7 +123,7 @@ def test_it_does_not_train(made):
     assert not model.trains
     with pytest.raises(ModelError):
         model.layers(train=True)
-    segment = OnnxSegment(model.document(0, 1))
+    segment = OnnxSegment(model.document(0, 1), torch_arrays)
     with pytest.raises(SegmentError):
         segment.forward(segment.example(2), train=True)
 
@@ -245,7 +246,7 @@ ATTACKS = {
 @pytest.mark.parametrize(("make", "text"), ATTACKS.values(), ids=ATTACKS)
 def test_the_device_refuses(make, text):
     with pytest.raises(SegmentError, match=text) as caught:
-        OnnxSegment(make().SerializeToString())
+        OnnxSegment(make().SerializeToString(), torch_arrays)
     assert caught.value.cause in ("document", "operator")
 
 
@@ -260,7 +261,7 @@ def test_the_device_refuses_what_is_no_model(data):
 
 def test_a_broken_model_is_refused_at_loading():
     with pytest.raises(SegmentError, match="onnxruntime"):
-        OnnxSegment(small(helper.make_node("Relu", ["nobody"], ["h"])).SerializeToString())
+        OnnxSegment(small(helper.make_node("Relu", ["nobody"], ["h"])).SerializeToString(), torch_arrays)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_a_broken_model_is_refused_at_loading():
 )
 def test_wrong_inputs_are_named(inputs):
     with pytest.raises(SegmentError) as caught:
-        OnnxSegment(small().SerializeToString()).forward(inputs)
+        OnnxSegment(small().SerializeToString(), torch_arrays).forward(inputs)
     assert caught.value.cause == "bad-input"
 
 

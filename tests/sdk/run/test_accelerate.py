@@ -38,7 +38,7 @@ def kitchen(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         network=network_of(capabilities, {}), layers=model.layers(), workload=Inference(batch=len(x)),
         costs=dict.fromkeys(names, (cost,) * len(model.layers())),
     )  # fmt: skip
-    shareable = Shareable(model.traced_line(), whole=model.kind != "aten")
+    shareable = Shareable(model.traced_line(), whole="aten" not in model.kinds())
     paces = {
         DEVICE: Pace(seconds=dict.fromkeys(shareable.values, slow_s), overhead_s=1e-5),
         HELPER: Pace(seconds=dict.fromkeys(shareable.values, fast_s), overhead_s=1e-5),

@@ -10,6 +10,7 @@ from potluck.errors import PlanError
 from potluck.run.edition import evaluation_plan, make_edition, resized, usable_rows
 
 A, B, C = "a", "b", "c"
+TORCH = dict.fromkeys((A, B, C), ("torch",))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage
 def test_every_device_is_asked_for_its_own_pieces_and_programs():
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
-    edition = make_edition(model, plan, run="r", epoch=3, optimizer=potluck.AdamW(), sizes=(2,))
+    edition = make_edition(model, plan, run="r", epoch=3, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2,))
     requests = edition.requests()
     for device, (order, buffers) in requests.items():
         document = json.loads(buffers[0])
@@ -63,4 +64,4 @@ def test_a_plan_for_another_number_of_layers_is_refused():
     plan = make_plan(mlp, ((A,), (4,)), micro_batch=4)
     longer = replace(plan, stages=(replace(plan.stages[0], stop=plan.stages[0].stop + 1),))
     with pytest.raises(PlanError, match="layers, the model"):
-        make_edition(mlp, longer, run="r", epoch=0, optimizer=potluck.AdamW())
+        make_edition(mlp, longer, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)

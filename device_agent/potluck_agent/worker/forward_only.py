@@ -1,0 +1,43 @@
+"""What segments share that run forward and learn nothing, and that may have their state from another one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from potluck_wire.graph import SegmentError
+
+from .arrays import Arrays
+from .tasks import Segment, Tensors
+
+
+class ForwardOnly:
+    """What a segment refuses that does not train; `what` it is."""
+
+    what = "a segment that does not train"
+
+    def forget(self, prefix: str = "") -> None:
+        """Nothing is kept for backward."""
+
+    def backward(self, key: str, gradients: Tensors = (), scale: float = 1.0) -> Tensors:
+        """Raises SegmentError: there is no backward."""
+        raise self.refusal()
+
+    def gradients(self, share_frac: float = 1.0) -> Any:
+        """Raises SegmentError: there are none."""
+        raise self.refusal()
+
+    def step(self, vector: Any, optimizer: Mapping[str, Any]) -> None:
+        """Raises SegmentError: nothing can be learned."""
+        raise self.refusal()
+
+    def refusal(self) -> SegmentError:
+        """Why."""
+        return SegmentError("bad-input", f"{self.what} does not train")
+
+
+def borrowed(lender: Segment, name: str, dtype: str, shape: Sequence[int], arrays: Arrays) -> Any:
+    """A named state of the lender, not copied, after checking that it is what is expected."""
+    state = lender.read(name)
+    if arrays.name_of(state) != dtype or tuple(state.shape) != tuple(shape):
+        got = f"{state.dtype} {list(state.shape)}"
+        raise SegmentError("document", f"{name} is {got} in the other segment, not {dtype} {list(shape)}"[:300])
+    return state
