@@ -34,4 +34,4 @@ def document_for(model: Any, device: str, kind: str, start: int, stop: int, *, t
     try:
         return bytes(model.document(start, stop, train=train, kind=kind))
     except ModelError as error:
-        raise ModelError(str(error), device=device, **error.facts) from error
+        raise ModelError(str(error), device=device) from error

@@ -15,7 +15,20 @@ import onnx
 import torch
 
 from potluck.errors import ModelError
-from potluck_wire.graph import BATCH, FLOATS, OPERATIONS, Dtype, Expression, Graph, Input, Ref, Sym, evaluate
+from potluck_wire.graph import (
+    BATCH,
+    FLOATS,
+    OPERATIONS,
+    Buffer,
+    Dtype,
+    Expression,
+    Graph,
+    Input,
+    Parameter,
+    Ref,
+    Sym,
+    evaluate,
+)
 from potluck_wire.onnx_operators import OPERATORS
 
 from .onnx_model import port
@@ -97,8 +110,9 @@ def document(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bytes:
         Where ONNX on devices does not have an operator or an element type, or a size beside the batch changes.
     """
     _check(graph)
-    state = [tensors[item.name].detach() for item in (*graph.parameters, *graph.buffers)]
-    first, second = (_exported(graph, rows, state) for rows in ROWS)
+    states = _states(graph)
+    weights = [tensors[item.name].detach() for item in states]
+    first, second = (_exported(graph, rows, weights) for rows in ROWS)
     if first != second:
         raise ModelError("as ONNX a piece of it would do something else for another number of rows.")
     for node in first.graph.node:
@@ -111,9 +125,13 @@ def document(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bytes:
         onnx.TensorProto(
             name=item.name, data_type=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype)), dims=item.shape
         )
-        for item in (*graph.parameters, *graph.buffers)
+        for item in states
     )
     return bytes(first.SerializeToString())
+
+
+def _states(graph: Graph) -> tuple[Parameter | Buffer, ...]:
+    return (*graph.parameters, *graph.buffers)
 
 
 def _check(graph: Graph) -> None:
@@ -123,17 +141,18 @@ def _check(graph: Graph) -> None:
                 f"its {symbol.name} changes its length, and ONNX pieces know the batch alone.",
                 next_step="Make the model without sequence_dims.",
             )
-    dtypes = [item.dtype for item in (*graph.inputs, *graph.parameters, *graph.buffers, *graph.outputs)]
+    dtypes = [port.dtype for port in graph.inputs] + [port.dtype for port in graph.outputs]
+    dtypes += [item.dtype for item in _states(graph)]
     given = [a for node in graph.nodes for a in (*node.args, *(value for _, value in node.kwargs))]
     dtypes += [argument.name for argument in given if isinstance(argument, Dtype)]
     if "bfloat16" in dtypes:
         raise ModelError("it computes with bfloat16, which onnxruntime does not.")
 
 
-def _exported(graph: Graph, rows: int, state: Sequence[torch.Tensor]) -> onnx.ModelProto:
+def _exported(graph: Graph, rows: int, weights: Sequence[torch.Tensor]) -> onnx.ModelProto:
     """The nodes as torch exports them for an example of so many rows, with our names, and no shape of any value."""
     inputs = [_example(port, rows) for port in graph.inputs]
-    taken = [item.name for item in (*graph.inputs, *graph.parameters, *graph.buffers)]
+    taken = [port.name for port in graph.inputs] + [item.name for item in _states(graph)]
     given = [output.name for output in graph.outputs]
     names = {f"taken{i}": name for i, name in enumerate(taken)} | {f"given{i}": name for i, name in enumerate(given)}
     axes = {
@@ -145,13 +164,14 @@ def _exported(graph: Graph, rows: int, state: Sequence[torch.Tensor]) -> onnx.Mo
         written = io.BytesIO()
         try:
             torch.onnx.export(
-                _Piece(graph), (*inputs, *state), written, dynamo=False, opset_version=OPSET, do_constant_folding=False,
+                _Piece(graph), (*inputs, *weights), written,  # type: ignore[arg-type]  # it takes files that are open
+                dynamo=False, opset_version=OPSET, do_constant_folding=False,
                 input_names=[f"taken{i}" for i in range(len(taken))],
                 output_names=[f"given{i}" for i in range(len(given))], dynamic_axes=axes,
             )  # fmt: skip
         except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
             raise ModelError(f"torch cannot write a piece of it as ONNX: {str(error).strip()[:240]}") from error
-    model = onnx.ModelProto.FromString(written.getvalue())
+    model: onnx.ModelProto = onnx.ModelProto.FromString(written.getvalue())
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
