@@ -167,7 +167,7 @@ class Crossing:
         self.bridge = bridge = engine.paced(
             make_edition(
                 engine.model, refined(old.plan, plan), run=old.run, epoch=epoch, optimizer=old.optimizer,
-                backends=engine.backends, sizes=engine.sizes, seed=old.seed, turns=False, towards=plan,
+                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, turns=False, towards=plan,
             )
         )  # fmt: skip
         self._new = engine.next_edition(plan, old.optimizer, engine.sizes)
@@ -234,7 +234,7 @@ class Crossing:
                     ),
                     [bridge.pieces[shadow.stage] for shadow in bridge.shadows if device in shadow.devices],
                     programs,
-                    kind_on(self._engine.model, device, self._engine.backends[device], train=True),
+                    kind_on(self._engine.model, device, self._engine.backends([device])[device], train=True),
                 )
                 for device in self._fetch.programs
             },

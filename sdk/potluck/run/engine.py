@@ -68,11 +68,10 @@ class Engine:
         self._turnstile, self._lock, self._requesting = threading.Lock(), threading.RLock(), threading.Lock()
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1
-        members.need(plan.devices)
         name = f"run-{uuid.uuid4().hex[:12]}"
         self.edition: Edition = self.paced(
             make_edition(
-                model, plan, run=name, epoch=0, optimizer=optimizer, backends=self.backends, seed=seed,
+                model, plan, run=name, epoch=0, optimizer=optimizer, backends=self.backends(plan.devices), seed=seed,
                 schedule=schedule, turns=turns,
             )
         )  # fmt: skip
@@ -204,10 +203,9 @@ class Engine:
         names = [name for name in self.edition.compiled if name.startswith("train-")]
         return tuple(int(name.removeprefix("train-")) for name in names)
 
-    @property
-    def backends(self) -> Mapping[str, tuple[str, ...]]:
-        """What each device computes with."""
-        return {name: tuple(member.capability.get("backends", ())) for name, member in self.members.items()}
+    def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """What each of these devices computes with; raises what keeps one away."""
+        return {name: tuple(self.members[name].capability["backends"]) for name in self.members.need(devices)}
 
     def take_epoch(self) -> int:
         """The number of the next edition; none is used twice."""
@@ -222,7 +220,7 @@ class Engine:
         return self.paced(
             make_edition(
                 self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer,
-                backends=self.backends, sizes=fitting, seed=edition.seed, schedule=edition.schedule,
+                backends=self.backends(plan.devices), sizes=fitting, seed=edition.seed, schedule=edition.schedule,
                 turns=edition.turns,
             )
         )  # fmt: skip
