@@ -167,7 +167,8 @@ class Crossing:
         self.bridge = bridge = engine.paced(
             make_edition(
                 engine.model, refined(old.plan, plan), run=old.run, epoch=epoch, optimizer=old.optimizer,
-                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, turns=False, towards=plan,
+                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, turns=False,
+                towards=plan,
             )
         )  # fmt: skip
         self._new = engine.next_edition(plan, old.optimizer, engine.sizes)
