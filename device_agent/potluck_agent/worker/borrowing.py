@@ -37,7 +37,8 @@ class BorrowingSegment(ForwardOnly):
 
     def read(self, name: str) -> torch.Tensor:
         """A named state of the lender."""
-        return self._lender.read(name)
+        state: torch.Tensor = self._lender.read(name)
+        return state
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Raises SegmentError: the state is the lender's to change."""

@@ -83,7 +83,8 @@ class Fast:
         k = self._kitchen
         stage = Stage(start=0, stop=len(k.model.layers()), devices=(device,), shares=(k.batch,))
         plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=k.batch, training=False)
-        return make_edition(k.model, plan, run=self._crew.run, epoch=0, optimizer=None)
+        backends = {device: k.problem.device(device).backends}
+        return make_edition(k.model, plan, run=self._crew.run, epoch=0, optimizer=None, backends=backends)
 
     @property
     def model(self) -> Any:

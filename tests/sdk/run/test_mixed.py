@@ -1,8 +1,10 @@
 """A home of a laptop with torch and a phone that has onnxruntime alone: one pipeline over both equals one machine."""
 
 import pytest
+from tests.sdk.graph.families import family
 from tests.sdk.graph.models import CASES
 from tests.sdk.run.conftest import make_data, make_model, make_plan
+from tests.sdk.run.test_accelerate import check, fast_of
 
 import potluck
 from potluck.errors import ModelError, PlanError
@@ -67,6 +69,19 @@ def test_a_run_switches_between_the_two_and_no_answer_changes(mixed):
         run.switch(plan).wait(60)
     torch.testing.assert_close(run(x), expected, rtol=1e-5, atol=1e-5)
     run.close()
+
+
+@pytest.mark.parametrize("name", ["vgg", "resnet"])
+def test_one_request_is_shared_inside_its_operators_by_a_device_of_either_kind(mixed, name):
+    net, x = family(name)
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(mixed, net, x) as fast:
+        assert any(way.program for way in fast.menu.ways)
+        for way in fast.menu.ways:
+            fast.bytes_per_s = way.bytes_per_s
+            check(fast(x), expected)
+        assert fast.failure is None
 
 
 def test_plans_for_training_leave_the_phone_out_and_say_why(mixed):
