@@ -121,7 +121,7 @@ def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any
 
 def _divisible(model: Any, devices: Sequence[Member]) -> Any:
     """An ONNX network made of torch's operators, where both sides and all of it have them; else its cuts are shared."""
-    if model.kind == "aten" or not all("torch" in (d.capability.get("backends") or ()) for d in devices):
+    if "aten" in model.kinds() or not all("torch" in (d.capability.get("backends") or ()) for d in devices):
         return model
     try:
         return model.as_torch()
