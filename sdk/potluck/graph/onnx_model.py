@@ -1,7 +1,6 @@
 """Model from an ONNX file: for inference; its pieces are ONNX again, with the weights sent apart."""
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ from .onnx_trace import OnnxTrace, trace
 if TYPE_CHECKING:
     import torch
 
-_PART = re.compile(r"(v(\d+)(?:\.\d+)?)-\d+-\d+")
 KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
 
 
@@ -92,20 +90,12 @@ class OnnxModel(Model):
         model = onnx.ModelProto(ir_version=whole.ir_version)
         model.opset_import.extend(whole.opset_import)
         model.graph.name = "segment"
-        model.graph.input.extend(port(self._tensor(p.name), p.dtype, p.shape) for p in graph.inputs)
-        model.graph.output.extend(port(self._tensor(p.name), p.dtype, p.shape) for p in graph.outputs)
+        model.graph.input.extend(port(p.name, p.dtype, p.shape) for p in graph.inputs)
+        model.graph.output.extend(port(p.name, p.dtype, p.shape) for p in graph.outputs)
         model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
         wanted = {p.name for p in graph.parameters}
         model.graph.initializer.extend(self._stripped(t) for t in whole.graph.initializer if t.name in wanted)
         return bytes(model.SerializeToString())
-
-    def _tensor(self, name: str) -> str:
-        """The tensor that a port stands for; between pieces of a request it is called by its rows, which are all."""
-        part = _PART.fullmatch(name)
-        if part is None:
-            return name
-        inputs = self._trace.traced.graph.inputs
-        return inputs[int(part[2])].name if int(part[2]) < len(inputs) else part[1]
 
     def _stripped(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         if tensor.name not in self._weights:

@@ -14,7 +14,7 @@ from potluck.plan.sharing import TILES, Division, Operator, Sharing, intervals
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
 from .cuts import Line
-from .locality import GLOBAL, Local, localities
+from .locality import Local, localities
 from .pieces import Interval, Part, piece, rows_of
 from .row_rules import Reads
 
@@ -48,20 +48,16 @@ class Shared:
 
 
 class Shareable:
-    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs.
+    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs."""
 
-    `whole`: none of them may (those of an ONNX model are known by name alone).
-    """
-
-    def __init__(self, line: Line, *, whole: bool = False) -> None:
+    def __init__(self, line: Line) -> None:
         graph = line.traced.graph
         if len(graph.inputs) != 1:
             raise ModelError(
                 f"a request of {len(graph.inputs)} inputs cannot be shared inside its operators.",
                 next_step="Use a model with one input tensor.",
             )
-        one_piece = Local(kind=GLOBAL, reads={})
-        self.line, self.localities = line, (one_piece,) * len(graph.nodes) if whole else localities(line)
+        self.line, self.localities = line, localities(line)
         self.values = (0, *(graph.first_node + position for position in line.bound))
         self.place = {value: i for i, value in enumerate(self.values)}
         self.outputs = tuple(dict.fromkeys(output.ref for output in graph.outputs if output.ref.value in self.place))

@@ -108,6 +108,8 @@ def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any
 
     if isinstance(model, str | Path):
         model = Model.from_onnx(model)
+    if hasattr(model, "as_torch"):  # from ONNX
+        model = model.as_torch()
     if hasattr(model, "signature"):
         batch = int(example.shape[0]) if example is not None else 1
         if example is not None:
@@ -150,7 +152,7 @@ def _kitchen(
     plan_name = f"layers-0-{len(model.layers())}"
     return Kitchen(
         model=model,
-        shareable=Shareable(model.traced_line(), whole="aten" not in model.kinds()),
+        shareable=Shareable(model.traced_line()),
         problem=problem,
         names=names,
         paces={side: measured_pace(model, profile, name, batch) for side, name in names.items()},

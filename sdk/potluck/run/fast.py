@@ -28,7 +28,7 @@ from potluck.run.history import measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.menu import Kitchen, Menu, Way
-from potluck.run.shared_edition import shared_requests, transfers
+from potluck.run.shared_edition import computed_s, shared_requests, transfers
 from potluck.schedule import Compiled
 from potluck_wire.messages import Probe
 
@@ -39,6 +39,8 @@ LOOK_S = 1.0  # between two looks of the upkeep
 RETRY_S = 2.0  # after a failed attempt to reach the helper
 PROBE_AFTER_S = 3.0  # without a transfer the bandwidth is asked for
 PROBE_BYTES = 128 * 1024
+SHOWN = 5  # requests that show how fast a side is
+WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
 LEAST_BYTES = 16 * 1024  # of fewer the latency says more than the bandwidth
 LATE = 2.0  # times what it should take, until the device begins to answer alone
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
@@ -65,6 +67,7 @@ class Fast:
         self._heard_s = time.monotonic()
         self._rates: deque[float] = deque([self.bytes_per_s], maxlen=3)
         self._answers: list[Answer] = []
+        self._times: dict[str, deque[float]] = {side: deque(maxlen=SHOWN) for side in kitchen.names}
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
@@ -119,14 +122,18 @@ class Fast:
             self._crew.execute(0, push, self._next(), states=self._kitchen.model.state()).result()
 
     def _share(self) -> None:
-        """The pieces and programs of all ways onto both, under a new epoch; the one before goes."""
-        self._n_epochs += 1
-        epoch, before = self._n_epochs, self._epoch
-        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, self.menu.programs, self.memory_bytes))
+        """The pieces and programs of all ways onto both, under a new epoch."""
+        epoch = self._take_epoch()
+        self._prepare(epoch, self.menu)
         with self._lock:
             self._epoch, self._helper_ready = epoch, True
-        if before:
-            self._crew.drop(before, (self.device, self.helper))
+
+    def _prepare(self, epoch: int, menu: Menu) -> None:
+        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, menu.programs, self.memory_bytes))
+
+    def _take_epoch(self) -> int:
+        self._n_epochs += 1
+        return self._n_epochs
 
     def _next(self) -> int:
         with self._lock:
@@ -252,7 +259,9 @@ class Fast:
             self._learn(future.result(), compiled)
 
     def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
-        return self._crew.execute(0, self.alone, self._next(), batch=named).result(), self.alone
+        execution = self._crew.execute(0, self.alone, self._next(), batch=named).result()
+        self._learn(execution, self.alone)
+        return execution, self.alone
 
     def _lost(self, error: PotluckError) -> None:
         """A request that was shared has failed: its epoch is gone on both sides."""
@@ -260,9 +269,15 @@ class Fast:
         self.failure = error
 
     def _learn(self, execution: Execution, compiled: Compiled) -> None:
-        """What the transfers of a request show of the link."""
-        for nbytes, seconds in transfers(execution, compiled, (self.device, self.helper)):
-            self._heard(nbytes, seconds)
+        """What a request shows of the link, and of how fast both really are."""
+        if self.helper in compiled.programs:
+            for nbytes, seconds in transfers(execution, compiled, (self.device, self.helper)):
+                self._heard(nbytes, seconds)
+        for side, name in self._kitchen.names.items():
+            if name in compiled.programs and name not in self._kitchen.emulated:
+                expected_s = self._kitchen.computing_s(compiled, name)
+                if expected_s > 0:
+                    self._times[side].append(computed_s(execution, compiled, name) / expected_s)
 
     def _heard(self, nbytes: int, seconds: float) -> None:
         path = self._kitchen.problem.network.path(self.device, self.helper)
@@ -285,8 +300,29 @@ class Fast:
                         self._restore()
                     elif self._helper_ready and now_s >= self._heard_s + PROBE_AFTER_S and self._late is None:
                         self._ask_bandwidth()
+                    elif self._helper_ready and (wrong := self._wrong()):
+                        self._correct(wrong)
                 except PotluckError as error:
                     self.failure = error
+
+    def _wrong(self) -> dict[str, float]:
+        """The sides that take another time than was thought, request after request: how many times as long."""
+        shown = {side: median(times) for side, times in self._times.items() if len(times) == SHOWN}
+        return {side: times for side, times in shown.items() if not 1 / WRONG < times < WRONG}
+
+    def _correct(self, times: dict[str, float]) -> None:
+        """Plan anew by what the sides have shown, load that, and go over to it."""
+        kitchen = self._kitchen.corrected(times)
+        menu, epoch, before = kitchen.menu(), self._take_epoch(), self._epoch
+        alone = kitchen.as_emulated(self._whole[self.device].compiled[INFER])
+        self._prepare(epoch, menu)
+        with self._lock:
+            self._kitchen, self.menu, self.alone, self._epoch = kitchen, menu, alone, epoch
+            self._foretold.clear()
+            self._alone_s = self._predicted_s(alone, self.bytes_per_s)
+            for shown in self._times.values():
+                shown.clear()
+        self._crew.drop(before, (self.device, self.helper))
 
     def _ask_bandwidth(self) -> None:
         probe = Probe(task=f"{self._crew.run}-{self._next()}", peer=self.helper, nbytes=PROBE_BYTES, repeats=1)

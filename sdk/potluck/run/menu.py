@@ -13,6 +13,7 @@ from potluck.errors import PlanError
 from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
+from potluck.plan.cost import CostTable
 from potluck.plan.sharing import Sharing
 from potluck.plan.split import Split, share
 from potluck.plan.whatif import rated
@@ -22,6 +23,7 @@ from potluck.run.prediction import paced
 from potluck.run.shared_edition import SharedProgram, Sides, compile_shared
 from potluck.schedule import Compiled
 from potluck.simulate import simulate
+from potluck.simulate.duration import instruction_s
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
 
@@ -88,6 +90,27 @@ class Kitchen:
             if not ways or ways[-1].split is None or ways[-1].split.divisions != split.divisions:
                 ways.append(Way(bytes_per_s=bytes_per_s, split=split, program=self._program(split)))
         return Menu(ways=tuple(ways))
+
+    def corrected(self, times: Mapping[str, float]) -> "Kitchen":
+        """The same where a side (by name) takes so many times as long as was thought."""
+        paces = {
+            side: Pace(
+                seconds={value: seconds * times.get(side, 1.0) for value, seconds in known.seconds.items()},
+                overhead_s=known.overhead_s * times.get(side, 1.0),
+            )
+            for side, known in self.paces.items()
+        }
+        costs = dict(self.problem.costs)
+        for side, factor in times.items():
+            name = self.names[side]
+            costs[name] = tuple(replace(c, forward_s=tuple(s * factor for s in c.forward_s)) for c in costs[name])
+        return replace(self, paces=paces, problem=replace(self.problem, costs=costs))
+
+    def computing_s(self, compiled: Compiled, device: str) -> float:
+        """What all that a device runs in one request should take it."""
+        table, known = CostTable(self.problem), self.problem.device(device)
+        pairs = zip(compiled.programs[device].instructions, compiled.notes[device], strict=True)
+        return sum(instruction_s(table, known, item, note) for item, note in pairs if item.op == "run")
 
     def _best(self, sharing: Sharing) -> Split:
         if self.deadline_s is not None:

@@ -71,7 +71,7 @@ def compile_shared(
 ) -> SharedProgram:
     """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it."""
     build = _Build(shareable, sides, Assembler(name, tuple(sides.names.values()), HOME))
-    build.feed(model.inputs()[0].name)
+    build.feed(shareable.line.traced.graph.inputs[0].name)
     pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names.values()}
     rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names.values()}
     for turn, step in enumerate(shared.steps):
@@ -117,6 +117,12 @@ def transfers(execution: Execution, compiled: Compiled, pair: tuple[str, str]) -
         if rows:
             found.append((sum(n for *_, n in rows), union_s([(start_s, stop_s) for start_s, stop_s, _ in rows])))
     return found
+
+
+def computed_s(execution: Execution, compiled: Compiled, device: str) -> float:
+    """Seconds in which a device ran anything of one request."""
+    program = compiled.programs[device].instructions
+    return sum(stop - start for index, start, stop in execution.timelines[device].rows if program[index].op == "run")
 
 
 def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 
 import pytest
 from tests.sdk.graph.families import FAMILIES, as_onnx, family
@@ -15,6 +16,7 @@ from potluck.lab.specs import Spec
 from potluck.profile.measure import FLOOR_BYTES, device_of
 from potluck.profile.network import network_of
 from potluck.records import Inference, LayerCost, Problem
+from potluck.run import accelerate as accelerate_module
 from potluck.run import fast as fast_module
 from potluck.run.accelerate import accelerate
 from potluck.run.fast import Fast
@@ -38,7 +40,7 @@ def kitchen(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         network=network_of(capabilities, {}), layers=model.layers(), workload=Inference(batch=len(x)),
         costs=dict.fromkeys(names, (cost,) * len(model.layers())),
     )  # fmt: skip
-    shareable = Shareable(model.traced_line(), whole="aten" not in model.kinds())
+    shareable = Shareable(model.traced_line())
     paces = {
         DEVICE: Pace(seconds=dict.fromkeys(shareable.values, slow_s), overhead_s=1e-5),
         HELPER: Pace(seconds=dict.fromkeys(shareable.values, fast_s), overhead_s=1e-5),
@@ -160,9 +162,10 @@ def test_wrong_arguments_are_answered_with_what_was_expected(home, wrong, says):
 
 
 @pytest.fixture
-def robot_home():
+def robot_home(request):
+    """A robot, and a server that is so many times slower than it."""
     torch.set_num_threads(1)
-    with potluck.Home.lab([Spec(name="robot"), Spec(name="server", slowdown=200)]) as opened:
+    with potluck.Home.lab([Spec(name="robot"), Spec(name="server", slowdown=request.param)]) as opened:
         yield opened
 
 
@@ -173,6 +176,7 @@ def wait_until(holds):
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("robot_home", [200], indirect=True)
 def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps_again_when_it_is_back(robot_home):
     net, x = family("vgg")
     with torch.no_grad():
@@ -200,6 +204,7 @@ def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps
         assert set(fast.kept[-1][0].timelines) >= {"server"}
 
 
+@pytest.mark.parametrize("robot_home", [200], indirect=True)
 def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
     net, x = family("vgg")
     with torch.no_grad():
@@ -211,3 +216,89 @@ def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
         assert fast.kept[-1][1] is fast.alone
         check(fast(x), expected)
         robot_home._lab.agents.thaw("server")
+
+
+@pytest.mark.parametrize("robot_home", [10], indirect=True)
+def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch):
+    monkeypatch.setattr(fast_module, "SHOWN", 1)
+    net, x = family("vgg")
+    with fast_of(robot_home, net, x, slow_s=5e-3, fast_s=1e-6) as fast:
+        fast.bytes_per_s = 1e8
+        assert fast.menu.at(1e8).program is not None
+        told_s = fast.explain(1e8).latency_s
+
+        def found_out():
+            fast.bytes_per_s = 1e8
+            fast(x)
+            return fast.menu.at(1e8).program is None
+
+        wait_until(found_out)
+        assert fast.explain(1e8).latency_s != told_s
+        fast(x)
+        assert fast.stats.answers[-1].way == "alone"
+
+
+# --- what it takes, and what it tells ---------------------------------------------------------------------------------
+
+
+def test_zero_bandwidth_is_answered_alone_and_says_so(home):
+    net, x = family("vgg")
+    with fast_of(home, net, x) as fast:
+        fast.bytes_per_s = 0.0
+        fast(x)
+        assert fast.stats.entries == {"alone": 1}
+        assert "sharing does not pay: local-1 answers alone" in repr(fast.explain(0.0))
+
+
+def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3)).eval()
+    x = torch.randn(2, 6)
+    with torch.no_grad(), fast_of(home, net, x) as fast:
+        fast.bytes_per_s = 1e8
+        check(fast(x), net(x))
+        assert fast.stats.answers[-1].way.startswith("share-")
+        assert "no operator of this model can compute some rows" in repr(fast.explain(1e8))
+
+
+def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, x = family("vgg")
+    with fast_of(home, net, x) as fast:
+        for fast.bytes_per_s in (0.0, 3e6):
+            fast(x)
+        stats, account = fast.stats, fast.explain(3e6)
+    assert (stats.requests, stats.fallbacks, len(stats.entries)) == (2, 0, 2)
+    assert stats.prediction_error_frac > 0
+    assert stats._repr_html_().count("<svg") == 1
+    assert "2 requests" in repr(stats)
+    shares = account.rows["local-1"], account.rows["local-2"]
+    assert all(rows for rows in shares)
+    assert account._repr_html_().count("<svg") == 1
+    assert "local-1 alone" in repr(account)
+    assert account.save(tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+    assert "<table" in account.save(tmp_path / "rows.html").read_text()
+
+
+def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, x = family("vgg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            net, (x,), tmp_path / "net.onnx", dynamo=False, input_names=["x"], output_names=["y"],
+            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
+        )  # fmt: skip
+    with torch.no_grad():
+        expected = net(x)
+    made, batch, rebuild = accelerate_module._read(tmp_path / "net.onnx", x)
+    assert batch == 2
+    with fast_of(home, made, x) as fast:
+        for way in fast.menu.ways:
+            fast.bytes_per_s = way.bytes_per_s
+            assert torch.allclose(rebuild(list(fast(x))), expected, atol=1e-4)
+        assert fast.stats.fallbacks == 0
+        assert len(fast.stats.entries) > 1
