@@ -361,8 +361,9 @@ class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
-    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`. `problem` is what it was
-    judged for; a plan from a file has none yet.
+    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`; `energy_gap_frac`: none
+    that is on time takes fewer joules by more than this part of `energy_j`. `problem` is what it was judged for; a plan
+    from a file has none yet.
     """
 
     planner: str
@@ -378,6 +379,7 @@ class Plan:
     unused: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     gap_frac: float | None = None
+    energy_gap_frac: float | None = None
     home: str = ""
     problem: Problem | None = field(default=None, compare=False, repr=False)
 

@@ -116,7 +116,7 @@ def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
     assert ours <= min(others)
     assert int(cells["limits"].split("%")[0]) >= 0
     assert "is imagined: connected like" in cells["what-if"]
-    assert "Would do (planned again to be sure): a latency of" in cells["impossible"]
+    assert "Would do (a plan was found that holds it): a latency of" in cells["impossible"]
     assert "[[stage]]" in cells["edit"]
     assert float(cells["edit"].split("step, ")[1].split()[0]) >= 1.0
     assert "left: []" in text_of(explored.cells[-1])

@@ -63,6 +63,8 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
     if plan.gap_frac is not None:
         notes.append(f"certified: no plan at all is more than {units.percent(plan.gap_frac)} faster")
+    if plan.energy_gap_frac is not None:
+        notes.append(f"certified: no plan on time takes more than {units.percent(plan.energy_gap_frac)} fewer joules")
     return tuple(notes)
 
 

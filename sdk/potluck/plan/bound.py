@@ -22,7 +22,7 @@ from potluck.plan import cost, flows
 from potluck.plan.groups import Pattern, classes_of
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
-from potluck.records import LayerCost, Problem, Stage, Training
+from potluck.records import Device, LayerCost, Problem, Stage, Training
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
@@ -33,10 +33,9 @@ def lower_bound_s(
     problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
 ) -> float:
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
-    batch = problem.workload.batch
-    bound = min(upper_s, work_s(batch, [_rates(problem, device.name, batch) for device in problem.devices]))
+    bound = min(upper_s, quick_bound_s(problem))
     if problem.branches:
-        return max(bound, min(upper_s, way_s(problem)))
+        return bound
     if is_late() or _size(table) > MAX_SIZE:
         return bound
     lowest = upper_s
@@ -46,6 +45,22 @@ def lower_bound_s(
         if is_late() or lowest <= bound:
             return bound
     return lowest
+
+
+def quick_bound_s(problem: Problem) -> float:
+    """The work and the longest way: some milliseconds."""
+    batch = problem.workload.batch
+    return max(work_s(batch, [least_rates(problem, device.name, batch) for device in problem.devices]), way_s(problem))
+
+
+def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
+    """Per layer the seconds of an optimizer step that every plan with it on this device needs, beside overheads."""
+    if not isinstance(table.problem.workload, Training):
+        return [0.0] * len(table.problem.layers)
+    return [
+        cost.update_s(table, device, i, i + 1) - device.overhead_s if learns and layer.parameter_bytes else 0.0
+        for i, (layer, learns) in enumerate(zip(table.problem.layers, _learning(table.problem), strict=True))
+    ]
 
 
 def _micro_batches(problem: Problem) -> list[int]:
@@ -113,13 +128,13 @@ def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[f
     return batch * sum(least) / total if total else inf
 
 
-def _rates(problem: Problem, device: str, most: int) -> list[float]:
+def least_rates(problem: Problem, device: str, most: int) -> list[float]:
     """Least seconds per row of each layer at any size up to `most`: forward, and the backward that every plan needs."""
     return [a + b for a, b in zip(*_both(problem, device, most), strict=True)]
 
 
 def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
-    """Forward and backward of `_rates`."""
+    """Forward and backward of `least_rates`."""
     training, forward, backward = isinstance(problem.workload, Training), [], []
     for costs, learns in zip(problem.costs[device], _learning(problem), strict=True):
         forward.append(per_row(costs, costs.forward_s, most))
@@ -148,7 +163,7 @@ class FloorSearch(SubsetSearch):
     def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
         problem = table.problem
         self.is_late = is_late
-        self.rates = [_rates(problem, device.name, micro_batch) for device in problem.devices]
+        self.rates = [least_rates(problem, device.name, micro_batch) for device in problem.devices]
         self._fronts: dict[tuple[int, int], float] = {}
         every = [pattern for pattern in product(*(range(len(same) + 1) for same in classes_of(table))) if any(pattern)]
         shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]

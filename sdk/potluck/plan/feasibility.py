@@ -40,21 +40,32 @@ def breaches(problem: Problem, plan: Plan) -> list[Breach]:
 def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
     """The error when no plan of `judged` holds: the limit that comes nearest to being held, and how to hold it."""
     if not judged:
-        return _too_big(problem)
+        return too_big(problem)
     if all(any(b.limit == "memory" for b in breaches(problem, plan)) for plan in judged):
-        blamed = _too_big(problem)
+        blamed = too_big(problem)
         if "layer" in blamed.facts:
             return blamed
     nearest = min(
         (max(breaches(problem, plan), key=lambda b: b.needed / b.available) for plan in judged),
         key=lambda breach: breach.needed / breach.available,
     )
-    return _error(nearest, problem.model)
+    return _error(nearest, problem.model, judged)
 
 
-def _error(breach: Breach, model: str) -> Infeasible:
+def no_plan(breach: Breach, model: str) -> Infeasible:
+    """The error where a bound (`needed`) proves that no plan holds a limit on latency or energy."""
+    unit = "s" if breach.limit == "latency" else "J"
+    return Infeasible(
+        f"Every plan for {model} needs more than {breach.needed:.3g} {unit} per step; the {breach.limit} limit is "
+        f"{breach.available:.4g}.",
+        next_step="Allow more, or add a device.",
+        limit=breach.limit, needed=breach.needed, available=breach.available,
+    )  # fmt: skip
+
+
+def _error(breach: Breach, model: str, judged: Sequence[Plan]) -> Infeasible:
     needed, available, device = breach.needed, breach.available, breach.device
-    facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available}
+    facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available, "plans": tuple(judged)}
     if breach.limit == "memory":
         text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {available / 1e6:.3g} MB."
         return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
@@ -63,8 +74,8 @@ def _error(breach: Breach, model: str) -> Infeasible:
     return Infeasible(text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts)
 
 
-def _too_big(problem: Problem) -> Infeasible:
-    """No planner found a plan within memory: blame the largest layer where it fits nowhere, else the sum."""
+def too_big(problem: Problem) -> Infeasible:
+    """No plan is within memory: blame the largest layer where it fits nowhere, else the sum."""
     table = cost.CostTable(problem)
     rows = min(choices.micro_batches(problem))
     biggest = max(problem.devices, key=lambda device: cost.budget_bytes(problem, device))

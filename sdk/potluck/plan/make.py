@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from math import inf
 
 from potluck.plan import cost, feasibility
 from potluck.plan.anytime import MAX_WORK, Board, search
 from potluck.plan.bound import lower_bound_s
 from potluck.plan.check import check_problem
+from potluck.plan.impossible import refuse_impossible
 from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
 from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
+from potluck.plan.subset import is_thrifty
+from potluck.plan.thrift import least_energy_j
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import direct
 
@@ -19,33 +23,38 @@ MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
 N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
+LOOK = 15  # steps of a search that need find nothing good
 BOUND_PART = 0.25  # of the time given, kept for the certificate
+THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 
 def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None) -> Plans:
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
-    its effort is fixed and the outcome always the same. The best plan has `gap_frac`: how far it may be from the
-    optimum at most.
+    its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
+    `energy_gap_frac`: how far it may be from the optimum at most.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
+    refuse_impossible(problem, table)
     end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
 
     def is_late(part: float = 0.0) -> bool:
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
-    judged = _judged(problem, table, lambda: is_late(BOUND_PART), thorough=end_s < inf)
+    # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
+    judged = _judged(problem, table, is_late, thorough=end_s < inf) or _unlimited(problem)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
-        raise feasibility.infeasible(problem, judged or _unlimited(problem, is_late))
+        raise feasibility.infeasible(problem, judged)
     holding.sort(key=lambda plan: preference(plan, problem.qoe))
     best = holding[0]
     holding[0] = replace(
         best,
         unused=feasibility.why_unused(problem, best, judged),
         gap_frac=gap_frac(problem, table, holding, is_late),
+        energy_gap_frac=energy_gap_frac(problem, table, best),
     )
     return Plans(tuple(holding))
 
@@ -58,20 +67,30 @@ def gap_frac(
     return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (plans[0].latency_s or inf)
 
 
+def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> float | None:
+    """By which part of its joules `plan` may exceed the thriftiest plan on time; None unless joules decide."""
+    if not is_thrifty(problem) or not plan.energy_j:
+        return None
+    return max(0.0, 1 - least_energy_j(problem, table) / plan.energy_j)
+
+
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], *, thorough: bool = False
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False
 ) -> list[Plan]:
-    """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest."""
+    """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
+
+    `is_late(part)`: whether no more than this part of the time is left.
+    """
     simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
     hasty = replace(problem, qoe=replace(problem.qoe, latency_s=None))
     fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work)  # searches ask their table's problem
-    search(fastest, rivals(problem, table), is_late)
-    boards = [fastest]
-    qoe = problem.qoe
-    if qoe.latency_s is not None or qoe.energy_j is not None or qoe.device_energy_j:
+    boards, qoe = [fastest], problem.qoe
+    thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
+    search(fastest, rivals(problem, table), lambda: is_late(THRIFT_PART if thrifty else BOUND_PART))
+    if thrifty and fastest.best <= (qoe.latency_s or inf):  # where nothing is on time, joules do not matter
         asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
         boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work))
-        search(boards[-1], fastest.ranking()[:MAX_SHOWN], is_late)
+        search(boards[-1], fastest.ranking()[:MAX_SHOWN], lambda: is_late(BOUND_PART))
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
     for board in boards:
         sets: dict[frozenset[str], Plan] = {}
@@ -90,7 +109,7 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
-def _unlimited(problem: Problem, is_late: Callable[[], bool]) -> list[Plan]:
-    """Judged plans that ignore memory, for saying by how much it is missed."""
-    free = feasibility.without_memory_limits(problem)
-    return _judged(free, cost.CostTable(free), is_late)
+def _unlimited(problem: Problem) -> list[Plan]:
+    """Judged plans that ignore memory, for saying by how much it is missed: a look, not a search."""
+    free, steps = feasibility.without_memory_limits(problem), count()
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > LOOK)

@@ -1,12 +1,13 @@
-"""What would make an infeasible problem feasible: one limit loosened at a time, and planned again to be sure. Pure."""
+"""What would make an infeasible problem feasible: one limit loosened at a time, and a plan that shows it. Pure."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import floor, log10
 
 from potluck.errors import Infeasible
 from potluck.plan import cost
+from potluck.plan.feasibility import breaches
 from potluck.plan.plans import Plans
 from potluck.records import Plan, Problem, QoE, Training
 
@@ -41,15 +42,17 @@ class Remedy:
                 return f"a batch of {self.value:.0f}"
 
 
-def explained(error: Infeasible, problem: Problem, planning: Planning, hasty: Planning) -> Infeasible:
-    """The error with what would do, each planned again; the fact `remedies` has them as records.
+def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan: Planning) -> Infeasible:
+    """The error with what would do, each held by a plan; the fact `remedies` has them as records.
 
-    `planning` is asked once per limit, `hasty` some ten times where memory is too little.
+    `planning` is asked once per limit, unless the fact `plans` of the error, those that were nearest, answers already.
+    `any_plan` is asked some ten times where memory is too little.
     """
-    found = tuple(remedies(problem, planning, hasty))
+    known = error.facts.get("plans", ())
+    found = tuple(remedies(problem, planning, any_plan, known if isinstance(known, tuple) else ()))
     said = str(error).removesuffix(error.next_step).rstrip()
     if found:
-        step = f"Would do (planned again to be sure): {'; or '.join(map(str, found))}."
+        step = f"Would do (a plan was found that holds it): {'; or '.join(map(str, found))}."
     elif _n_limits(problem.qoe) > 1:
         step = "No single limit is to blame: loosened alone, none of them is enough."
     else:
@@ -59,32 +62,30 @@ def explained(error: Infeasible, problem: Problem, planning: Planning, hasty: Pl
     return better
 
 
-def remedies(problem: Problem, planning: Planning, hasty: Planning) -> Iterator[Remedy]:
-    """One per limit whose loosening alone is enough."""
+def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Sequence[Plan] = ()) -> Iterator[Remedy]:
+    """One per limit whose loosening alone is enough; `known`: judged plans of this problem."""
     qoe = problem.qoe
     if qoe.latency_s is not None:
-        yield from _loosened(problem, planning, "latency", lambda value: replace(qoe, latency_s=value))
+        loose = replace(problem, qoe=replace(qoe, latency_s=None))
+        yield from _loosened(loose, planning, known, "latency")
     if qoe.energy_j is not None:
-        yield from _loosened(problem, planning, "energy", lambda value: replace(qoe, energy_j=value))
+        loose = replace(problem, qoe=replace(qoe, energy_j=PLENTY))
+        yield from _loosened(loose, planning, known, "energy")
     for name in qoe.device_energy_j:
-
-        def with_limit(value: float | None, name: str = name) -> QoE:
-            return replace(qoe, device_energy_j={**qoe.device_energy_j, name: value or PLENTY})
-
-        yield from _loosened(problem, planning, "device energy", with_limit, name)
+        loose = replace(problem, qoe=replace(qoe, device_energy_j={**qoe.device_energy_j, name: PLENTY}))
+        yield from _loosened(loose, planning, known, "device energy", name)
     free = replace(problem, qoe=QoE(memory_bytes=qoe.memory_bytes))
-    if _plans(free, hasty) is None:  # memory alone is too little already
-        yield from _memory(problem, hasty)
-        yield from _batch(problem, hasty)
+    if _plans(free, any_plan) is None:  # memory alone is too little already
+        yield from _memory(problem, any_plan)
+        yield from _batch(problem, any_plan)
 
 
 def _loosened(
-    problem: Problem, planning: Planning, limit: str, with_limit: Callable[[float | None], QoE], device: str = ""
+    loose: Problem, planning: Planning, known: Sequence[Plan], limit: str, device: str = ""
 ) -> Iterator[Remedy]:
     """The least that the plans without this limit need of it, rounded up: such a plan then holds every limit."""
-    without = None if limit == "latency" else PLENTY
-    found = _plans(replace(problem, qoe=with_limit(without)), planning)
-    if found is not None:
+    found: Sequence[Plan] = [plan for plan in known if not breaches(loose, plan)] or _plans(loose, planning) or ()
+    if found:
         best = min(found, key=lambda plan: _measure(plan, limit, device))
         yield Remedy(limit=limit, value=round_up(_measure(best, limit, device)), plan=best, device=device)
 

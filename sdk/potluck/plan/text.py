@@ -11,6 +11,7 @@ FORMAT = 1  # another one is refused; a person who writes a plan may leave it ou
 _FACTS = (
     "planner", "model", "home", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed",
     "gap_frac",
+    "energy_gap_frac",
 )  # fmt: skip
 _KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
 _STAGE = {"layers", "devices", "shares", "warm_up"}
@@ -58,6 +59,7 @@ def loads(text: str) -> Plan:
         energy_j=_get(data, "energy_j", float, None),
         seed=_get(data, "seed", int, None),
         gap_frac=_get(data, "gap_frac", float, None),
+        energy_gap_frac=_get(data, "energy_gap_frac", float, None),
         home=_get(data, "home", str, ""),
         peak_bytes=_table(data, "peak_bytes", int),
         device_energy_j=_table(data, "device_energy_j", float),

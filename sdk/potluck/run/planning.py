@@ -12,7 +12,7 @@ from potluck.records import Inference, Plan, Problem, QoE, Training
 if TYPE_CHECKING:
     from potluck.plan import Plans
 
-HASTE_S = 0.25  # of each of some ten plannings that look for what would make an infeasible problem feasible
+HASTE_S = 0.5  # of a planning that looks for what would make an infeasible problem feasible
 OURS = "potluck"  # the planner that is asked unless another is named
 
 
@@ -50,13 +50,14 @@ def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True) -> "P
 
     if planner not in PLANNERS:
         raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
-    whole = hasty = partial(ask, name=planner)
+    whole = hasty = first = partial(ask, name=planner)
     if planner == OURS:
-        whole, hasty = partial(make_plans), partial(make_plans, clock=time.process_time, budget_s=HASTE_S)
+        whole = partial(make_plans)
+        hasty, first = (partial(make_plans, clock=time.process_time, budget_s=budget_s) for budget_s in (HASTE_S, 0.0))
     try:
         return whole(problem)
     except Infeasible as error:
-        raise explained(error, problem, whole, hasty) if remedies else error from None
+        raise explained(error, problem, hasty, first) if remedies else error from None
 
 
 def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None, qoe: QoE | None = None) -> Plan:
