@@ -43,6 +43,7 @@ DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", BENCHES)
 def test_gives_every_promised_figure(name):
     pytest.importorskip("torch")
