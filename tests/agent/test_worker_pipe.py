@@ -43,9 +43,9 @@ def order(end, pipe, n):
     assert heard(end) == [99]
 
 
-def do(pipe):
+def do(pipe, urgent=False):
     message, _ = pipe.next()
-    pipe.send(Computed(tag=message.tag), [b"[]"])
+    pipe.send(Computed(tag=message.tag), [b"[]"], urgent=urgent)
     pipe.flush_in_time()
 
 
@@ -58,6 +58,15 @@ def test_answers_come_together_when_little_is_left_to_do(clock, ends):
         said.append(heard(end))
     together = 6 - FEW + 1
     assert said == [[]] * (together - 1) + [list(range(together))] + [[tag] for tag in range(together, 6)]
+
+
+def test_what_is_urgent_is_said_at_once_and_takes_the_rest_along(clock, ends):
+    end, pipe = ends
+    order(end, pipe, 6)
+    do(pipe)
+    do(pipe, urgent=True)
+    do(pipe)
+    assert heard(end) == [0, 1]
 
 
 def test_an_answer_is_not_kept_for_long(clock, ends):

@@ -108,9 +108,7 @@ class Engine:
         self._values.drop(message.frees)
         wait_until(work_s + self._stretch.target_s(_kind(message, task), took_cpu_s, message.lasts_s))
         answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
-        self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()])
-        if rows:
-            self._pipe.flush()
+        self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()], urgent=bool(rows))
 
     def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
         return Task(

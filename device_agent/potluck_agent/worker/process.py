@@ -29,23 +29,24 @@ class Pipe:
         self._end = end
         self._reader = Reader(Channel.WORKER)
         self._unsent: list[bytes] = []
-        self._said_s = 0.0
+        self._urgent, self._said_s = False, 0.0
         self._waiting: deque[tuple[Message, tuple[bytes | memoryview, ...]]] = deque()
 
-    def send(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
+    def send(self, message: Message, buffers: Sequence[bytes] = (), *, urgent: bool = False) -> None:
         """Send with the next `flush`: the agent wakes once for all that a task has to say."""
         self._unsent.append(pack(message, buffers))
+        self._urgent = self._urgent or urgent
 
     def flush(self) -> None:
         """Blocks while the agent does not read."""
         if self._unsent:
             self._end.sendall(b"".join(self._unsent))
             self._unsent.clear()
-            self._said_s = time.monotonic()
+            self._urgent, self._said_s = False, time.monotonic()
 
     def flush_in_time(self) -> None:
-        """Flush where little is left to do here, or the last time is long ago."""
-        if len(self._waiting) < FEW or time.monotonic() - self._said_s > LATE_S:
+        """Flush what is urgent; the rest where little is left to do here, or the last time is long ago."""
+        if self._urgent or len(self._waiting) < FEW or time.monotonic() - self._said_s > LATE_S:
             self.flush()
 
     def listen(self) -> None:
