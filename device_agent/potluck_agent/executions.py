@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 from potluck_agent.events import Buffer, Span
 from potluck_agent.layout import Layout
+from potluck_agent.outgoing import Parcel
+from potluck_wire.messages import Value
 from potluck_wire.program import Instruction
+
+MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
 class Name(NamedTuple):
@@ -93,6 +97,7 @@ class Execution:
         self._sends_left = dict(layout.sends)
         self._times: dict[int, tuple[float, float]] = {}
         self._n_left = len(layout.waits)
+        self._n_with_worker = 0
         # A receive waits for its value too, as one reason more.
         receives = {index for index, _ in layout.receives.values()}
         self._waits = [count + (index in receives) for index, count in enumerate(layout.waits)]
@@ -102,6 +107,11 @@ class Execution:
     def complete(self) -> bool:
         """Whether every instruction is done."""
         return self._n_left == 0
+
+    @property
+    def only_computing(self) -> bool:
+        """Whether nothing is left but tasks that the worker has: what is queued now comes behind them."""
+        return self._n_left == self._n_with_worker
 
     def instruction(self, index: int) -> Instruction:
         """Instruction `index`."""
@@ -113,6 +123,7 @@ class Execution:
 
     def queued(self, index: int) -> tuple[Ready, tuple[str, ...]]:
         """Task `index` goes to the worker: what may follow it there, and the values that die with it."""
+        self._n_with_worker += 1
         instruction = self.instruction(index)
         frees = []
         for value in sorted(set(instruction.inputs)):
@@ -126,6 +137,7 @@ class Execution:
     def computed(self, index: int, start_s: float, stop_s: float) -> Ready:
         """Task `index` is done: what was waiting for that and is not done by the worker."""
         self.busy_s += stop_s - start_s
+        self._n_with_worker -= 1
         self._record(index, start_s, stop_s)
         return self._release([other for other in self.layout.followers[index] if self.layout.is_network(other)])
 
@@ -197,6 +209,28 @@ class Execution:
     def _record(self, index: int, start_s: float, stop_s: float) -> None:
         self._times[index] = (start_s, stop_s)
         self._n_left -= 1
+
+
+def parcel_of(execution: Execution, index: int, located: Located, key: str, now_s: float) -> Parcel:
+    """Send `index`, of a value that lies there, as the network lane takes it; `key`: whom it goes to."""
+    instruction = execution.instruction(index)
+    to = instruction.attrs.get("to", "")
+    value = Value(
+        **execution.name.towards(to)._asdict(),
+        name=instruction.attrs["name"],
+        dtype=located.dtype,
+        shape=located.shape,
+        nbytes=located.span.nbytes,
+    )
+    return Parcel(
+        key=key,
+        value=value,
+        place=located.span,
+        priority=instruction.priority,
+        about=SendOf(execution.name, index, loose=bool(to)),
+        release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
+        pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
+    )
 
 
 def slot_of(name: Name, segment: Any) -> str:

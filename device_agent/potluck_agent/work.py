@@ -15,6 +15,7 @@ from potluck_agent.executions import (
     Ready,
     SendOf,
     Unwanted,
+    parcel_of,
     read_exports,
     slot_of,
 )
@@ -43,7 +44,6 @@ from potluck_wire.messages import (
     Value,
 )
 
-MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 MAX_EARLY = 1024  # executions that values came for before they began
 
 
@@ -66,6 +66,7 @@ class Work:
         self.plans = Plans(settings, out, laborer, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
         self._early: dict[Name, dict[str, Early]] = {}
+        self._behind: dict[Name, tuple[str, Execute]] = {}  # by the execution ahead: who asked, and what for
         self._loose: set[SendOf] = set()
         self._n_executions = 0
 
@@ -103,6 +104,10 @@ class Work:
         if layout is None:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
             return
+        ahead = self._executions.get(name._replace(step=message.after_step))
+        if ahead is not None and not ahead.only_computing:
+            self._behind[ahead.name] = key, message
+            return
         self._n_executions += 1
         execution = self._executions[name] = Execution(name, layout, key, self._n_executions, message.begin_s)
         self._go_on(execution, execution.start(), now_s)
@@ -127,6 +132,13 @@ class Work:
                 peak_bytes=execution.peak_bytes,
             )
             self._end(execution, done, (dump(execution.events()),), now_s)
+        elif execution.only_computing and not execution.over:
+            self._let_follow(execution, now_s)
+
+    def _let_follow(self, execution: Execution, now_s: float) -> None:
+        """The execution that waits behind this one begins."""
+        if (waiting := self._behind.pop(execution.name, None)) is not None:
+            self.execute(*waiting, now_s)
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
@@ -180,7 +192,7 @@ class Work:
     def _post(self, execution: Execution, index: int, now_s: float) -> None:
         """Hand a value to the network lane."""
         instruction = execution.instruction(index)
-        peer, name = instruction.attrs["peer"], instruction.attrs["name"]
+        peer = instruction.attrs["peer"]
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
         located, to = execution.places.get(instruction.inputs[0]), instruction.attrs.get("to", "")
@@ -193,27 +205,9 @@ class Work:
             text = f"{peer} is not in the roster" if not key else f"{instruction.inputs[0]} is not here"
             self._fail(execution, cause, text, now_s, instruction=index)
             return
-        target = execution.name.towards(to)
-        value = Value(
-            **target._asdict(),
-            name=name,
-            dtype=located.dtype,
-            shape=located.shape,
-            nbytes=located.span.nbytes,
-        )
-        about = SendOf(execution.name, index, loose=bool(to))
-        parcel = Parcel(
-            key=key,
-            value=value,
-            place=located.span,
-            priority=instruction.priority,
-            about=about,
-            release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
-            pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
-        )
-        self._outgoing.add(parcel, now_s)
-        if about.loose:
-            self._loose.add(about)
+        self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
+        if to:
+            self._loose.add(SendOf(execution.name, index, loose=True))
             self._let_go(execution, index, now_s)
 
     def _let_go(self, execution: Execution, index: int, now_s: float) -> None:
@@ -279,6 +273,13 @@ class Work:
             self._give_back(located.span, now_s)
         execution.places.clear()
         self._laborer.tell(Forget(prefix=execution.name.prefix), (), now_s)
+        if isinstance(answer, Done):
+            self._let_follow(execution, now_s)
+        elif (waiting := self._behind.pop(execution.name, None)) is not None:
+            key, message = waiting
+            name = execution.name._replace(step=message.step)
+            text = f"step {execution.name.step} failed before it"
+            self._out.say(key, Failed(**name._asdict(), cause=FailureCause.CANCELLED, text=text))
 
     def _end_epoch(self, run: Run, number: int, now_s: float) -> None:
         """Nothing of an epoch goes on: values that are coming (first: they take any room), executions, early values."""

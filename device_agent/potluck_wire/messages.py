@@ -148,6 +148,8 @@ class Execute(Message):
 
     `begin_s`: when all devices begin this step together, by this device's own clock (that of its `Pong`); the
     program's `release_s` count from then. 0: nobody knows, nothing is held back.
+    `after_step`: begin behind the execution of this program at that step, if it is under way here: once nothing is left
+    of it but tasks that its worker has. Where that one fails, this one is cancelled.
     """
 
     run: str = ""
@@ -155,6 +157,7 @@ class Execute(Message):
     program: str = ""
     step: int = 0
     begin_s: float = 0.0
+    after_step: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ import pytest
 from tests.agent.core_talk import MEMBER_KEY, Talk, recv, send
 
 from potluck_agent.events import Span, ToPeer
+from potluck_agent.executions import MAX_HOLD_S
 from potluck_agent.outgoing import CATCH_UP_S, Outgoing, Parcel
-from potluck_agent.work import MAX_HOLD_S
 from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.messages import Commit, Execute, Prepare, Value
 

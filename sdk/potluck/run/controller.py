@@ -171,12 +171,10 @@ class Controller:
                 self._post(device, self._peers[device].traffic.send(launched.place, name, raw))
 
     def _start_ready(self) -> None:
-        for launched, device in startable(tuple(self._launched.values())):
+        for launched, device, ahead in startable(tuple(self._launched.values()), self._peers):
             launched.to_start.remove(device)
             launched.running.add(device)
-            run, epoch, program, step = launched.place
-            begin_s = self._peers[device].own_s(self._now_s) if launched.launch.together else 0.0
-            self._send(device, Execute(run=run, epoch=epoch, program=program, step=step, begin_s=begin_s))
+            self._send(device, launched.order(ahead, self._peers[device], self._now_s))
 
     def _forsake(self, ticket: int) -> None:
         self._asking.pop(ticket, None)

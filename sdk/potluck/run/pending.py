@@ -1,7 +1,7 @@
 """What the controller waits for: sessions, questions to several devices, executions. Records only."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from potluck_wire.messages import (
     Done,
     Drop,
     Dropped,
+    Execute,
     Goodbye,
     Hello,
     Measure,
@@ -36,6 +37,7 @@ ANSWERS: dict[type[Message], type[Message]] = {
 }  # fmt: skip
 UNANSWERED = (Meter, Goodbye)
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
+BEHIND = (1, 2)  # the version that has `Execute.after_step`
 
 
 def subject(message: Message) -> tuple[Any, ...]:
@@ -72,6 +74,11 @@ class Peer:
             return 0.0
         return now_s - self.pulse.offset_s
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the device understands that an execution shall begin behind another."""
+        return self.session is not None and self.session.version >= BEHIND
+
 
 @dataclass(slots=True)
 class Asking:
@@ -96,21 +103,41 @@ class Launched:
         launch = self.launch
         return (launch.run, launch.epoch, launch.program, launch.step)
 
+    def order(self, ahead: "Launched | None", peer: Peer, now_s: float) -> Execute:
+        """What a device is told, to begin it, perhaps behind another execution."""
+        run, epoch, program, step = self.place
+        begin_s = peer.own_s(now_s) if self.launch.together else 0.0
+        after_step = ahead.launch.step if ahead is not None else -1
+        return Execute(run=run, epoch=epoch, program=program, step=step, begin_s=begin_s, after_step=after_step)
 
-def startable(every: Sequence[Launched]) -> list[tuple[Launched, str]]:
-    """Which executions may begin on which devices.
 
-    Each waits, per device, for those of its run and lane before it; devices that begin together wait for all.
+def startable(every: Sequence[Launched], peers: Mapping[str, Peer]) -> list[tuple[Launched, str, Launched | None]]:
+    """Which executions may begin on which devices, and behind which other.
+
+    Each waits, per device, for those of its run and lane before it. Where one is before it, of the same program, a
+    device that keeps order is told already: it need not wait for our word between the two. Devices that begin together
+    wait for all.
     """
-    found: list[tuple[Launched, str]] = []
-    busy: set[tuple[str, str, str]] = set()
+    found: list[tuple[Launched, str, Launched | None]] = []
+    under_way: dict[tuple[str, str, str], list[Launched]] = {}
     for launched in every:
         launch = launched.launch
-        ready = [d for d in launched.to_start if (launch.run, launch.lane, d) not in busy]
+        ready: list[tuple[Launched, str, Launched | None]] = []
+        for device in launched.to_start:
+            ahead = under_way.get((launch.run, launch.lane, device), [])
+            if not ahead:
+                ready.append((launched, device, None))
+            elif len(ahead) == 1 and _may_follow(launch, ahead[0].launch) and peers[device].keeps_order:
+                ready.append((launched, device, ahead[0]))
         if not launch.together or len(ready) == len(launched.to_start):
-            found += [(launched, device) for device in ready]
+            found += ready
         if launch.lane:
-            busy.update(
-                (launch.run, launch.lane, device) for device in launch.devices if device not in launched.timelines
-            )
+            for device in launch.devices:
+                if device not in launched.timelines:
+                    under_way.setdefault((launch.run, launch.lane, device), []).append(launched)
     return found
+
+
+def _may_follow(launch: Launch, ahead: Launch) -> bool:
+    same = (launch.epoch, launch.program) == (ahead.epoch, ahead.program)
+    return same and not launch.together and not ahead.together

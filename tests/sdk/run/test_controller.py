@@ -221,8 +221,17 @@ def test_a_step_feeds_executes_and_collects():
     assert execution.timelines["a"].peak_bytes == 7
 
 
+def join(*devices, minor):
+    """Devices of a minor version."""
+    play = Play()
+    for device in devices:
+        play.do(Join(ticket=1, device=device, address=Address(host="h", port=1), key="k"))
+        play.hear(device, m.Welcome(major=1, minor=minor, name=device), STATEMENT)
+    return play
+
+
 def test_serial_steps_wait_for_each_other_on_each_device_alone():
-    play = Play("a", "b")
+    play = join("a", "b", minor=1)
     play.launch(ticket=1, step=0, lane="train")
     play.launch(ticket=2, step=1, lane="train", feeds={"a": {"x": FEED}})
     assert not play.sent(m.Execute)
@@ -232,6 +241,32 @@ def test_serial_steps_wait_for_each_other_on_each_device_alone():
     finish(play, "b")
     assert 1 in play.ended()
     assert play.sent(m.Execute) == [("b", m.Execute(**place(step=1)))]
+
+
+def test_a_device_is_told_of_one_step_more_and_keeps_the_order_itself():
+    play = Play("a", "b")
+    play.launch(ticket=1, step=0, lane="train")
+    play.launch(ticket=2, step=1, lane="train")
+    assert play.sent(m.Execute) == [(d, m.Execute(**place(step=1), after_step=0)) for d in ("a", "b")]
+    play.launch(ticket=3, step=2, lane="train")
+    assert not play.sent(m.Execute)
+    finish(play, "a")
+    assert play.sent(m.Execute) == [("a", m.Execute(**place(step=2), after_step=1))]
+    finish(play, "a", step=1)
+    finish(play, "a", step=2)
+    assert not play.ended()
+    for step, ticket in enumerate((1, 2, 3)):
+        finish(play, "b", step=step)
+        assert list(play.ended()) == [ticket]
+
+
+def test_a_step_of_another_program_waits_for_our_word():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), lane="train")
+    play.do(Launch(ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), lane="train"))
+    assert not play.sent(m.Execute)
+    finish(play, "a")
+    assert play.sent(m.Execute) == [("a", m.Execute(run="r", epoch=0, program="q", step=1))]
 
 
 def test_devices_that_take_turns_begin_a_step_at_one_moment_by_their_own_clocks():
@@ -251,9 +286,7 @@ def test_devices_that_take_turns_begin_a_step_at_one_moment_by_their_own_clocks(
 
 
 def test_a_device_of_an_older_version_is_not_told_when_a_step_begins():
-    play = Play()
-    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
-    play.hear("a", m.Welcome(major=1, minor=0, name="a"), STATEMENT)
+    play = join("a", minor=0)
     play.tick(2.0, answer=("a",))
     play.launch(devices=("a",), together=True)
     assert play.sent(m.Execute) == [("a", m.Execute(**place()))]
