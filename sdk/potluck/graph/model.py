@@ -160,7 +160,7 @@ class Model:
     def notes(self, train: bool = False) -> tuple[str, ...]:
         """What keeps the model from being cut more finely, in words."""
         tied = {name: stop - start for start, stop, name in self._laid_out(train).line.tied}
-        return tuple(f"{name} is used in several places, which therefore stay on one device" for name in sorted(tied))
+        return tuple(f"{name} is used in several places, which training keeps on one device" for name in sorted(tied))
 
     def _laid_out(self, train: bool) -> Layers:
         if not train:

@@ -84,7 +84,7 @@ class ModelGraph:
     """A model's operators in an order in which they can run: every node comes after its inputs.
 
     All sizes are per row of the batch; `sequence`: the tokens of a row, where there are tokens. `source` says how to
-    make it again.
+    make it again. `tied`: weights that several operators use, which training has to keep on one device.
     """
 
     name: str
@@ -95,6 +95,7 @@ class ModelGraph:
     source: str = ""
     sequence: int | None = None
     dtype: str = "float32"
+    tied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         known = {item.name for item in self.inputs}
@@ -212,6 +213,7 @@ class ModelGraph:
             "source": self.source,
             "sequence": self.sequence,
             "dtype": self.dtype,
+            "tied": list(self.tied),
             "inputs": [[item.name, item.row_bytes] for item in self.inputs],
             "outputs": list(self.outputs),
             "columns": COLUMNS,
@@ -254,6 +256,7 @@ def _read(text: str, file: str) -> ModelGraph:
         "source": str,
         "sequence": (int, type(None)),
         "dtype": str,
+        "tied": list,
         "inputs": list,
         "outputs": list,
         "columns": list,
@@ -264,8 +267,9 @@ def _read(text: str, file: str) -> ModelGraph:
     for field, kind in wanted.items():
         if not isinstance(document[field], kind) or isinstance(document[field], bool):
             raise _wrong(file, field, str(getattr(kind, "__name__", "a whole number or null")), document[field])
-    if not all(isinstance(output, str) for output in document["outputs"]):
-        raise _wrong(file, "outputs", "names of nodes", document["outputs"])
+    for field, what in (("outputs", "names of nodes"), ("tied", "names of weights")):
+        if not all(isinstance(name, str) for name in document[field]):
+            raise _wrong(file, field, what, document[field])
     if tuple(document["columns"]) != COLUMNS:
         raise _wrong(file, "columns", ", ".join(COLUMNS), document["columns"])
     return _build(document, file)
@@ -280,7 +284,8 @@ def _build(document: Mapping[str, Any], file: str) -> ModelGraph:
             nodes.append(_node(cells, names, f"nodes[{index}]", file))
             names.append(nodes[-1].name)
         head = {key: document[key] for key in ("name", "title", "source", "sequence", "dtype")}
-        return ModelGraph(inputs=inputs, nodes=tuple(nodes), outputs=tuple(document["outputs"]), **head)
+        head |= {key: tuple(document[key]) for key in ("outputs", "tied")}
+        return ModelGraph(inputs=inputs, nodes=tuple(nodes), **head)
     except ModelError as error:
         raise FileError(f"{file}: {error}", file=file) from error
 

@@ -29,6 +29,7 @@ def priced(traced: Traced, *, name: str, title: str = "", source: str = "", sequ
         nodes=tuple(nodes_of(made).values()),
         outputs=tuple(dict.fromkeys(names[base(traced, output.ref).value] for output in graph.outputs)),
         sequence=sequence or traced.hints.get(SEQUENCE),
+        tied=tuple(sorted({name for _, _, name in made.tied} & {p.name for p in graph.parameters})),
     )
 
 

@@ -57,7 +57,10 @@ def profile(
         network=_late(emulation.network, latencies_s),
         training=measured.get(True),
         inference=measured.get(False),
-        notes=(f"{emulation.home.name}, {emulation.time_scale:g} times slower; layer times are estimates",),
+        notes=(
+            f"{emulation.home.name}, {emulation.time_scale:g} times slower; layer times are estimates",
+            *model.notes(train=True in modes),
+        ),
     )
 
 

@@ -82,7 +82,12 @@ def estimate(
     costs = {name: roofline.estimate(spec, graph, rows, bounds) for name, spec in home.specs.items()}
     answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
     made = _profile(home, graph, graph.layers(bounds, branched=True), costs, answer_bytes)
-    return replace(made, notes=("estimated from data sheets, not measured",), graph=graph, bounds=bounds)
+    notes = ["estimated from data sheets, not measured"]
+    notes += [
+        f"{name} is used in several places, which training keeps on one device; planned here as if each had it"
+        for name in graph.tied
+    ]
+    return replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
 
 
 def imported(

@@ -162,7 +162,7 @@ def profile(
         network=network_of(capabilities, lines, platform.node()),
         training=measured.get(True),
         inference=measured.get(False),
-        notes=tuple(notes),
+        notes=(*notes, *model.notes(train=True in modes)),
     )
 
 

@@ -10,7 +10,7 @@ from tests.sdk.graph.models import CASES, Decoder
 import potluck
 from potluck.graph.modelgraph import ModelGraph
 from potluck.plan import make_plans
-from potluck.profile.assemble import problem
+from potluck.profile.assemble import estimate, problem
 from potluck.profile.library import load_home
 from potluck.records import Inference, Training
 
@@ -105,3 +105,13 @@ def test_layers_are_estimated_by_their_operators():
         layer.forward_flop for layer in model.layers()
     ]
     assert sum(node.parameter_bytes for nodes in operators for node in nodes) == model.graph().parameter_bytes
+
+
+def test_weights_that_two_operators_share_are_named():
+    net = Decoder(tied=True)
+    graph = potluck.Model.from_torch(net, torch.randint(0, 30, (2, 8))).graph()
+    assert graph.tied == ("head.weight",)
+    assert ModelGraph.from_text(graph.to_text()) == graph
+    (note,) = estimate("smart-home-1", graph, max_layers=4).notes[1:]
+    assert "head.weight is used in several places" in note
+    assert estimate("smart-home-1", "vgg19", max_layers=4).notes[1:] == ()
