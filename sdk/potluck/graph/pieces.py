@@ -24,6 +24,7 @@ _CONVOLUTIONS = frozenset(KINDS["convolution"])
 _TRANSPOSED = frozenset({"aten.conv_transpose1d.default", "aten.conv_transpose2d.input"})
 _POOLS = frozenset(f"aten.{kind}_pool{n}d.default" for kind in ("max", "avg") for n in (1, 2))
 _PADS = frozenset({"aten.pad.default", "aten.constant_pad_nd.default"})
+_UPSAMPLES = frozenset({"aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec"})
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -161,17 +162,16 @@ class _Build:
             amounts = _amounts(args[1], axis, self._rank(node), _added(padded))
             made = self.add(node.number, "aten.constant_pad_nd.default", (args[0], amounts, fill or 0.0))
             return self._cropped(made, axis, padded, n_read, node.number)
-        div = next(iter(local.reads.values())).div
-        begins = first * div if div > 1 else rows[0]
         reads = next(iter(local.reads.values()))
-        n_made = -(-(reads.rows(*rows)[1] - first) * div // reads.mul)
+        begins = first * reads.div // reads.mul if reads.div > 1 else rows[0]
+        n_made = -(-(reads.rows(*rows)[1] - first) * reads.div // reads.mul)
         if node.op in _VIEWS:
             shape = self.line.traced.types[value][0].shape
             sizes = tuple(n_made if i == axis else _size(s) for i, s in enumerate(shape))
             made = self.add(node.number, "aten.reshape.default", (args[0], sizes))
-        elif node.op == "aten.upsample_nearest2d.vec":
-            shape = self.line.traced.types[value][0].shape
-            made = self.add(node.number, node.op, (args[0], (n_made, _size(shape[3])), None))
+        elif node.op in _UPSAMPLES:
+            size = (n_made, _size(self.line.traced.types[value][0].shape[3]))
+            made = self.add(node.number, node.op, (args[0], size, *args[2:-1], None))
         else:
             made = self.add(node.number, node.op, args, kwargs)
         return self.trimmed(made, axis, (begins, begins + n_made), rows, node.number)

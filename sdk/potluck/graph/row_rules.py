@@ -171,6 +171,19 @@ def _nearest(view: View) -> Found | None:
     return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], div=view.shape[2] // shape[2])}
 
 
+def _bilinear(view: View) -> Found | None:
+    """A row between two rows, at a whole multiple of their number: row o looks at (o + 1/2) / n - 1/2."""
+    first = view.first()
+    if first is None or first[2] != 2 or view.shape[2] % first[1][2] or view.argument(2, "align_corners"):
+        return None
+    ref, shape, axis = first
+    scales = view.argument(3, "scale_factors")
+    if scales is not None and tuple(n * s for n, s in zip(shape[2:], scales, strict=True)) != view.shape[2:]:
+        return None
+    n = view.shape[2] // shape[2]
+    return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], mul=2, low=1 - n, high=1 + n, div=2 * n)}
+
+
 def _padded(view: View) -> Found | None:
     """Constant padding; (left, right) from the last dimension on."""
     first = view.first()
@@ -367,6 +380,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("conv_transpose1d conv_transpose2d.input"), _transposed),
     (_names("max_pool1d max_pool2d avg_pool1d avg_pool2d"), _pooling),
     (_names("upsample_nearest2d.vec"), _nearest),
+    (_names("upsample_bilinear2d.vec"), _bilinear),
     (_names("pad constant_pad_nd"), _padded),
     (_names("pixel_shuffle pixel_unshuffle"), _shuffled),
     (_names("linear"), _linear),

@@ -132,7 +132,8 @@ def make(name: str) -> ModelGraph:
     traced = trace(net, inputs, input_names=["input", *(f"input_{i}" for i in range(1, len(inputs)))])
     traced = replace(traced, modules=tuple(module.removeprefix("net.") for module in traced.modules))
     source = f"python -m potluck.profile.catalog {name} (torch {torch.__version__.split('+')[0]})"
-    return priced(traced, name=name, title=entry.title, source=source, sequence=entry.tokens)
+    graph = priced(traced, name=name, title=entry.title, source=source, sequence=entry.tokens)
+    return replace(graph, tied=tuple(weight.removeprefix("net.") for weight in graph.tied))
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

@@ -98,6 +98,8 @@ class Detector(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scales = [y := self.stem(x), self.deep(y)]
         boxes = [head(y).flatten(2).transpose(1, 2) for head, y in zip(self.boxes, scales, strict=True)]
+        fine = nn.functional.interpolate(scales[1], size=scales[0].shape[2:], mode="bilinear")
+        scales = [scales[0] + fine[:, :8], scales[1]]
         scores = [head(y).sigmoid() for head, y in zip(self.scores, scales, strict=True)]
         return torch.cat(boxes, 1), *scores
 
@@ -148,7 +150,7 @@ FAMILIES = {
         (33, 24),
     ),
     "unet": (UNet, (34, 20)),
-    "detector": (Detector, (37, 24)),
+    "detector": (Detector, (39, 24)),
     "vit": (VisionTransformer, (16, 16)),
 }
 
