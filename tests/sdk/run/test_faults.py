@@ -1,110 +1,228 @@
-"""An agent or a worker that is killed at any moment of training, of requests or of a switch: the run ends with a named
-cause, or goes on where it can, and nothing is left behind.
+"""An agent, a worker or the notebook is killed in the middle of something: that ends with a named cause, or
+goes on and equals one machine where it can; the home can be used again, and nothing is left behind.
 
-The moment is drawn from a seed: after so many messages have come to the notebook.
+Where it happens is chosen by `strikes`. Some of all cases are tried each time, all of them in `make test-long`.
 """
 
-import random
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 
 import psutil
 import pytest
-from tests.sdk.run.test_switching import FOREVER, A, B, C, make_data, make_model, open_lab, plan_of
+from tests.sdk.lab.homes import interfaces
+from tests.sdk.lab.test_command import are_gone
+from tests.sdk.run import strikes
+from tests.sdk.run.test_switching import FOREVER, A, C, check_equal, make_data, make_model, make_net, plan_of, stop
 
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
-from potluck.handle import CancelledError
+from potluck.lab.namespaces import missing
 
 torch = pytest.importorskip("torch")
+SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
+PLAIN, SPACED = "plain", "namespaces"
+AFTER = (0, 1, 3, 8)  # events of the agent after the moment: a program of these plans is some 4 to 20 of them
+OLD, NEW = "ab", "abc"
 
 
-class Killer:
-    """Kills one process of one device when so many messages have come in."""
-
-    def __init__(self, lab, seed):
-        self._lab, self._left = lab, random.Random(seed).randrange(5, 150)
-        self.name = random.Random(seed).choice((A, B, C))
-        self.what = random.Random(seed + 1).choice(("agent", "worker"))
-        self.struck = False
-        controller = lab._link._controller
-        self._handle = controller.handle
-        controller.handle = self._count
-
-    def _count(self, event, now_s):
-        self._left -= hasattr(event, "message")
-        if self._left <= 0 and not self.struck:
-            self.struck = True
-            agent = psutil.Process(self._lab._lab.agents.process(self.name).pid)
-            for process in [agent] if self.what == "agent" else agent.children(recursive=True):
-                process.kill()
-        return self._handle(event, now_s)
+def some(cases, *chosen):
+    """The chosen ones each time, the others in the long tests."""
+    assert set(chosen) <= set(cases)
+    marks = {case: [] if case in chosen else [pytest.mark.long] for case in cases}
+    return [pytest.param(*case, marks=[*marks[case], *([SPACES] if SPACED in case else [])]) for case in cases]
 
 
-def end_of(handle):
-    """How it ended: None where it went well."""
+def everywhere(moments, devices=(A, C)):
+    return list(product((PLAIN, SPACED), moments, devices, ("worker", "agent"), AFTER))
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory):
+    """Homes by their links, opened when they are first asked for."""
+    opened, family = {}, []
+    with pytest.MonkeyPatch.context() as patch:
+        path = filter(None, [str(strikes.AGENT_SIDE), os.environ.get("PYTHONPATH")])
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+        def home(links):
+            if links not in opened:
+                opened[links] = strikes.open_home(links, tmp_path_factory.mktemp("home"))
+                family.extend(strikes.family_of(opened[links]._lab.agents.process(n).pid for n in strikes.NAMES))
+            return opened[links]
+
+        yield home
+    directories = [one._lab.agents.directory for one in opened.values()]
+    for one in opened.values():
+        one.close()
+    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert not any(directory.exists() for directory in directories)
+
+
+@pytest.fixture
+def home(homes, request):
+    return homes(request.param)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def error_of(attempt):
+    """How it ended; None where it went well."""
     try:
-        handle.wait(90)
-    except (PotluckError, CancelledError) as error:
+        attempt()
+    except PotluckError as error:
         return error
     return None
 
 
-def check(error, killer):
-    """The cause is named: a device gone or a worker that died; the device that was killed, or one that noticed."""
-    assert isinstance(error, (DeviceGone, WorkerFailed, Refused))
-    assert any(name in str(error) for name in (A, B, C))
-    assert killer.struck
+def check_named(error, device):
+    assert isinstance(error, DeviceGone | WorkerFailed | Refused)
+    assert error.device == device
+    assert device in str(error)
+    assert any(word in str(error) for word in ("killed from outside", "connection", "Goodbye"))
 
 
-def end_of_training(run, at_work, killer):
-    """How training ends, or None where it has gone on for some steps after the blow."""
-    while not killer.struck and not at_work.done:
-        pass
-    before = run.step
-    while killer.name not in run.plan.devices and run.step < before + 3 and not at_work.done:
-        pass
-    if killer.name not in run.plan.devices:
-        at_work.cancel()
-    error = end_of(at_work)
-    return None if isinstance(error, CancelledError) else error
+def check_usable(home, model):
+    """All devices have forgotten what was there: a plan that takes all their memory can be deployed, and trains."""
+    memory = {name: home.devices[name].capability["memory_bytes"] for name in strikes.NAMES}
+    run = home.deploy(replace(plan_of(model, NEW), peak_bytes=memory), model).wait(60)
+    run.fit(make_data()).wait(60)
+    check_equal(run)
+    run.close()
 
 
-def end_of_requests(run, x, killer):
-    """How requests end, or None where they are answered for long after the blow."""
-    after = 0
-    while after < 20:
-        try:
-            run(x)
-        except PotluckError as error:
-            return error
-        after += killer.struck
-    return None
+@pytest.mark.parametrize(
+    ("home", "moment", "device", "whom", "after"),
+    some(
+        everywhere(strikes.DEPLOYING, (A,)),
+        (PLAIN, "loading", A, "worker", 1), (PLAIN, "sending weights", A, "worker", 3),
+    ),
+    indirect=["home"],
+)  # fmt: skip
+def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, after):
+    strike = strikes.Strike(home, strikes.DEPLOYING[moment], device, whom, after)
+    error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait(60).fit(make_data()).wait(60))
+    assert strike.struck
+    check_named(error, device)
+    strike.mend()
+    check_usable(home, model)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("doing", ["training", "requests"])
-def test_killed_at_any_moment(doing, seed):
-    lab = open_lab()
-    family = [p for n in (A, B, C) for p in _family(lab, n)]
-    try:
-        model, (x, y) = make_model(), make_data()
-        training = doing == "training"
-        names = ("ab", "abc") if seed % 2 else ("abc", "ca")
-        run = lab.deploy(plan_of(model, names[0], training=training), model).wait(60)
-        killer = Killer(lab, seed)
-        at_work = run.fit((x, y), epochs=FOREVER) if training else None
-        error = end_of(run.switch(plan_of(model, names[1], training=training)))
-        if error is not None:
-            check(error, killer)
-        error = end_of_training(run, at_work, killer) if training else end_of_requests(run, x, killer)
-        if killer.name in run.plan.devices:
-            check(error, killer)
+@pytest.mark.parametrize(
+    ("home", "moment", "device", "whom", "after"),
+    some(
+        everywhere(strikes.TRAINING),
+        (PLAIN, "loading shadows", A, "worker", 1), (PLAIN, "fetching", C, "worker", 1),
+        (PLAIN, "following", C, "agent", 3), (PLAIN, "committing", C, "worker", 0),
+        (SPACED, "training", A, "worker", 8), (SPACED, "going over", C, "agent", 1),
+    ),
+    indirect=["home"],
+)  # fmt: skip
+def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
+    strike = strikes.Strike(home, strikes.TRAINING[moment], device, whom, after)
+    run = home.deploy(plan_of(model, OLD), model).wait(60)
+    at_work = run.fit(make_data(), epochs=FOREVER)
+    error = error_of(lambda: run.switch(plan_of(model, NEW)).wait(60))
+    assert error is None or run.plan == plan_of(model, OLD) or run._engine.failed
+    if error is not None:
+        check_named(error, device)
+    if device in run.plan.devices:
+        check_named(error_of(lambda: at_work.wait(60)), device)
+    else:
+        before = run.step
+        while run.step < before + 3 and not at_work.done:
+            time.sleep(0)
+        stop(run, at_work)
+        check_equal(run)
+    assert strike.struck
+    run.close()
+    strike.mend()
+    check_usable(home, model)
+
+
+@pytest.mark.parametrize(
+    ("home", "moment", "device", "whom", "after"),
+    some(
+        everywhere(strikes.REQUESTS),
+        (PLAIN, "copying", C, "worker", 1), (PLAIN, "committing", C, "worker", 0),
+        (SPACED, "answering", A, "worker", 3),
+    ),
+    indirect=["home"],
+)  # fmt: skip
+def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
+    """Every request under way is answered once, and rightly, or told which device has died."""
+    strike = strikes.Strike(home, strikes.REQUESTS[moment], device, whom, after)
+    run = home.deploy(plan_of(model, OLD, training=False), model).wait(60)
+    x, expected, over, answered = make_data()[0], make_net().eval()(make_data()[0]).detach(), threading.Event(), []
+
+    def ask():
+        while not over.is_set():
+            out = run(x[:8])
+            assert torch.allclose(out, expected[:8], atol=1e-6)
+            answered.append(out)
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(error_of, ask) for _ in range(2)]
+        error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait(60))
+        if device in run.plan.devices:
+            ends = [future.result(60) for future in asking]
         else:
-            assert error is None
-    finally:
-        lab.close()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+            before = len(answered)
+            while len(answered) < before + 4 and not any(future.done() for future in asking):
+                time.sleep(0)
+            over.set()
+            ends = [future.result(60) for future in asking]
+    assert strike.struck
+    if error is not None:
+        check_named(error, device)
+    if device in run.plan.devices:
+        for end in ends:
+            check_named(end, device)
+    else:
+        assert ends == [None, None]
+        assert run._engine.n_requests == len(answered)
+    run.close()
+    strike.mend()
+    check_usable(home, model)
 
 
-def _family(lab, name):
-    agent = psutil.Process(lab._lab.agents.process(name).pid)
-    return [agent, *agent.children(recursive=True)]
+# --- the notebook -----------------------------------------------------------------------------------------------------
+
+NOTEBOOK = list(product((PLAIN, "relay", SPACED), (*strikes.DEPLOYING, *strikes.TRAINING), (0, 5)))
+
+
+@pytest.mark.parametrize(
+    ("links", "moment", "after"), some(NOTEBOOK, (PLAIN, "following", 5), (SPACED, "going over", 0))
+)
+def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
+    mark, temporary, before = uuid.uuid4().hex, tmp_path / "temporary", interfaces()
+    temporary.mkdir()
+    notebook = subprocess.Popen(
+        [sys.executable, "-m", "tests.sdk.run.strikes", moment, str(after), links, str(tmp_path)],
+        env=os.environ | {"TMPDIR": str(temporary), "POTLUCK_TEST": mark}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    directory, *pids = notebook.stdout.readline().split()
+    came = interfaces() - before
+    family = strikes.family_of(int(pid) for pid in pids)
+    notebook.stdout.close()
+    assert notebook.wait(120) == -9
+    assert not psutil.wait_procs(family + [p for p in psutil.process_iter() if carries(p, mark)], timeout=30)[1]
+    assert not os.path.exists(directory)
+    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's own
+    assert links != SPACED or are_gone(came)
+
+
+def carries(process, mark):
+    """Whether a process was started by ours, or by one that it started."""
+    try:
+        return process.environ().get("POTLUCK_TEST") == mark
+    except psutil.Error:
+        return False

@@ -1,0 +1,41 @@
+"""Python runs this file first where this folder is on its path. In an agent: count its events, and strike when told.
+
+`strike` in the agent's state directory says "agent 7" or "worker 7": from then on, at its seventh event (a message, a
+task that is done), that process is killed; `struck` says that it was.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+FREQUENT = {"Tick"}  # comes by the clock
+
+
+def _arm(directory: Path) -> None:
+    import psutil
+
+    from potluck_agent.core import Core
+    from potluck_wire.messages import Ping
+
+    order, handle, left = directory / "strike", Core.handle, list[int]()
+
+    def counted(core: Core, event: Any, now_s: float) -> Any:
+        if not order.exists():
+            left.clear()
+        elif type(event).__name__ not in FREQUENT and not isinstance(getattr(event, "message", None), Ping):
+            whom, number = order.read_text().split()
+            left[:] = [(left[0] if left else int(number)) - 1]
+            if left == [0]:
+                order.rename(directory / "struck")
+                victims = [os.getpid()] if whom == "agent" else [p.pid for p in psutil.Process().children()]
+                for pid in victims:
+                    os.kill(pid, signal.SIGKILL)
+        return handle(core, event, now_s)
+
+    Core.handle = counted
+
+
+if "potluck_agent" in sys.orig_argv and "--state" in sys.orig_argv:
+    _arm(Path(sys.orig_argv[sys.orig_argv.index("--state") + 1]))
