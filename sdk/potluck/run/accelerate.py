@@ -2,7 +2,7 @@
 
 import platform
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,10 +88,9 @@ def accelerate(
         name, agents = (device.name, None) if device is not None else _own(home, helper.name)
         try:
             task.update(0.1, "measuring")
-            ours = _divisible(made, [home.devices[side] for side in (name, helper.name)])
-            profile = home.profile(ours, train=False, rows=(batch,)).wait()
+            profile = home.profile(made, train=False, rows=(batch,)).wait()
             task.update(0.6, "planning")
-            kitchen = _kitchen(ours, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
+            kitchen = _kitchen(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
             return Fast(home._link, home.devices, kitchen, rebuild, agents, task)
         except BaseException:
             if agents is not None:
@@ -108,7 +107,7 @@ def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any
 
     if isinstance(model, str | Path):
         model = Model.from_onnx(model)
-    if hasattr(model, "as_torch"):  # from ONNX
+    if hasattr(model, "as_torch"):  # from ONNX: only torch's operators are divided
         model = model.as_torch()
     if hasattr(model, "signature"):
         batch = int(example.shape[0]) if example is not None else 1
@@ -119,16 +118,6 @@ def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any
         raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
     made = Model.from_torch(model, example)
     return made, int(example.shape[0]), _structure(model, example)
-
-
-def _divisible(model: Any, devices: Sequence[Member]) -> Any:
-    """An ONNX network made of torch's operators, where both sides and all of it have them; else its cuts are shared."""
-    if "aten" in model.kinds() or not all("torch" in (d.capability.get("backends") or ()) for d in devices):
-        return model
-    try:
-        return model.as_torch()
-    except ModelError:
-        return model
 
 
 def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:
