@@ -120,3 +120,21 @@ def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
     assert "[[stage]]" in cells["edit"]
     assert float(cells["edit"].split("step, ")[1].split()[0]) >= 1.0
     assert "left: []" in text_of(explored.cells[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_request_is_shared_while_the_air_fades(tmp_path):
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("sklearn")
+    notebook = execute("04_share_one_request.ipynb", tmp_path)
+    cells = {cell.id: text_of(cell) for cell in notebook.cells}
+    assert "daisy" in cells["three-lines"]
+    assert float(cells["same"].split(": ")[1].split()[0]) < 1e-3
+    for name in ("rows", "rows-fast"):
+        assert 'id="potluck-account-' in cells[name]
+        assert cells[name].count("</svg>") == 1
+    assert "share-" in cells["fade"]
+    assert "</svg>" in cells["time"]
+    assert cells["summary"].count(" J") == 4
+    assert "left: []" in text_of(notebook.cells[-1])

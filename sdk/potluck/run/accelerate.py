@@ -2,8 +2,9 @@
 
 import platform
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.fast import Fast
 from potluck.run.members import Member
-from potluck.run.menu import Kitchen
+from potluck.run.menu import BANDWIDTHS, Kitchen
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -47,7 +48,7 @@ class Place:
 
 def accelerate(
     model: Any, example: Any = None, *, helper: Place, device: Place | None = None, objective: str = "latency",
-    deadline_s: float | None = None,
+    deadline_s: float | None = None, bandwidths: Sequence[float] = BANDWIDTHS,
 ) -> Handle[Fast]:  # fmt: skip
     """The model as something to call: it answers as the model does, sooner or with less energy.
 
@@ -63,6 +64,8 @@ def accelerate(
         Where the answers are wanted; default: the agent on this machine, or one that is started for it.
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
+    bandwidths
+        Bytes per second, ascending from zero: each gets a way to share of its own.
 
     Raises
     ------
@@ -79,6 +82,8 @@ def accelerate(
             f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
             next_step='Write objective="energy", deadline_s=0.2.',
         )
+    if not bandwidths or bandwidths[0] != 0 or any(a >= b for a, b in pairwise(bandwidths)):
+        raise UserError(f"bandwidths ascend from zero, got {tuple(bandwidths)!r:.80}.")
     made, batch, rebuild = _read(resolved(model), example)
     if len(made.inputs()) != 1:
         raise ModelError(f"a request has one input here; this model takes {len(made.inputs())}.")
@@ -91,6 +96,7 @@ def accelerate(
             profile = home.profile(made, train=False, rows=(batch,)).wait()
             task.update(0.6, "planning")
             kitchen = _kitchen(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
+            kitchen = replace(kitchen, bandwidths=tuple(bandwidths))
             return Fast(home._link, home.devices, kitchen, rebuild, agents, task)
         except BaseException:
             if agents is not None:

@@ -35,6 +35,10 @@ class Stats:
         """How many were answered."""
         return len(self.answers)
 
+    def since(self, request: int) -> "Stats":
+        """Without the first so many requests."""
+        return Stats(answers=self.answers[request:])
+
     @property
     def fallbacks(self) -> int:
         """How many the helper left to the device."""

@@ -10,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0  # between two looks of the upkeep
 RETRY_S = 2.0  # after a failed attempt to reach the helper
 PROBE_AFTER_S = 3.0  # without a transfer the bandwidth is asked for
-PROBE_BYTES = 128 * 1024
+PROBE_BYTES = 32 * 1024
 SHOWN = 5  # requests that show how fast a side is
 WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
 LEAST_BYTES = 16 * 1024  # of fewer the latency says more than the bandwidth
@@ -71,7 +72,7 @@ class Fast:
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
-        self.alone = kitchen.as_emulated(self._whole[self.device].compiled[INFER])
+        self.alone = self._whole[self.device].compiled[INFER]
         self._alone_s = self._predicted_s(self.alone, self.bytes_per_s)
         self._load(self.device)
         self._load(self.helper)
@@ -87,7 +88,9 @@ class Fast:
         stage = Stage(start=0, stop=len(k.model.layers()), devices=(device,), shares=(k.batch,))
         plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=k.batch, training=False)
         backends = {device: k.problem.device(device).backends}
-        return make_edition(k.model, plan, run=self._crew.run, epoch=0, optimizer=None, backends=backends)
+        edition = make_edition(k.model, plan, run=self._crew.run, epoch=0, optimizer=None, backends=backends)
+        paced = {name: k.as_emulated(compiled) for name, compiled in edition.compiled.items()}
+        return replace(edition, compiled=paced)
 
     @property
     def model(self) -> Any:
@@ -221,6 +224,10 @@ class Fast:
         by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
         return [by_ref[output.ref] for output in graph.outputs]
 
+    def rivals(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
+        """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
+        return self._kitchen.rivals(self.alone, bytes_per_s)
+
     def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
         """The answer of both sides; None where the helper has failed."""
         predicted_s = self._predicted_s(compiled, self.bytes_per_s)
@@ -283,7 +290,7 @@ class Fast:
         path = self._kitchen.problem.network.path(self.device, self.helper)
         if nbytes >= LEAST_BYTES:
             self._rates.append(nbytes / max(seconds - path.latency_s, 1e-6))
-            self.bytes_per_s = median(self._rates)
+            self.bytes_per_s = min(self._rates[-1], median(self._rates))  # what drops is believed at once
         self._heard_s = time.monotonic()
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
@@ -314,7 +321,7 @@ class Fast:
         """Plan anew by what the sides have shown, load that, and go over to it."""
         kitchen = self._kitchen.corrected(times)
         menu, epoch, before = kitchen.menu(), self._take_epoch(), self._epoch
-        alone = kitchen.as_emulated(self._whole[self.device].compiled[INFER])
+        alone = self._whole[self.device].compiled[INFER]
         self._prepare(epoch, menu)
         with self._lock:
             self._kitchen, self.menu, self.alone, self._epoch = kitchen, menu, alone, epoch

@@ -14,8 +14,8 @@ from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.cost import CostTable
-from potluck.plan.sharing import Sharing
-from potluck.plan.split import Split, share
+from potluck.plan.sharing import Division, Shares, Sharing
+from potluck.plan.split import Split, evaluate, share
 from potluck.plan.whatif import rated
 from potluck.records import Device, Problem, Trace
 from potluck.run.account import Account
@@ -132,6 +132,23 @@ class Kitchen:
         name = f"share-{hashlib.sha256(repr(split.divisions).encode()).hexdigest()[:16]}"
         program = compile_shared(self.shareable, shared, sides, self.model, name=name, lender=self.lender)
         return replace(program, compiled=self.as_emulated(program.compiled))
+
+    def rivals(self, alone: Compiled, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
+        """Seconds, and joules of the device, of a request as others would answer it at this bandwidth, foretold."""
+        shares = Shares(self.sharing(bytes_per_s))
+        first, *inner, end = (
+            Division(j, n, n) for j, n in ((j, shares.sharing.operators[j].count) for j in shares.joints)
+        )
+        over = Division(inner[-1].joint, 0, 0)
+        cuts = [(first, division, over, end) for division in inner[:-1]] + [(first, over, end)]
+        found = {"the device alone": self.foretell(alone, bytes_per_s)}
+        for name, tried in (("all on the helper", cuts[-1:]), ("the best layer cut", cuts)):
+            program = self._program(min((evaluate(shares, one) for one in tried), key=lambda split: split.latency_s))
+            found[name] = self.foretell(program.compiled if program is not None else alone, bytes_per_s)
+        device = self.names[DEVICE]
+        told = {name: (max(trace.step_s), trace.energy_j.get(device)) for name, trace in found.items()}
+        told["the best layer cut"] = min(told.values(), key=lambda row: row[0])
+        return told
 
     def as_emulated(self, compiled: Compiled) -> Compiled:
         """The programs with the times that emulated devices shall take."""

@@ -145,6 +145,7 @@ def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
         ({"helper": "local-2"}, "a device of a home is expected"),
         ({"device": "same"}, "two devices of one home"),
         ({"objective": "energy"}, "energy with a deadline"),
+        ({"bandwidths": (1e6, 0.0)}, "bandwidths ascend from zero"),
         ({"example": None}, "an example of the input is needed"),
     ],
     ids=lambda value: str(value)[:20],
