@@ -267,6 +267,7 @@ class Problem:
     `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
     layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back. `home` names a
     home of the library, where it is one. `excluded`: devices of the home that cannot do this at all, and why.
+    `weight_copies`: how often a device holds its weights for inference.
     """
 
     model: str
@@ -281,6 +282,7 @@ class Problem:
     result_bytes: int = 0
     home: str = ""
     excluded: Mapping[str, str] = field(default_factory=dict)
+    weight_copies: int = 1
 
     def __post_init__(self) -> None:
         _unique("devices", [device.name for device in self.devices])

@@ -163,6 +163,12 @@ class Engine:
         self._loader.prepare(kind)
         self._base_bytes += (memory.allocated_bytes() or 0) - before_bytes
 
+    def _set_base(self) -> None:
+        """What is there while nothing is held for anybody is the libraries': kernels and buffers made at first use."""
+        if not self._segments and not self._values:
+            gc.collect()
+            self._base_bytes = memory.allocated_bytes() or 0
+
     def _forget(self, message: Forget, buffers: Buffers) -> None:
         """Segments, values, and what unfinished executions keep for backward runs that will not come."""
         self._values.drop_prefix(message.prefix)
@@ -171,6 +177,7 @@ class Engine:
             self._stretch.forget(slot)
         for segment in self._segments.values():
             segment.forget(message.prefix)
+        self._set_base()
 
     def _measure(self, message: MeasureTask, buffers: Buffers) -> None:
         try:
@@ -194,6 +201,8 @@ class Engine:
             update_s=update_s,
         )
         self._pipe.send(answer)
+        del segment, timings
+        self._set_base()
 
     def _held_bytes(self) -> int:
         """Bytes of tensors held now: since the start, and in the two shared memories."""

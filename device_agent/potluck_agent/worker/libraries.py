@@ -52,6 +52,7 @@ def _without_compiler() -> list[str]:
 
 def _learn() -> None:
     """A forward run, a backward run from a given gradient and a step of each optimizer, all tiny."""
+    torch.ones(LARGE // 256, 256) @ torch.ones(256, 1024)  # products take their buffers, of some MiB, at the first
     weight = torch.ones(8, 3, 3, 3, requires_grad=True)
     output = torch.nn.functional.conv2d(torch.ones(2, 3, 8, 8), weight).flatten(1) @ torch.ones(288, 4)
     torch.autograd.backward(output, torch.ones_like(output))

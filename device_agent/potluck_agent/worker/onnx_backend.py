@@ -6,8 +6,9 @@ built at the first forward after a write. A size is fixed, or `batch`, or `batch
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,14 @@ def prepare() -> None:
     _session(model, 1).run(None, {"x": np.zeros(1, "float32")})
 
 
-def _session(model: onnx.ModelProto, threads: int) -> onnxruntime.InferenceSession:
+def _session(
+    model: onnx.ModelProto, threads: int, state: Mapping[str, Array] = MappingProxyType({})
+) -> onnxruntime.InferenceSession:
+    """A session over `state` as it lies, without a copy of its own; memory that a run took is given back after it."""
     options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = False
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in state.values()]
+    options.add_external_initializers(list(state), values)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
@@ -116,10 +123,13 @@ class OnnxSegment(ForwardOnly):
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         for tensor in model.graph.initializer:
-            if tensor.name in self._state:
-                tensor.raw_data = self._state[tensor.name].tobytes()
+            if tensor.name in self._state:  # said to lie elsewhere: in our own memory, not in any file
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                nbytes = str(self._state[tensor.name].nbytes)
+                for key, value in (("location", "memory"), ("offset", "0"), ("length", nbytes)):
+                    tensor.external_data.add(key=key, value=value)
         try:
-            self._session = _session(model, self._threads)
+            self._session = _session(model, self._threads, self._state)
         except Exception as error:
             raise SegmentError("document", f"onnxruntime cannot run it: {_first_line(error)}") from error
         return self._session

@@ -23,6 +23,9 @@ class Values:
         self._inbound, self._arrays = inbound, arrays
         self._tensors: dict[str, Any] = {}
 
+    def __len__(self) -> int:
+        return len(self._tensors)
+
     def __contains__(self, key: str) -> bool:
         return key in self._tensors
 

@@ -6,6 +6,8 @@ from typing import Any
 from potluck.errors import ModelError, PlanError
 from potluck_wire.statement import BACKEND_OF
 
+WEIGHT_COPIES = {"aten": 1, "onnx": 2}  # how often weights are there: onnxruntime puts them in an order of its own
+
 
 def kind_on(model: Any, device: str, backends: Iterable[str], *, train: bool) -> str:
     """The best kind of piece that a device with these backends can compute.
@@ -25,7 +27,8 @@ def kind_on(model: Any, device: str, backends: Iterable[str], *, train: bool) ->
         f"it has {' and '.join(has) or 'nothing that computes'}; "
         f"{'training' if train else 'this model'} needs {needed}.",
         device=device,
-        next_step=f"Install {needed} there, or leave the device out.",
+        next_step=f"Install {needed} there, or leave the device out."
+        + (" model.as_torch() would run on either." if kinds == ("onnx",) else ""),
     )
 
 

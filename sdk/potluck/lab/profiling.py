@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation
-from potluck.profile.measure import Bench, can_train, device_of, measurements_of, name_of
+from potluck.profile.measure import Bench, can_train, device_of, measurements_of, name_of, weight_copies
 from potluck.profile.profiles import Profile
 from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network
@@ -48,7 +48,7 @@ def profile(
                 _really(bench, model, able[0], mode, rows, repeats), costs, [layer.name for layer in layers],
                 os.cpu_count() or 1,
             )  # fmt: skip
-        measured[mode] = measurements_of(model, mode, costs)
+        measured[mode] = measurements_of(model, mode, costs, weight_copies(model, names, members))
     latencies_s = {pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs}
     return Profile(
         model=name_of(model),

@@ -50,7 +50,9 @@ class CostTable:
         self._widest: dict[tuple[int, int], int] = {}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
-        self.parameter_copies = (2 + optimizer_copies(problem)) if training else 1  # weights, gradients, moments
+        self.parameter_copies = (
+            (2 + optimizer_copies(problem)) if training else problem.weight_copies
+        )  # gradients, moments
         self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
@@ -141,6 +143,12 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
     """
     copied_bytes = table.parameter_copies * table.parameter_bytes(start, stop)
     return table.floor_bytes + copied_bytes + table.buffer_bytes(start, stop)
+
+
+def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
+    """What stands on a device that has all these ranges of layers: a worker is there once."""
+    held = [static_bytes(table, start, stop) - table.floor_bytes for start, stop in ranges]
+    return sum(held) + table.floor_bytes
 
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:

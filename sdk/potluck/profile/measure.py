@@ -11,7 +11,7 @@ from statistics import mean, median
 from typing import Any
 
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError
-from potluck.graph.kinds import document_for, kind_on
+from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.links import Line, fit_line
 from potluck.profile.network import is_itself, network_of, stated_rate
@@ -20,7 +20,7 @@ from potluck.profile.store import Store
 from potluck.records import HOME, Device, LayerCost
 from potluck.run.events import Deliver, Gather
 from potluck.run.link import Link
-from potluck.run.members import Members
+from potluck.run.members import Member, Members
 from potluck_wire.messages import Measure, Probe
 
 PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
@@ -28,8 +28,9 @@ PROBE_REPEATS = 3
 SHORT_REPEATS = 9  # of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
 TOGETHER_S = 0.3  # devices do not begin at the same moment: long enough that this does not matter
 MAX_REPEATS = 64  # what agents accept
-# Scratch space of operators, the allocator, graphs: 4 to 5 MiB in training, 12 to 13 in inference (x86-64, torch 2.13).
-FLOOR_BYTES = 16 * 2**20
+# What a worker takes beside tensors: kernels and buffers that libraries make at first use. Up to 1.5 MiB in workers
+# that have measured the model before, 6.3 MiB in new ones (x86-64, torch 2.13).
+FLOOR_BYTES = 8 * 2**20
 
 
 class Bench:
@@ -151,8 +152,11 @@ def profile(
             sharing,
             _host_cores(bench, model, _common_mode(found, sharing), {n: found[n] for n in sharing}, capabilities),
         )
+    copies = weight_copies(model, found, members)
     measured = {
-        mode: measurements_of(model, mode, {name: costs[mode] for name, costs in found.items() if mode in costs})
+        mode: measurements_of(
+            model, mode, {name: costs[mode] for name, costs in found.items() if mode in costs}, copies
+        )
         for mode in modes
     }
     return Profile(
@@ -296,7 +300,16 @@ def name_of(model: Any) -> str:
     return str(getattr(model, "name", "") or f"model-{model.signature[:8]}")
 
 
-def measurements_of(model: Any, train: bool, costs: Mapping[str, tuple[LayerCost, ...]]) -> Measurements:
+def weight_copies(model: Any, names: Iterable[str], members: Mapping[str, Member]) -> int:
+    """How often one of these devices holds its weights at most, for inference."""
+    backends = {name: members[name].capability.get("backends", ()) for name in names}
+    kinds = {kind_on(model, name, has, train=False) for name, has in backends.items()}
+    return max((WEIGHT_COPIES[kind] for kind in kinds), default=1)
+
+
+def measurements_of(
+    model: Any, train: bool, costs: Mapping[str, tuple[LayerCost, ...]], weight_copies: int = 1
+) -> Measurements:
     """These costs beside the sizes of the model in that mode."""
     ports, inputs = model.inputs(train), model.inputs(False)
     n_layers = len(model.layers(train))
@@ -307,6 +320,7 @@ def measurements_of(model: Any, train: bool, costs: Mapping[str, tuple[LayerCost
         input_bytes=sum(port.row_bytes for port in inputs),
         target_bytes=sum(port.row_bytes for port in ports[len(inputs) :]),
         result_bytes=0 if train else sum(tensor.row_bytes for tensor in segment.outputs),
+        weight_copies=weight_copies,
     )
 
 

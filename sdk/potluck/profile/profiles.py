@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """A model's costs in one mode (training or inference), `costs[device][layer]`, and its sizes per row."""
+    """A model's costs in one mode (training or inference), `costs[device][layer]`, and its sizes per row.
+
+    `weight_copies`: how often a device holds its weights for inference.
+    """
 
     layers: tuple[Layer, ...]
     costs: Mapping[str, tuple[LayerCost, ...]]
     input_bytes: int = 0
     target_bytes: int = 0
     result_bytes: int = 0
+    weight_copies: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Profile:
             result_bytes=4 if isinstance(workload, Training) else measured.result_bytes,
             home=self.home,
             excluded=excluded,
+            weight_copies=measured.weight_copies,
         )
 
     def with_device(self, kind: "str | Path", name: str = "", *, like: str = "", **numbers: float) -> "Profile":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.errors import ModelError, PlanError
-from potluck.graph.kinds import document_for, kind_on
+from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.records import Plan, Segment, Stage
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import (
@@ -138,7 +138,7 @@ class Edition:
         for stage, piece in zip(self.plan.stages, self.pieces, strict=True):
             if device in stage.devices:
                 total += held_bytes(piece, self.optimizer if self.plan.training else None)
-        return total
+        return total * WEIGHT_COPIES[self.kinds[device]] if device in self.kinds else total
 
     def requests(
         self, extra: Compiled | None = None, others: Iterable[str] = (), memory: Mapping[str, int] | None = None

@@ -105,14 +105,12 @@ class Outcome:
                     again, stop = times.start_s[first + backward], times.stop_s[first + backward]
                     changes[slot] += ((again, working[number]), (stop, -working[number]))
                     changes[slot] += ((since, kept[number]), (stop, -kept[number]))
-        ranges = {(name, stage.start, stage.stop) for stage in plan.stages for name in stage.devices}
-        static = dict.fromkeys(plan.devices, 0)
-        for name, start, stop_layer in ranges:
-            static[name] += cost.static_bytes(table, start, stop_layer)
         peaks = {}
         for name, events in zip(plan.devices, changes, strict=True):
             events.sort()  # at one moment what goes comes first
-            peaks[name] = static[name] + max(accumulate((nbytes for _, nbytes in events), initial=0))
+            ranges = {(stage.start, stage.stop) for stage in plan.stages if name in stage.devices}
+            at_work = max(accumulate((nbytes for _, nbytes in events), initial=0))
+            peaks[name] = cost.resting_bytes(table, ranges) + at_work
         return peaks
 
     def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:

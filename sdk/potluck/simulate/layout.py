@@ -312,6 +312,7 @@ class _Step:
             {k: self._copy(Item(COPY, slot, p, k, "piece"), (vector,), priority) for k in full}
             for slot, vector in zip(slots, vectors, strict=True)
         ]
+        looking = [tuple(pieces.values()) for pieces in held]
         for turn in range(2 * (n - 1)):
             gathering = turn >= n - 1
             arriving = []
@@ -323,6 +324,8 @@ class _Step:
             for i, k, value in arriving:
                 own = Item(COPY, slots[i], p, k, "piece")
                 held[i][k] = value if gathering else self._copy(own, (held[i][k], value), priority + turn)
+        for vector, pieces in zip(vectors, looking, strict=True):  # it is there as long as any piece of it
+            vector.uses.extend(use for piece in pieces for use in piece.uses)
         return [
             (self._copy(Item(COPY, slot, p, 0, "vector"), [held[i][k] for k in sorted(full)], priority + 2 * n),)
             for i, slot in enumerate(slots)

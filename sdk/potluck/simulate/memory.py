@@ -14,13 +14,16 @@ def peak_bytes(
     """The most bytes that `device` holds at once; `spans[step][instruction id]` is when each instruction took place.
 
     A value is there from the start of what makes it to the end of its last use; what never is used goes at once. A
-    `run` that trains keeps its activations until its `backward` has ended.
+    `run` that trains keeps its activations until its `backward` has ended, and a vector of gradients is there as long
+    as any piece of it, as pieces are no copies.
     """
     program, notes, sizes = compiled.programs[device], compiled.notes[device], compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []
     for step in spans:
         made: dict[str, float] = {}
         last: dict[str, float] = {}
+        vectors: set[str] = set()
+        pieces: dict[str, str] = {}  # of vectors
         kept: dict[tuple[str, str], tuple[float, int]] = {}
         for item in program.instructions:
             start, stop = step[item.id]
@@ -28,7 +31,13 @@ def peak_bytes(
                 made[value], last[value] = start, stop
             for value in item.inputs:
                 last[value] = max(last[value], stop)
+            if item.op == "gradients":
+                vectors.update(item.outputs)
+            elif item.op == "slice" and item.inputs[0] in vectors:
+                pieces |= dict.fromkeys(item.outputs, item.inputs[0])
             _segment_memory(table, item, notes[item.id], start, stop, kept, changes)
+        for piece, vector in pieces.items():
+            last[vector] = max(last[vector], last[piece])
         for since, nbytes in kept.values():
             changes += [(since, nbytes), (stop_s, -nbytes)]
         for value, since in made.items():
@@ -62,4 +71,4 @@ def _static_bytes(table: cost.CostTable, notes: Sequence[Note], instructions: Se
     """The segments that this program runs, each once."""
     runs = [notes[item.id] for item in instructions if item.op == "run"]
     ranges = {(note.start, note.stop) for note in runs if note.seconds is None}  # pieces borrow their weights
-    return sum(cost.static_bytes(table, start, stop) for start, stop in ranges)
+    return cost.resting_bytes(table, ranges)

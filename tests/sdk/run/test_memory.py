@@ -1,0 +1,79 @@
+"""What a plan is said to need is what its devices take: never less, and not much more."""
+
+from dataclasses import replace
+
+import pytest
+from tests.sdk.graph.models import CASES
+from tests.sdk.run.conftest import make_plan
+
+import potluck
+from potluck.lab.specs import Spec
+from potluck.profile.measure import FLOOR_BYTES
+
+torch = pytest.importorskip("torch")
+A, B = "local-1", "local-2"
+STAGES = {
+    "alone": (((A,), (8,)),),
+    "pipeline": (((A,), (8,)), ((B,), (8,))),
+    "shared": (((A, B), (4, 4)),),
+    "shared, then one": (((A, B), (5, 3)), ((B,), (8,))),
+}
+SLACK_FRAC = 0.1  # of what is measured
+SLACK_BYTES = 64 * 2**10
+
+
+def wide():
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def deployed(home, model, stages, *, train):
+    """A run of a judged plan."""
+    profile = home.profile(model, train=train, rows=(1, 8), repeats=1).wait(60)
+    plan = make_plan(model, *stages, micro_batch=8, n_micro_batches=4 if train else 1, training=train)
+    return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, turns=False).wait(60)
+
+
+def check(run):
+    """The peaks, within what was foretold; beside the floor that is close."""
+    for expected, used in run.compare().peak_bytes.values():
+        assert used <= expected
+        assert expected - FLOOR_BYTES <= (1 + SLACK_FRAC) * used + SLACK_BYTES
+
+
+@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
+def test_peaks_of_training_and_inference_are_those_foretold(home, stages):
+    x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
+    model = potluck.Model.from_torch(wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8])
+    run = deployed(home, model, stages, train=True)
+    run.fit([(x, y)] * 3).wait(60)
+    check(run)
+    run.close()
+    run = deployed(home, model, stages, train=False)
+    for _ in range(3):
+        run(x[:8])
+    check(run)
+    run.close()
+
+
+@pytest.mark.parametrize("kind", ["cnn", "encoder"])
+def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_foretold(home, kind):
+    case = CASES[kind]
+    x, y = case.inputs(32), case.targets(32)
+    model = potluck.Model.from_torch(case.make(), x[:8], loss=case.loss, example_targets=y[:8])
+    run = deployed(home, model, STAGES["shared, then one"], train=True)
+    run.fit([(x, y)] * 3).wait(60)
+    for expected, used in run.compare().peak_bytes.values():
+        assert used <= expected
+    run.close()
+
+
+def test_weights_that_onnxruntime_holds_twice_are_foretold_so():
+    pytest.importorskip("onnxruntime")
+    specs = [Spec(name=name, backends=("onnxruntime",)) for name in (A, B)]
+    with potluck.Home.lab(specs) as home:
+        x = torch.randn(8, 64)
+        run = deployed(home, potluck.Model.from_torch(wide(), x), STAGES["pipeline"], train=False)
+        for _ in range(3):
+            run(x)
+        check(run)
