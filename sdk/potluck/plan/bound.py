@@ -8,10 +8,10 @@ Every plan means: contiguous stages, each device in one stage at most, any share
 - The longest way, of parallel branches. Some row passes every layer on it, each on the device that is fastest there.
 - Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound of it, for every
   micro-batch size there may be. A device alone takes what it takes for the whole micro-batch; a group shares the rows
-  without loss, each at its best rate, and hands on as soon as one row is done. Links at the sum of what their paths
-  carry; memory of weights, and of a device alone what its forwards keep, which bounds how many are under way. The
-  layers in front of a cut take the free devices at least the work bound. Labels never overestimate, so the best whole
-  label bounds all plans; those above the best plan found are not even looked at.
+  without loss, each at its best rate, and hands on as soon as one row is done. Links at what their paths carry together
+  over the media that they share; memory of weights, and of a device alone what its forwards keep, which bounds how many
+  are under way. The layers in front of a cut take the free devices at least the work bound. Labels never overestimate,
+  so the best whole label bounds all plans; those above the best plan found are not even looked at.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,13 @@ from potluck.plan import cost, flows
 from potluck.plan.groups import Pattern, classes_of
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
-from potluck.records import Device, LayerCost, Problem, Stage, Training
+from potluck.records import Device, LayerCost, Network, Problem, Stage, Training
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
+# Of a ring's transfers, those that cannot begin before the last replica has its gradients: the one after it may have
+# passed on one piece of 2 (n - 1) by then, the next two, ... the last n - 1.
+RING_BEHIND = 0.75
 MAX_LABELS = 6  # per state; of more, the worst are merged into one that is better than each
 
 
@@ -266,11 +269,14 @@ class FloorHeads(Heads):
         reduce_s, air_s = 0.0, 0.0
         if self.training and self.learning[stop - 1]:
             if g not in self._turns:
-                pairs = list(permutations([self.problem.devices[d].name for d in group], 2))
-                fastest = max(self.problem.network.bandwidth(a, b) for a, b in pairs)
-                self._turns[g] = 1 / fastest, min(self._air_per_byte(a, b) for a, b in pairs)
+                names, network = [self.problem.devices[d].name for d in group], self.problem.network
+                best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
+                best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
+                air = min(self._air_per_byte(a, b) for a, b in permutations(names, 2))
+                self._turns[g] = 1 / min(*best_out, *best_in), air
             passed_bytes = 2 * (n - 1) * (self.table.parameter_bytes(start, stop) // 4 // n * 4)
             reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._turns[g])
+            reduce_s = max(reduce_s, RING_BEHIND * n * air_s)
         # Every replica has a row of every micro-batch at least.
         total_s = max(shared_s, self.n_micro_batches * max(map(sum, pieces)))
         forward, backward = min(f for f, _ in pieces), min(b for _, b in pieces)
@@ -305,11 +311,23 @@ class FloorHeads(Heads):
     def _rate(self, left: Sequence[str], right: Sequence[str]) -> float:
         """Least seconds per byte from one group to the other, by all paths together."""
         network = self.problem.network
-        return 1 / sum(network.bandwidth(a, b) for a in left for b in right)
+        by_giver = sum(together(network, [(a, b) for b in right]) for a in left)
+        by_taker = sum(together(network, [(a, b) for a in left]) for b in right)
+        return 1 / min(by_giver, by_taker, together(network, [(a, b) for a in left for b in right]))
 
     def feed_s(self, g: int) -> float:
         """Home's inputs are left out of the bound."""
         return 0.0
+
+
+def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
+    """The most bytes per second over the paths of these pairs at once: no more than what each carries alone, and than a
+    medium that all of them cross."""
+    paths = [dict(network.path(a, b).media) for a, b in pairs]
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
+    crossed = [name for name in paths[0] if all(name in path for path in paths)]
+    shared = (capacity[name] / min(path[name] for path in paths) for name in crossed)
+    return min(sum(network.bandwidth(a, b) for a, b in pairs), min(shared, default=inf))
 
 
 def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from potluck.bench.optimality import random_problem
 from potluck.plan import check_plan, cost, make_plans
 from potluck.plan.anytime import plan_anytime
-from potluck.plan.bound import lower_bound_s, work_s
+from potluck.plan.bound import lower_bound_s, together, work_s
 from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.feasibility import breaches
@@ -57,6 +58,29 @@ def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is
     if plans:
         least_s = min(direct.run(plan).latency_s for plan in plans)
         assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_plan_is_below_the_bound_on_cables_and_air(seed):
+    """Slow links, so that what they carry decides."""
+    problem = random_problem(random.Random(f"bound {seed}"), {"devices": 3, "layers": 4})
+    slow = tuple(replace(m, capacity_bytes_per_s=m.capacity_bytes_per_s / 30) for m in problem.network.media)
+    problem = replace(problem, network=replace(problem.network, media=slow))
+    table = CostTable(problem)
+    direct, plans = Direct(problem, table), list(plan_exhaustive(problem, table))
+    plans += [other for plan in plans[:: max(1, len(plans) // 5)] for other in neighbours(table, plan)]
+    least_s = min(direct.run(plan).latency_s for plan in plans)
+    assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
+
+
+def test_paths_that_share_a_cable_carry_no_more_than_it():
+    ends = {"a": 10.0, "b": 4.0, "c": 4.0}
+    media = [Medium(name=f"{n} {way}", capacity_bytes_per_s=rate) for n, rate in ends.items() for way in ("up", "down")]
+    paths = {(x, y): Path(media=((f"{x} up", 1), (f"{y} down", 1))) for x in ends for y in ends if x != y}
+    network = Network(media=tuple(media), paths=paths)
+    assert together(network, [("a", "b"), ("a", "c")]) == 8.0  # each brings 4, a could send 10
+    assert together(network, [("b", "a"), ("b", "c")]) == 4.0  # b sends 4 at most
+    assert together(network, [("b", "a"), ("c", "a")]) == 8.0
 
 
 def test_the_work_bound_by_hand():
