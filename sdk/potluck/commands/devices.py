@@ -10,9 +10,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the table."""
+    """Print the table; an address where nobody is is an error."""
+    from potluck.discover.pairing import is_there
     from potluck.display import tables, text
     from potluck.home import Home
+    from potluck.run.failures import unreachable
 
     with Home(peers=args.peers) if args.peers else Home.discover(args.wait) as home:
         print(text.render(tables.members(home.devices.values())))
+        strangers = [member for member in home.devices.values() if args.peers and not member.key]
+    for member in strangers:
+        if not any(is_there(place) for place in member.addresses):
+            raise unreachable(member.name, str(member.addresses[0]))

@@ -214,6 +214,8 @@ def qoe(limits: list[str]) -> "QoE":
         key, value = _pair(limit, "--qoe", "latency=500ms")
         what, _, device = key.partition(".")
         if what == "latency" and not device:
+            if value[-1].isdecimal():
+                raise UserError(f"--qoe: {limit!r} has no unit.", next_step=f"Write {limit}s or {limit}ms.")
             found["latency_s"] = parse_seconds(value)
         elif what == "memory" and device:
             found["memory_bytes"][device] = parse_bytes(value)
@@ -277,7 +279,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}.") from error
+        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', 'it is no text')}.") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Pair with a device over TCP: type the code that it shows, and each side learns the other's key."""
 
 import socket
+from contextlib import suppress
 
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
 from potluck.run.events import Address
@@ -68,6 +69,13 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
         raise ProtocolError(f"what answers at {address} is not a potluck agent ({error}).", device=label) from error
     except PairingFailed as failure:
         raise _failure(failure, label) from failure
+
+
+def is_there(address: Address) -> bool:
+    """Whether anybody listens where an agent pairs. It says nothing of who that is."""
+    with suppress(OSError), socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S):
+        return True
+    return False
 
 
 def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Paired:

@@ -83,7 +83,8 @@ def load_plan(path: str | Path) -> Plan:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read the plan {path}: {error}.", path=str(path)) from error
+        why = getattr(error, "strerror", "it is no text")
+        raise FileError(f"cannot read the plan {path}: {why}.", path=str(path)) from error
     return loads(text)
 
 

@@ -12,6 +12,7 @@ from potluck import cli
 from potluck.commands import doctor
 from potluck.discover import keyring
 from potluck.run.events import Address
+from potluck_wire.limits import PAIRING_OFFSET
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 
@@ -53,6 +54,14 @@ def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
     assert cli.main(["forget", "tablet"]) == 0
     assert cli.main(["devices", place]) == 0
     assert "not paired" in capsys.readouterr().out
+
+
+def test_an_address_where_nobody_is_is_told(capsys):
+    with socket.socket() as taken:  # bound and not listening: nobody else listens there meanwhile
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1] - PAIRING_OFFSET}"
+        assert cli.main(["devices", place]) == 1
+    assert f"nobody answers at {place}" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_paired_is_shown_as_such(tablet, capsys):

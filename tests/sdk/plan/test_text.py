@@ -56,8 +56,10 @@ def test_a_file_round_trips(tmp_path):
     assert potluck.load_plan(tmp_path / "plan.toml") == PLAN
     with pytest.raises(FileError, match="cannot write the plan"):
         PLAN.save(tmp_path / "nowhere" / "plan.toml")
-    with pytest.raises(FileError, match="cannot read the plan"):
+    with pytest.raises(FileError, match=r"cannot read the plan .*: No such file or directory"):
         potluck.load_plan(tmp_path / "plan")
+    with pytest.raises(FileError, match=r"cannot read the plan .*: Is a directory"):
+        potluck.load_plan(tmp_path)
 
 
 @pytest.fixture(scope="module")
