@@ -146,9 +146,9 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
 
 
 def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
-    """What stands on a device that has all these ranges of layers: a worker is there once."""
+    """What stands on a device that has all these ranges of layers: its worker counts once, and with some of them."""
     held = [static_bytes(table, start, stop) - table.floor_bytes for start, stop in ranges]
-    return sum(held) + table.floor_bytes
+    return sum(held) + table.floor_bytes if held else 0
 
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
