@@ -19,6 +19,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
+from potluck.graph.onnx_table import TABLE  # noqa: E402
 from potluck_agent.worker import torch_arrays  # noqa: E402
 from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
 from potluck_agent.worker.onnx_backend import OnnxSegment  # noqa: E402
@@ -348,3 +349,69 @@ def test_made_of_torchs_operators_it_answers_alike(made, rows):
     state = model.state()
     got = Interpreter(graph).run([x], [state[row.name] for row in (*graph.parameters, *graph.buffers)], train=False)
     assert np.allclose(got[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def one(op: str, *more: np.ndarray, **attributes: object) -> "onnx.ModelProto":
+    """One operator over an image of 4 channels and 9 x 6 pixels, with these constants as its other inputs."""
+    names = [f"c{i}" if array is not None else "" for i, array in enumerate(more)]
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", *names], ["y"], **attributes)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4, 9, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(a, name) for name, a in zip(names, more, strict=True) if name],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+KERNEL = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
+SCALES = np.array([1, 1, 2, 2], np.float32)
+ALIKE = {
+    "same, the odd row behind": one("Conv", KERNEL, auto_pad="SAME_UPPER", strides=[2, 2]),
+    "same, the odd row before": one("Conv", KERNEL, auto_pad="SAME_LOWER", strides=[2, 2]),
+    "uneven pads": one("Conv", KERNEL, pads=[0, 1, 2, 1]),
+    "transposed": one("ConvTranspose", KERNEL, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
+    "uneven pool": one("MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]),
+    "average without padding": one("AveragePool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    "nearest": one("Resize", None, SCALES, mode="nearest", coordinate_transformation_mode="asymmetric",
+                   nearest_mode="floor"),
+    "bilinear": one("Resize", None, SCALES, mode="linear"),
+    "depth to space": one("DepthToSpace", blocksize=2),
+    "depth to space, by columns": one("DepthToSpace", blocksize=2, mode="CRD"),
+    "space to depth": one("SpaceToDepth", blocksize=3),
+    "padded": one("Pad", np.array([0, 0, 1, 2, 0, 0, 3, 0]), np.float32(2.0)),
+    "every second row": one("Slice", np.array([1]), np.array([2**62]), np.array([2]), np.array([2])),
+    "channels by number": one("Gather", np.array([3, 0, -2]), axis=1),
+    "clipped": one("Clip", np.float32(-0.5), np.float32(0.5)),
+    "slopes": one("PRelu", np.array([0.1, 0.2, 0.3, 0.4], np.float32).reshape(4, 1, 1)),
+    "hard sigmoid": one("HardSigmoid"),
+    "means": one("ReduceMean", axes=[2, 3], keepdims=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_each_way_of_an_operator_answers_alike_in_torch(case, tmp_path):
+    model = Model.from_onnx(saved(tmp_path, ALIKE[case])).as_torch()  # raises where the answers differ
+    assert model.kinds()[0] == "aten"
+
+
+@pytest.mark.parametrize("wrong", [torch.sigmoid, lambda x: x * float("nan"), lambda x: x[..., :3]])
+def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLE, "HardSigmoid", (1, lambda call, x: wrong(x)))
+    with pytest.raises(ModelError, match="made of torch's operators"):
+        Model.from_onnx(saved(tmp_path, one("HardSigmoid"))).as_torch()
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (one("Selu"), "Selu"),
+        (one("Pad", np.array([0, 0, 1, 1, 0, 0, 1, 1]), mode="reflect"), "pads with something else"),
+        (one("Slice", np.array([8]), np.array([0]), np.array([2]), np.array([-1])), "backwards"),
+        (one("Resize", None, SCALES, mode="cubic"), "resizes by cubic"),
+    ],
+    ids=["not in the table", "reflected", "backwards", "cubic"],
+)
+def test_what_torch_does_otherwise_is_refused(model, text, tmp_path):
+    with pytest.raises(ModelError, match=text):
+        Model.from_onnx(saved(tmp_path, model)).as_torch()
