@@ -18,39 +18,38 @@ IMAGENET_NAMES = {985: "daisy", 698: "palace", 497: "church", 663: "monastery", 
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions with group norms, added to what came in. Keeps the shape [rows, channels, height, width]."""
+    """Two 3x3 convolutions, added to what came in. Keeps the shape [rows, channels, height, width]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.first_norm = nn.GroupNorm(8, channels)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second_norm = nn.GroupNorm(8, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block applied to [rows, channels, height, width]."""
-        y = torch.relu(self.first_norm(self.first(x)))
-        return torch.relu(x + self.second_norm(self.second(y)))
+        return nn.functional.gelu(x + self.second(nn.functional.gelu(self.first(x))))
 
 
 def digits_network(seed: int = 0) -> nn.Module:
     """A small residual CNN for 8x8 grey images: [rows, 1, 8, 8] -> [rows, 10]; some 150,000 parameters.
 
-    Group norms rather than batch norms, so that how a batch is shared out changes nothing at all.
+    Made so that rounding stays rounding when devices share a stage and sum in another order. A bias before a norm has a
+    gradient of rounding alone, which AdamW makes as large as any (losses were 0.07 off after 60 steps), and kinks of
+    ReLU decide by the last bit (0.013). Like this they are 5e-7 off.
     """
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
-        nn.ReLU(),
+        nn.GELU(),
         Residual(32),
         nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
+        nn.GELU(),
         Residual(64),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(256, 128),
-        nn.ReLU(),
+        nn.GELU(),
         nn.Linear(128, 10),
     )
 
