@@ -1,22 +1,28 @@
-"""Sharing one request between a device and a helper: who has to compute which rows, and how long that takes.
+"""Sharing one request between a device and a helper: operators, which rows each side computes, where rows may change
+hands.
 
-Rows are handed over at *joints* alone, operators whose output is all that lives on behind them. Between two joints each
-side computes what it needs of every operator; where windows overlap, both compute the same rows (the replication of
-Intra-DP, section IV-C), so that nothing waits inside. A side that waits for rows starts on the first of them.
+Any place in the line of operators is a cut: behind it some values are alive, each of which the sides may hold by rows.
+Between two cuts each side computes what it needs of every operator; where windows overlap, both compute the same rows
+(the replication of Intra-DP, section IV-C), so that nothing waits inside.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from potluck.errors import PlanError
 
-LEVELS = 11  # divisions of the rows at a joint that are tried: 0, a tenth, ... all
-MAX_JOINTS = 16  # those that carry the fewest bytes
-TILES = 4  # a side that waits for rows starts on the first quarter of them
+Interval = tuple[int, int]  # rows [start, stop)
+DEVICE, HELPER = "device", "helper"
+SIDES = (DEVICE, HELPER)
+NONE: Interval = (0, 0)
+MAX_CUTS = 16  # tried as places where rows change hands: those that carry the fewest bytes, some way apart
+APART_FRAC = 1 / 32  # of the device's time for all of the request
 
 
 class Reads(Protocol):
-    """Which rows of an input an operator needs for some rows of its output."""
+    """Which rows of an input an operator needs for some rows of its output; neither end ever moves back."""
 
     def rows(self, start: int, stop: int) -> tuple[int, int]: ...
 
@@ -36,6 +42,11 @@ class Operator:
     helper_s: float = 0.0
     inputs: tuple[tuple[int, Reads | None], ...] = ()
     divisible: bool = True
+    n_runs: int = 1  # nodes that are one operator here; each of them pays the side's overhead
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +55,8 @@ class Sharing:
 
     The first operator is the input, the last the result, which the device needs whole; neither takes time.
 
-    Powers are the device's, in watts: computing, sending or receiving, and waiting. `latency_s` is paid per transfer.
+    Powers are the device's, in watts: computing, sending or receiving, and waiting. `latency_s` is paid per transfer,
+    an overhead per operator that runs, and `piece_s` for whatever a side is told to compute in one go.
     """
 
     operators: tuple[Operator, ...]
@@ -52,6 +64,7 @@ class Sharing:
     latency_s: float = 0.0
     device_overhead_s: float = 0.0
     helper_overhead_s: float = 0.0
+    piece_s: float = 0.0
     busy_w: float = 0.0
     radio_w: float = 0.0
     idle_w: float = 0.0
@@ -62,129 +75,121 @@ class Sharing:
         for place, operator in enumerate(self.operators):
             if any(source >= place for source, _ in operator.inputs):
                 raise PlanError(f"{operator.name} reads an operator that comes after it.")
-        if self.bytes_per_s < 0:
+        if not self.bytes_per_s >= 0:
             raise PlanError(f"The link cannot carry {self.bytes_per_s} bytes a second.")
+
+    def seconds(self, side: str, place: int, rows: int) -> float:
+        """What so many rows of an operator take one side."""
+        operator = self.operators[place]
+        whole_s, overhead_s = operator.device_s, self.device_overhead_s
+        if side == HELPER:
+            whole_s, overhead_s = operator.helper_s, self.helper_overhead_s
+        if not rows or not whole_s:
+            return 0.0
+        overhead_s *= operator.n_runs
+        return overhead_s + max(whole_s - overhead_s, 0.0) * rows / operator.count
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Division:
-    """How the rows behind a joint are held: the device has [0, device), the helper [helper, all of them)."""
+    """Which rows of an operator each side computes. They may overlap, and be more than anybody needs."""
 
-    joint: int  # the operator whose output it is
-    device: int
-    helper: int
+    device: Interval
+    helper: Interval
 
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What one side does between two joints: the rows [start, stop) of the first joint that it needs, and its seconds.
-
-    `streamed_s` of them can be spent on the first rows while others are on their way; the rest follows a barrier, an
-    operator that needs every row. Each further tile of rows costs `tile_s`.
-    """
-
-    start: int
-    stop: int
-    seconds: float
-    streamed_s: float
-    tile_s: float
-
-    def done_s(self, ready_s: float, first_s: float, airtime_s: float) -> float:
-        """When it is done, if it is ready itself at `ready_s` and rows come in from `first_s` on for `airtime_s`."""
-        streamed_s = self.streamed_s + (TILES - 1) * self.tile_s
-        whole_s = max(ready_s, first_s + airtime_s) + self.streamed_s
-        tiled_s = max(
-            ready_s + streamed_s, first_s + airtime_s + streamed_s / TILES, first_s + airtime_s / TILES + streamed_s
-        )
-        return min(whole_s, tiled_s) + self.seconds - self.streamed_s
-
-
-def intervals(sharing: Sharing, joint: int, rows: tuple[int, int]) -> dict[int, tuple[int, int]]:
-    """The rows of every operator up to `joint` that `rows` of it need; of an operator not in there, none."""
-    needed = {joint: rows} if rows[0] < rows[1] else {}
-    for place in range(joint, 0, -1):
-        if place not in needed:
-            continue
-        if not sharing.operators[place].divisible:
-            needed[place] = (0, sharing.operators[place].count)
-        for source, reads in sharing.operators[place].inputs:
-            first, last = reads.rows(*needed[place]) if reads else (0, sharing.operators[source].count)
-            if first < last:
-                have = needed.get(source, (first, last))
-                needed[source] = (min(have[0], first), max(have[1], last))
-    return needed
+    def of(self, side: str) -> Interval:
+        return self.device if side == DEVICE else self.helper
 
 
 class Shares:
-    """A problem prepared: its joints, and what each side does between any two of them. Independent of the bandwidth."""
+    """A problem prepared: which rows are read for which, what is alive where. Independent of times and bandwidth."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self.sharing = sharing
-        self.joints = _joints(sharing)
-        self._sides: dict[tuple[int, bool, int, int], dict[int, Side]] = {}
-        self._barrier = [0] * len(sharing.operators)  # the last operator up to this one that needs every row
-        for place, operator in enumerate(sharing.operators):
-            needs_all = any(reads is None for _, reads in operator.inputs)
-            before = max((self._barrier[source] for source, _ in operator.inputs), default=0)
-            self._barrier[place] = place if needs_all else before
-        # per operator: seconds of all behind it on the device, and how many times faster the helper is at most
-        self._left = [(0.0, 1.0)] * len(sharing.operators)
-        for place in range(len(sharing.operators) - 2, -1, -1):
-            after, (left_s, faster) = sharing.operators[place + 1], self._left[place + 1]
-            ratio = after.device_s / after.helper_s if after.helper_s > 0 else float("inf")
-            self._left[place] = left_s + after.device_s, max(faster, min(ratio, 1e9))
+        self.sharing, self.operators = sharing, sharing.operators
+        tables: dict[tuple[object, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        # per operator and input: (source, first row read by each row, end of the rows read by each row); None: all
+        self.windows: list[list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]] | None]]] = []
+        for operator in self.operators:
+            found: list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]] | None]] = []
+            for source, reads in operator.inputs:
+                if reads is None or not operator.divisible:
+                    found.append((source, None))
+                    continue
+                key = (reads, operator.count)
+                if key not in tables:
+                    firsts, ends = zip(*(reads.rows(row, row + 1) for row in range(operator.count)), strict=True)
+                    tables[key] = firsts, ends
+                found.append((source, tables[key]))
+            self.windows.append(found)
+        n = len(self.operators)
+        last_use = list(range(n))
+        for place, operator in enumerate(self.operators):
+            for source, _ in operator.inputs:
+                last_use[source] = place
+        self.alive = [tuple(u for u in range(p + 1) if last_use[u] > p) for p in range(n - 1)] + [(n - 1,)]
+        self.barriers = [0] * n  # the last operator up to this one, among those it needs, that needs every row
+        for place, reads_of in enumerate(self.windows):
+            needs_all = any(window is None for _, window in reads_of)
+            self.barriers[place] = place if needs_all else max((self.barriers[s] for s, _ in reads_of), default=0)
 
-    def side(self, i: int, j: int, rows: tuple[int, int], *, helper: bool) -> Side:
-        """What one side does between joint `i` and joint `j` to have `rows` behind `j`."""
-        key = (j, helper, *rows)
-        if key not in self._sides:
-            self._sides[key] = self._sweep(j, rows, helper)
-        return self._sides[key][i]
+    @property
+    def last(self) -> int:
+        return len(self.operators) - 1
 
-    def _sweep(self, j: int, rows: tuple[int, int], helper: bool) -> dict[int, Side]:
-        operators, wanted = self.sharing.operators, set(self.joints)
-        needed = intervals(self.sharing, j, rows)
-        overhead_s = self.sharing.helper_overhead_s if helper else self.sharing.device_overhead_s
-        found: dict[int, Side] = {}
-        done: list[tuple[int, float]] = []  # (barrier, seconds) of every operator that runs
-        for place in range(j, -1, -1):
-            start, stop = needed.get(place, (0, 0))
-            if place in wanted and place < j:
-                streamed = [seconds for barrier, seconds in done if barrier <= place]
-                found[place] = Side(
-                    start, stop, sum(seconds for _, seconds in done), sum(streamed), overhead_s * len(streamed)
-                )
-            if start < stop and place:
-                operator = operators[place]
-                whole_s = operator.helper_s if helper else operator.device_s
-                seconds = overhead_s + max(whole_s - overhead_s, 0.0) * (stop - start) / operator.count
-                done.append((self._barrier[place], seconds if whole_s else 0.0))
-        return found
+    def cut_bytes(self, place: int) -> int:
+        """The bytes of all that is alive behind an operator."""
+        return sum(self.operators[u].nbytes for u in self.alive[place])
 
-    def soonest_s(self, joint: int, device_s: float, helper_s: float) -> float:
-        """No end is sooner if the sides are ready behind `joint` then: both work all the time on what is left."""
-        left_s, faster = self._left[joint]
-        return max(device_s, (left_s + device_s + faster * helper_s) / (1.0 + faster))
+    def reads(self, place: int, rows: Interval) -> Iterable[tuple[int, Interval]]:
+        """The rows of every input that some rows of an operator need."""
+        for source, window in self.windows[place]:
+            if window is None:
+                yield source, (0, self.operators[source].count)
+            else:
+                yield source, (window[0][rows[0]], window[1][rows[1] - 1])
 
-    def divisions(self, joint: int, levels: int = LEVELS) -> tuple[Division, ...]:
-        """The divisions of a joint that are tried: cut at a level, or all of it on both sides."""
-        count = self.sharing.operators[joint].count
-        cuts = sorted({round(count * level / (levels - 1)) for level in range(levels)})
-        return (*(Division(joint, cut, cut) for cut in cuts), Division(joint, count, 0))
+    def readers(self, place: int, which: int, rows: Interval, boundary: int) -> tuple[int, int]:
+        """Among those rows: the first that reads beyond `boundary` of an input, the first that reads none before it."""
+        window = self.windows[place][which][1]
+        if window is None:
+            return rows[0], rows[0]
+        return bisect_left(window[1], boundary + 1, *rows), bisect_left(window[0], boundary, *rows)
+
+    def needed(self, place: int, targets: dict[int, Interval], floor: int = 0) -> dict[int, Interval]:
+        """The rows of every operator up to `place` that the targets need; of those up to `floor` only what is read."""
+        needed = {u: rows for u, rows in targets.items() if rows[0] < rows[1]}
+        for v in range(place, floor, -1):
+            rows = needed.get(v)
+            if rows is None:
+                continue
+            if not self.operators[v].divisible:
+                rows = needed[v] = (0, self.operators[v].count)
+            for source, read in self.reads(v, rows):
+                needed[source] = hull(needed.get(source, NONE), read)
+        return needed
 
 
-def _joints(sharing: Sharing) -> tuple[int, ...]:
-    """Operators whose output is all that lives on behind them; the input and the last of all are always among them."""
-    n = len(sharing.operators)
-    last_use = list(range(n))
-    for place, operator in enumerate(sharing.operators):
-        for source, _ in operator.inputs:
-            last_use[source] = place
-    alive_until, joints = -1, []
-    for place in range(n):
-        if alive_until <= place:  # nothing made earlier is used later
-            joints.append(place)
-        alive_until = max(alive_until, last_use[place])
-    inner = [joint for joint in joints if 0 < joint < n - 1]
-    lightest = sorted(inner, key=lambda joint: sharing.operators[joint].count * sharing.operators[joint].row_bytes)
-    return (0, *sorted(lightest[:MAX_JOINTS]), n - 1)
+def hull(a: Interval, b: Interval) -> Interval:
+    """The smallest interval with both."""
+    if a[0] >= a[1]:
+        return b
+    return a if b[0] >= b[1] else (min(a[0], b[0]), max(a[1], b[1]))
+
+
+def common(a: Interval, b: Interval) -> Interval:
+    """The rows that are in both."""
+    start, stop = max(a[0], b[0]), min(a[1], b[1])
+    return (start, stop) if start < stop else NONE
+
+
+def without(rows: Interval, taken: Sequence[Interval]) -> list[Interval]:
+    """The rows that are in none of the others, ascending."""
+    found, start = [], rows[0]
+    for a, b in sorted(taken):
+        if a < b and start < rows[1]:
+            if start < a:
+                found.append((start, min(a, rows[1])))
+            start = max(start, b)
+    if start < rows[1]:
+        found.append((start, rows[1]))
+    return found

@@ -1,250 +1,215 @@
 """Share one request inside its operators between a device and a helper: which rows where (Intra-DP's LOSS, IV-C).
 
-The paper searches intervals per operator by differential evolution. Here a Pareto label (device ready, helper ready,
-link free, joules) is kept per joint and division of its rows on a grid, unless another is better in everything; of many
-the ones that are ready first. Then the divisions move row by row while that helps.
+The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts and levels
+(`split_search`) names some promising ways, which are then carried out in time step by step, as the agents would
+(`sharing_times`), next to what others would do (`rivals.shared_requests`); the best of them is improved by moving rows,
+moving cuts and changing the size of what is sent, while that helps. So it is never worse than any of the others.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from potluck.errors import PlanError
 
-from .sharing import LEVELS, Division, Shares, Sharing
+from .rivals import shared_requests as rivals
+from .sharing import Division, Shares, Sharing, common
+from .sharing_steps import TILES, steps, useful
+from .sharing_times import times
+from .split_search import LEVELS, MARGIN, Blocks, Way, alone, cuts, divided, search
 
-MAX_LABELS = 8  # kept per joint and division: the ones that are ready first
+N_WAYS = 6  # of those that the search found, carried out in time
+N_IMPROVED = 2  # of those, made better
+MAX_TRIES = 120  # changes of a way that are tried
+TILE_COUNTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The paper's constraints (IV-C4), for who wants them. Intervals are contiguous always.
+
+    `raw_bound`: no rows go over of a value that is larger than the raw input. `replicate`: both sides may compute the
+    same rows.
+    """
+
+    raw_bound: bool = False
+    replicate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The answer: divisions from the input to the end, with predicted seconds, joules of the device and bytes sent."""
+    """The answer: the rows of each operator on each side, in how many parts they go over; seconds, joules and bytes."""
 
     divisions: tuple[Division, ...]
+    tiles: int = TILES
     latency_s: float
     energy_j: float
     sent_bytes: int
     received_bytes: int
 
 
-@dataclass(slots=True)
-class Label:
-    """When each side is ready behind a joint, when the link is free, and what the device has spent so far."""
+class Splitter:
+    """A problem prepared for any bandwidth: what does not depend on it is found once.
 
-    device_s: float
-    helper_s: float
-    free_s: float
-    spent_j: float
-    sent: int
-    received: int
-    division: Division
-    before: "Label | None"
-
-
-def step(shares: Shares, label: Label, to: Division, limit_s: float = float("inf")) -> Label | None:
-    """From one division to the next: what is missing is sent, then both compute. None where it cannot be done."""
-    sharing, at = shares.sharing, label.division
-    device = shares.side(at.joint, to.joint, (0, to.device), helper=False)
-    count = sharing.operators[to.joint].count
-    helper = shares.side(at.joint, to.joint, (to.helper, count), helper=True)
-    row_bytes = sharing.operators[at.joint].row_bytes
-    up = max(min(at.helper, helper.stop) - helper.start, 0) * row_bytes if helper.stop > helper.start else 0
-    down = max(device.stop - max(at.device, device.start), 0) * row_bytes if device.stop > device.start else 0
-    if (up or down) and sharing.bytes_per_s <= 0:
-        return None
-    device_s, helper_s, free_s, spent_j = label.device_s, label.helper_s, label.free_s, label.spent_j
-    if up:
-        airtime_s = up / sharing.bytes_per_s
-        begins_s = max(device_s, free_s)
-        free_s = begins_s + airtime_s
-        helper_s = helper.done_s(helper_s, begins_s + sharing.latency_s, airtime_s)
-        spent_j += airtime_s * sharing.radio_w
-    else:
-        helper_s += helper.seconds
-    if down:
-        airtime_s = down / sharing.bytes_per_s
-        begins_s = max(label.helper_s, free_s)
-        free_s = begins_s + airtime_s
-        device_s = device.done_s(device_s, begins_s + sharing.latency_s, airtime_s)
-        spent_j += airtime_s * sharing.radio_w
-    else:
-        device_s += device.seconds
-    if device_s > limit_s or helper_s > limit_s:
-        return None
-    spent_j += device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0)
-    return Label(
-        device_s, helper_s, free_s, spent_j, label.sent + up, label.received + down, to, label
-    )  # fmt: skip
-
-
-def share(sharing: Sharing | Shares, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:
-    """The split with the least latency; with `deadline_s`, the one with the least joules of the device within it.
-
-    Intra-DP, equations (2) and (3), on rows instead of operations; the input and the result are on the device.
-
-    Raises
-    ------
-    PlanError
-        Where no split is done by the deadline; says how soon the fastest is.
+    `share` gives the best split at a bandwidth, `front` those between the fastest and the most frugal.
     """
-    shares = sharing if isinstance(sharing, Shares) else Shares(sharing)
-    fastest: Split = _polished(shares, _search(shares, levels, None), None)
-    if deadline_s is None:
-        return fastest
-    if fastest.latency_s > deadline_s:
-        raise PlanError(
-            f"no split answers within {deadline_s * 1e3:.1f} ms; the fastest takes {fastest.latency_s * 1e3:.1f} ms.",
-            next_step="Allow more time, or use a faster helper or link.",
+
+    def __init__(self, sharing: Sharing, *, rules: Rules | None = None, levels: int = LEVELS) -> None:
+        self.shares, self.rules, self.levels = Shares(sharing), rules or Rules(), levels
+        self.blocks = Blocks(self.shares, cuts(self.shares))
+
+    def share(self, bytes_per_s: float, *, deadline_s: float | None = None, near: Sequence[Split] = ()) -> Split:
+        """The split with the least latency; with `deadline_s`, the one with the least joules of the device within it.
+
+        Intra-DP, equations (2) and (3), on rows instead of operations; the input and the result are on the device.
+        `near`: splits of other bandwidths, which may be good here too.
+
+        Raises
+        ------
+        PlanError
+            Where no split is done by the deadline; says how soon the fastest is.
+        """
+        fastest = self._best(bytes_per_s, None, near)
+        if deadline_s is None:
+            return fastest
+        if fastest.latency_s > deadline_s:
+            soonest_ms = fastest.latency_s * 1e3
+            raise PlanError(
+                f"no split answers within {deadline_s * 1e3:.1f} ms; the fastest takes {soonest_ms:.1f} ms.",
+                next_step="Allow more time, or use a faster helper or link.",
+            )
+        return self._best(bytes_per_s, deadline_s, (fastest, *near))
+
+    def front(self, bytes_per_s: float, n: int = 8) -> tuple[Split, ...]:
+        """Splits of which none is both faster and more frugal: from the fastest to the one with the fewest joules."""
+        fastest = self.share(bytes_per_s)
+        on_device = self.evaluate(rivals.all_on_device(self.shares), bytes_per_s)
+        slowest_s = max(on_device.latency_s, 2 * fastest.latency_s)
+        limits = (fastest.latency_s + (slowest_s - fastest.latency_s) * k / (n - 1) for k in range(n))
+        found: list[Split] = []
+        for split in (fastest, *(self._best(bytes_per_s, limit, (fastest,)) for limit in limits)):
+            if not found or split.energy_j < found[-1].energy_j * (1 - 1e-9):
+                found.append(split)
+        return tuple(found)
+
+    def evaluate(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int = TILES) -> Split:
+        """What comes of these divisions. Raises PlanError where they need a link and it carries nothing."""
+        split = self.tried(divisions, bytes_per_s, tiles)
+        if split is None:
+            raise PlanError("this split sends something, but the link carries nothing.")
+        return split
+
+    def tried(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int) -> Split | None:
+        sharing = self.shares.sharing
+        taken = times(sharing, steps(self.shares, divisions, tiles), bytes_per_s)
+        if taken is None:
+            return None
+        energy_j = (
+            sharing.idle_w * taken.latency_s
+            + max(sharing.busy_w - sharing.idle_w, 0.0) * taken.busy_s
+            + sharing.radio_w * taken.radio_s
         )
-    thrifty = _search(shares, levels, deadline_s)
-    if thrifty is None:
-        return fastest
-    thrifty = _polished(shares, thrifty, deadline_s)
-    return fastest if _rank(fastest, deadline_s) <= _rank(thrifty, deadline_s) else thrifty
+        return Split(
+            divisions=tuple(divisions),
+            tiles=tiles,
+            latency_s=taken.latency_s,
+            energy_j=energy_j,
+            sent_bytes=taken.sent_bytes,
+            received_bytes=taken.received_bytes,
+        )
 
+    # --- the search ---------------------------------------------------------------------------------------------------
 
-def front(sharing: Sharing | Shares, n: int = 8) -> tuple[Split, ...]:
-    """Splits of which none is both faster and more frugal: from the fastest to the one with the fewest joules."""
-    shares = sharing if isinstance(sharing, Shares) else Shares(sharing)
-    fastest, alone = share(shares), evaluate(shares, alone_on_device(shares))
-    slowest_s = max(alone.latency_s, 2 * fastest.latency_s)
-    limits = (fastest.latency_s + (slowest_s - fastest.latency_s) * k / (n - 1) for k in range(n))
-    found: list[Split] = []
-    for split in (fastest, *(share(shares, deadline_s=limit) for limit in limits)):
-        if not found or split.energy_j < found[-1].energy_j * (1 - 1e-9):
-            found.append(split)
-    return tuple(found)
+    def _best(self, bytes_per_s: float, deadline_s: float | None, near: Sequence[Split]) -> Split:
+        """The best of what others do, what was good elsewhere, and the ways that were found, these made better."""
+        known = [*self._rivals(bytes_per_s, deadline_s), *((split.divisions, split.tiles) for split in near)]
+        tried = (self.tried(divisions, bytes_per_s, tiles) for divisions, tiles in known if self._allowed(divisions))
+        splits = [split for split in tried if split]
+        limit_s = MARGIN * min(split.latency_s for split in splits) if deadline_s is None else deadline_s
+        ways = search(
+            self.blocks, bytes_per_s, N_WAYS, limit_s=limit_s, levels=self.levels, thrifty=deadline_s is not None
+        )
+        ranked = []
+        seen = set()
+        for way in (*ways, alone(self.shares)):
+            split = self._of_way(way, bytes_per_s, TILES)
+            if split and split.divisions not in seen:
+                seen.add(split.divisions)
+                ranked.append((_rank(split, deadline_s), way, split))
+        ranked.sort(key=lambda row: row[0])
+        for _, way, split in ranked[:N_IMPROVED]:
+            splits.append(self._improved(way, split, bytes_per_s, deadline_s))
+        return min(splits, key=lambda split: _rank(split, deadline_s))
 
+    def _rivals(self, bytes_per_s: float, deadline_s: float | None) -> Iterator[tuple[tuple[Division, ...], int]]:
+        """What others would do, in one part and in several."""
+        sharing = self.shares.sharing
+        watts = {"second_w": sharing.idle_w, "busy_w": sharing.busy_w - sharing.idle_w, "radio_w": sharing.radio_w}
+        found = [rivals.all_on_device(self.shares), rivals.all_on_helper(self.shares)]
+        found += [rivals.least_cut(self.shares, bytes_per_s), rivals.greedy_tiling(self.shares, bytes_per_s)]
+        if deadline_s is not None and sharing.idle_w > 0:
+            found.append(rivals.least_cut(self.shares, bytes_per_s, **watts))
+        for divisions in dict.fromkeys(found):
+            yield divisions, 1
+            yield divisions, TILES
 
-def alone_on_device(shares: Shares) -> tuple[Division, ...]:
-    """Everything on the device."""
-    count = shares.sharing.operators
-    return tuple(Division(j, count[j].count, count[j].count) for j in (shares.joints[0], shares.joints[-1]))
+    def _of_way(self, way: Way, bytes_per_s: float, tiles: int) -> Split | None:
+        divisions = divided(self.shares, way, replicate=self.rules.replicate)
+        return self.tried(divisions, bytes_per_s, tiles) if self._allowed(divisions) else None
 
+    def _allowed(self, divisions: Sequence[Division]) -> bool:
+        if self.rules == Rules():
+            return True
+        own, lacking = useful(self.shares, divisions)
+        operators = self.shares.operators
+        both = any(common(a, b)[1] for a, b in zip(*own.values(), strict=True))
+        large = any(
+            parts and operators[place].nbytes > operators[0].nbytes
+            for side in lacking.values()
+            for place, parts in enumerate(side)
+        )
+        return not (both and not self.rules.replicate) and not (large and self.rules.raw_bound)
 
-def evaluate(shares: Shares, divisions: Sequence[Division]) -> Split:
-    """The split of these divisions. Raises PlanError where the link is too slow to carry anything."""
-    split = _walk(shares, divisions)
-    if split is None:
-        raise PlanError("this split sends something, but the link carries nothing.")
-    return split
-
-
-def _walk(shares: Shares, divisions: Sequence[Division]) -> Split | None:
-    label: Label | None = _start(shares)
-    for division in divisions[1:]:
-        label = step(shares, label, division) if label else None
-    return _split(shares, label) if label else None
-
-
-def _start(shares: Shares) -> Label:
-    count = shares.sharing.operators[0].count
-    return Label(0.0, 0.0, 0.0, 0.0, 0, 0, Division(0, count, count), None)
-
-
-def _split(shares: Shares, label: Label) -> Split:
-    path: list[Division] = []
-    at: Label | None = label
-    while at:
-        path.append(at.division)
-        at = at.before
-    energy_j = label.spent_j + shares.sharing.idle_w * label.device_s
-    return Split(
-        divisions=tuple(reversed(path)),
-        latency_s=label.device_s,
-        energy_j=energy_j,
-        sent_bytes=label.sent,
-        received_bytes=label.received,
-    )
-
-
-def _search(shares: Shares, levels: int, deadline_s: float | None) -> Split | None:
-    """The best path over all joints and divisions on the grid."""
-    limit_s = deadline_s if deadline_s is not None else evaluate(shares, alone_on_device(shares)).latency_s * (1 + 1e-9)
-    limit_j, idle_w = float("inf"), shares.sharing.idle_w
-    last = shares.joints[-1]
-    whole = shares.sharing.operators[last].count
-    divisions = {j: shares.divisions(j, levels) for j in shares.joints[:-1]}
-    divisions[last] = (Division(last, whole, whole),)
-    fronts: dict[Division, list[Label]] = {_start(shares).division: [_start(shares)]}
-    best: Label | None = None
-    for i, joint in enumerate(shares.joints[:-1]):
-        here = [
-            label for d in ((_start(shares).division,) if not i else divisions[joint]) for label in fronts.pop(d, [])
-        ]
-        for label in _thinned(here, energy=deadline_s is not None):
-            soonest_s = shares.soonest_s(joint, label.device_s, label.helper_s)
-            if soonest_s >= limit_s or label.spent_j + idle_w * soonest_s >= limit_j:
-                continue
-            for to in (to for target in reversed(shares.joints[i + 1 :]) for to in divisions[target]):
-                found = step(shares, label, to, limit_s)
-                if found is None:
+    def _improved(self, way: Way, split: Split, bytes_per_s: float, deadline_s: float | None) -> Split:
+        """The split of a way that is changed in one place at a time, in ever smaller steps, while that helps."""
+        size, tries = 1 / 8, 0
+        seen = {(way, split.tiles)}
+        while size >= 1 / 256 and tries < MAX_TRIES:
+            better = False
+            for other, tiles in self._changes(way, split.tiles, size):
+                if (other, tiles) in seen or tries >= MAX_TRIES:
                     continue
-                if to.joint != last:
-                    fronts.setdefault(to, []).append(found)
-                elif best is None or _worth(shares, found, deadline_s) < _worth(shares, best, deadline_s):
-                    best = found
-                    if deadline_s is None:
-                        limit_s = found.device_s
-                    else:
-                        limit_j = found.spent_j + idle_w * found.device_s
-    return _split(shares, best) if best else None
+                seen.add((other, tiles))
+                tries += 1
+                found = self._of_way(other, bytes_per_s, tiles)
+                if found and _rank(found, deadline_s) < _rank(split, deadline_s):
+                    way, split, better = other, found, True
+                    break
+            if not better:
+                size /= 2
+        return split
+
+    def _changes(self, way: Way, tiles: int, size: float) -> Iterator[tuple[Way, int]]:
+        """A handover left out, moved to another cut, or with another share; other tiles."""
+        yield from ((way, other) for other in TILE_COUNTS if other in (tiles // 2, tiles * 2))
+        places = self.blocks.places
+        for i in range(1, len(way) - 1):
+            at = way[i]
+            yield (*way[:i], *way[i + 1 :]), tiles
+            changed = [replace(at, share=min(max(at.share + d, 0.0), 1.0)) for d in (-size, size) if not at.both]
+            if at.place in places:
+                k = places.index(at.place)
+                changed += [replace(at, place=p) for p in (places[k - 1], places[k + 1])]
+            for other in changed:
+                if way[i - 1].place < other.place < way[i + 1].place:
+                    yield (*way[:i], other, *way[i + 1 :]), tiles
 
 
-def _worth(shares: Shares, label: Label, deadline_s: float | None) -> tuple[float, float]:
-    energy_j = label.spent_j + shares.sharing.idle_w * label.device_s
-    return (label.device_s, energy_j) if deadline_s is None else (energy_j, label.device_s)
-
-
-def _thinned(labels: list[Label], *, energy: bool) -> list[Label]:
-    """The labels at one joint that are not worse than another, which holds at least the same rows, in everything."""
-    kept: dict[Division, list[Label]] = {}
-    for label in sorted(labels, key=lambda x: (x.device_s + x.helper_s, x.free_s, x.spent_j)):
-        rivals = kept.setdefault(label.division, [])
-        if len(rivals) < MAX_LABELS and not any(_beats(rival, label, energy=energy) for rival in rivals):
-            rivals.append(label)
-    everywhere = [rival for division, rivals in kept.items() if division.helper < division.device for rival in rivals]
-    return [
-        label
-        for division, rivals in kept.items()
-        for label in rivals
-        if division.helper < division.device or not any(_beats(r, label, energy=energy) for r in everywhere)
-    ]
-
-
-def _beats(one: Label, other: Label, *, energy: bool) -> bool:
-    free_s = max(other.free_s, min(other.device_s, other.helper_s))
-    at_once = one.device_s <= other.device_s and one.helper_s <= other.helper_s and one.free_s <= free_s
-    return at_once and (not energy or one.spent_j <= other.spent_j)
-
-
-def _polished(shares: Shares, split: Split | None, deadline_s: float | None) -> Split:
-    """Single rows move over the divisions while that helps."""
-    if split is None:
-        split = evaluate(shares, alone_on_device(shares))
-    size = 8
-    while size >= 1:
-        moved = min(_moves(shares, split, size), key=lambda s: _rank(s, deadline_s), default=split)
-        if _rank(moved, deadline_s) < _rank(split, deadline_s):
-            split = moved
-        else:
-            size //= 2
-    return split
+def share(sharing: Sharing, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:
+    """The best split at the bandwidth of the problem: see `Splitter.share`."""
+    return Splitter(sharing, levels=levels).share(sharing.bytes_per_s, deadline_s=deadline_s)
 
 
 def _rank(split: Split, deadline_s: float | None) -> tuple[float, float]:
     if deadline_s is None:
         return split.latency_s, split.energy_j
     return (split.energy_j if split.latency_s <= deadline_s else float("inf")), split.latency_s
-
-
-def _moves(shares: Shares, split: Split, size: int) -> Iterator[Split]:
-    """The split with one division moved by `size` rows, or left out."""
-    before = split.divisions
-    for place in range(1, len(before) - 1):
-        at = before[place]
-        count = shares.sharing.operators[at.joint].count
-        cuts = {min(max(at.device + way * size, 0), count) for way in (-1, 1)} if at.device == at.helper else set()
-        for middle in ((), *((Division(at.joint, cut, cut),) for cut in sorted(cuts - {at.device}))):
-            found = _walk(shares, (*before[:place], *middle, *before[place + 1 :]))
-            if found:
-                yield found

@@ -1,6 +1,6 @@
 """A request shared by two sides gives what one machine gives: every family, every table entry, any division of rows."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -13,8 +13,10 @@ from torch import nn
 from potluck.errors import ModelError
 from potluck.graph.model import Model
 from potluck.graph.shared import DEVICE, HELPER, Shareable, Shared, SharedPiece, lower
-from potluck.plan.sharing import Division, Shares, Sharing
-from potluck.plan.split import share
+from potluck.plan.rivals import shared_requests as rivals
+from potluck.plan.sharing import NONE, Division, Sharing
+from potluck.plan.split import Splitter
+from potluck.plan.split_search import Handover, divided
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.segment import dumps, loads
 
@@ -33,7 +35,7 @@ class Case:
         self.answer = answer if isinstance(answer, tuple) else (answer,)
         values = self.shareable.values
         operators = self.shareable.operators(dict.fromkeys(values, 1e-3), dict.fromkeys(values, 2e-4))
-        self.sharing = Sharing(operators=operators, bytes_per_s=1e6, latency_s=1e-3)
+        self.splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e6, latency_s=1e-3))
 
     def run(self, shared: Shared) -> list[torch.Tensor]:
         """Both sides' pieces, in the worker's interpreter, each with nothing but its own parts and those received."""
@@ -51,13 +53,13 @@ class Case:
                 side, part = step
                 whole = have[side].get(self.shareable.input_part)
                 sent = have[side].get(part)
-                if sent is None and whole is not None and part.value == 0:
+                if sent is None and part.value == 0:
                     sent = whole.narrow(2, part.start, part.stop - part.start)
                 have[HELPER if side == DEVICE else DEVICE][part] = sent
         return [have[DEVICE][part] for part in shared.results]
 
-    def check(self, divisions: list[Division] | tuple[Division, ...]) -> None:
-        for got, wanted in zip(self.run(lower(self.shareable, divisions)), self.answer, strict=True):
+    def check(self, divisions: Sequence[Division], tiles: int) -> None:
+        for got, wanted in zip(self.run(lower(self.shareable, divisions, tiles)), self.answer, strict=True):
             assert got.shape == wanted.shape
             assert (got - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max()))
 
@@ -68,24 +70,45 @@ case = cache(Case)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
     home = case(name)
-    for bytes_per_s in (0.0, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e9):
-        home.check(share(replace(home.sharing, bytes_per_s=bytes_per_s)).divisions)
+    rates = (0.0, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e9)
+    for divisions, tiles in dict.fromkeys((s.divisions, s.tiles) for s in map(home.splitter.share, rates)):
+        home.check(divisions, tiles)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(data=st.data())
-def test_the_answer_is_that_of_one_machine_for_any_division(name, data):
-    home = case(name)
-    first, *inner, last = Shares(home.sharing).joints
-    divisions = [Division(first, home.sharing.operators[0].count, home.sharing.operators[0].count)]
-    for joint in inner:
-        if data.draw(st.booleans(), label=f"joint {joint}"):
-            count = home.sharing.operators[joint].count
-            cut = data.draw(st.sampled_from((0, 1, count - 1, count)) | st.integers(0, count), label="cut")
-            both = data.draw(st.integers(0, 9), label="both") == 0
-            divisions.append(Division(joint, count, 0) if both else Division(joint, cut, cut))
-    home.check([*divisions, Division(last, 1, 1)])
+def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name, data):
+    home, shares = case(name), case(name).splitter.shares
+    places = data.draw(st.lists(st.integers(1, shares.last - 1), max_size=4, unique=True).map(sorted), label="places")
+    way = [Handover(0, 1.0)]
+    for place in places:
+        share = data.draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1), label=f"share behind {place}")
+        way.append(Handover(place, share, data.draw(st.integers(0, 9), label="both") == 0))
+    replicate = data.draw(st.booleans(), label="replicate")
+    home.check(divided(shares, (*way, Handover(shares.last, 1.0)), replicate=replicate), data.draw(st.integers(1, 9)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, data):
+    home, shares = case(name), case(name).splitter.shares
+    divisions = [Division((0, shares.operators[0].count), NONE)]
+    for operator in shares.operators[1:-1]:
+        cut = data.draw(st.sampled_from((0, 1, operator.count - 1, operator.count)) | st.integers(0, operator.count))
+        if not operator.divisible:
+            cut = operator.count if cut else 0
+        divisions.append(Division((0, cut), (cut, operator.count)))
+    home.check([*divisions, Division((0, 1), NONE)], data.draw(st.integers(1, 4)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_others_do_runs_on_the_same_pieces(name):
+    home, shares = case(name), case(name).splitter.shares
+    home.check(rivals.all_on_helper(shares), 1)
+    home.check(rivals.least_cut(shares, 1e6), 1)
+    home.check(rivals.greedy_tiling(shares, 1e7), 4)
 
 
 def test_a_model_of_several_inputs_is_refused():

@@ -2,15 +2,18 @@
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.errors import PlanError
-from potluck.plan.sharing import Division, Operator, Shares, Sharing, intervals
-from potluck.plan.split import alone_on_device, evaluate, front, share
+from potluck.plan.rivals import shared_requests as rivals
+from potluck.plan.sharing import DEVICE, HELPER, NONE, Division, Operator, Shares, Sharing, without
+from potluck.plan.sharing_steps import steps, useful
+from potluck.plan.sharing_times import times
+from potluck.plan.split import Rules, Splitter, share
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,83 @@ def chain(
     return Sharing(operators=tuple(operators), bytes_per_s=bytes_per_s, latency_s=latency_s, **link)
 
 
+def branched(draw: random.Random) -> Sharing:
+    """A few operators that read one or two earlier ones, as skips and branches do; a head that needs all."""
+    count = draw.randint(2, 5)
+    operators = [Operator(name="input", count=count, row_bytes=draw.randint(10, 200))]
+    for i in range(1, draw.randint(3, 5)):
+        read = {i - 1, draw.randrange(i)}
+        inputs = tuple((u, Window(count, draw.randint(0, 1)) if draw.random() < 0.8 else None) for u in sorted(read))
+        operators.append(
+            Operator(
+                name=str(i), count=count, row_bytes=draw.randint(10, 200), device_s=draw.uniform(0.1, 1.0),
+                helper_s=draw.uniform(0.01, 1.0), inputs=inputs, divisible=draw.random() < 0.9,
+            )
+        )  # fmt: skip
+    last = len(operators)
+    operators.append(Operator(name="result", count=1, row_bytes=1, inputs=((last - 1, None), (last // 2, None))))
+    return Sharing(
+        operators=tuple(operators), bytes_per_s=10 ** draw.uniform(1, 4), latency_s=draw.uniform(0, 0.05),
+        piece_s=draw.choice((0.0, 0.01)), busy_w=10.0, radio_w=2.0, idle_w=3.0,
+    )  # fmt: skip
+
+
+def plain(sharing: Sharing, cut: int) -> list[Division]:
+    """The device computes the rows up to `cut` of every operator with windows, and the head."""
+    *front, _, _ = sharing.operators
+    return [*(Division((0, cut), (cut, op.count)) for op in front), Division((0, 1), NONE), Division((0, 1), NONE)]
+
+
 def test_rows_are_needed_ever_further_out_towards_the_input():
-    assert intervals(chain(3, reach=1), 3, (4, 5)) == {3: (4, 5), 2: (3, 6), 1: (2, 7), 0: (1, 8)}
+    shares = Shares(chain(3, reach=1))
+    assert shares.needed(3, {3: (4, 5)}) == {3: (4, 5), 2: (3, 6), 1: (2, 7), 0: (1, 8)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "taken", "left"),
+    [
+        ((0, 9), [], [(0, 9)]),
+        ((0, 9), [(3, 5)], [(0, 3), (5, 9)]),
+        ((2, 6), [(5, 9), (0, 3)], [(3, 5)]),
+        ((2, 6), [(0, 9)], []),
+        ((2, 6), [(4, 4), (7, 9)], [(2, 6)]),
+    ],
+)
+def test_rows_without_others(rows, taken, left):
+    assert without(rows, taken) == left
 
 
 def test_a_split_worked_by_hand():
-    # The helper takes rows 6 to 10 of the input: 400 bytes, 0.4 s on the link, plus 0.1 s latency. It computes a tile
-    # of a quarter as soon as a quarter is there, so it is done 4 x 0.4 x 0.5 = 0.8 s after 0.1 + 0.1 s: at 1.0 s.
-    # The device computes its 6 rows in 4 x 0.6 = 2.4 s; the helper's rows come back meanwhile, 0.4 s from 1.0 on.
-    # The head needs all: the device does it in 1 s, at 3.4 s; the result is there.
-    shares = Shares(chain(4, latency_s=0.1, tail_s=1.0, busy_w=10, radio_w=3, idle_w=2))
-    split = evaluate(shares, [Division(0, 10, 10), Division(4, 6, 6), Division(6, 1, 1)])
+    # The helper takes rows 6 to 10 of the input, one at a time: 100 bytes, 0.1 s each, there 0.1 s later: at 0.2, 0.3,
+    # 0.4 and 0.5 s. It computes a row of all four operators in 4 x 0.05 = 0.2 s, as soon as it is there: until 1.0 s.
+    # Each comes back at once, at 0.6, 0.8, 1.0 and 1.2 s. The device computes its 6 rows in 4 x 0.6 = 2.4 s, then the
+    # head, which needs all, in 1 s: 3.4 s.
+    sharing = chain(4, latency_s=0.1, tail_s=1.0, busy_w=10, radio_w=3, idle_w=2)
+    split = Splitter(sharing).evaluate(plain(sharing, 6), 1e3)
     assert split.latency_s == pytest.approx(3.4)
     assert (split.sent_bytes, split.received_bytes) == (400, 400)
-    # 3.4 s at 2 W, 3.4 s of them computing at 8 W more, 0.8 s of radio at 3 W
+    # 3.4 s at 2 W, 3.4 s of them computing at 8 W more, 0.8 s of radio at 3 W; both ways meet on the air for 0.1 s
     assert split.energy_j == pytest.approx(3.4 * 2 + 3.4 * 8 + 0.8 * 3)
+
+
+def test_the_steps_of_a_split_worked_by_hand():
+    # Two operators with windows of 3 rows, cut in the middle. The row next to the seam is made first on either side and
+    # goes over; what waits for it is a piece of its own; nothing is computed twice.
+    sharing = chain(2, count=4, reach=1)
+    todo = steps(Shares(sharing), plain(sharing, 2), tiles=1)
+    assert [(step.side, step.sends, dict(step.rows), step.after) for step in todo] == [
+        (DEVICE, True, {0: (1, 4)}, ()),
+        (HELPER, False, {1: (2, 3)}, (0,)),
+        (HELPER, True, {1: (2, 3)}, (1,)),
+        (DEVICE, False, {1: (1, 2)}, ()),
+        (DEVICE, True, {1: (1, 2)}, (3,)),
+        (HELPER, False, {1: (3, 4), 2: (3, 4)}, (0, 1)),
+        (HELPER, False, {2: (2, 3)}, (1, 4, 5)),
+        (HELPER, True, {2: (2, 4)}, (5, 6)),
+        (DEVICE, False, {1: (0, 1), 2: (0, 1)}, (3,)),
+        (DEVICE, False, {2: (1, 2)}, (2, 3, 8)),
+        (DEVICE, False, {3: (0, 1), 4: (0, 1)}, (7, 8, 9)),
+    ]
 
 
 def test_without_a_link_the_device_does_it_all():
@@ -72,57 +137,97 @@ def test_over_an_endless_link_a_helper_that_is_much_faster_does_nearly_all():
     assert split.latency_s < 0.01
 
 
-def layer_cuts(shares):
-    """Every way to run the front on the device and the rest on the helper."""
-    start, *inner, end = shares.joints
-    for joint in (start, *inner[:-1]):
-        count = shares.sharing.operators[joint].count
-        front_part = [Division(joint, count, count)] if joint else []
-        yield [Division(0, 10, 10), *front_part, Division(inner[-1], 0, 0), Division(end, 1, 1)]
+def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
+    # The front is much smaller behind it and has to run on the device: its rows go over while the next are computed.
+    operators = (
+        Operator(name="input", count=8, row_bytes=10**6),
+        Operator(name="front", count=8, row_bytes=100, device_s=0.8, helper_s=0.1, inputs=((0, Window(8)),)),
+        Operator(name="back", count=8, row_bytes=100, device_s=8.0, helper_s=0.8, inputs=((1, Window(8)),)),
+        Operator(name="result", count=1, row_bytes=1, inputs=((2, None),)),
+    )
+    splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e3))
+    cut = rivals.least_cut(splitter.shares, 1e3)
+    assert cut == (Division((0, 8), NONE), Division((0, 8), NONE), Division(NONE, (0, 8)), Division((0, 1), NONE))
+    assert splitter.evaluate(cut, 1e3, tiles=1).latency_s == pytest.approx(0.8 + 0.8 + 0.8 + 0.8)
+    # in eight parts of 0.1 s each: the fourth stage of the pipeline ends at 0.1 x (8 + 3); both ways share the air
+    assert splitter.evaluate(cut, 1e3, tiles=8).latency_s < 2.0
 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
-def test_never_worse_than_either_alone_or_any_cut_between_operators(seed):
-    draw = random.Random(seed)
-    sharing = chain(
-        draw.randint(1, 6), count=draw.randint(2, 30), reach=draw.randint(0, 2), device_s=draw.uniform(0.1, 2),
-        helper_s=draw.uniform(0.01, 2), bytes_per_s=10 ** draw.uniform(1, 5), latency_s=draw.uniform(0, 0.1),
-        tail_s=draw.random(),
-    )  # fmt: skip
-    shares = Shares(sharing)
-    best = share(shares).latency_s
-    for divisions in [alone_on_device(shares), *layer_cuts(shares)]:
-        assert best <= evaluate(shares, divisions).latency_s + 1e-12
+def test_never_worse_than_what_others_do(seed):
+    splitter = Splitter(branched(random.Random(seed)))
+    rate = splitter.shares.sharing.bytes_per_s
+    best = splitter.share(rate)
+    others = [rivals.all_on_device(splitter.shares), rivals.all_on_helper(splitter.shares)]
+    others += [*rivals.line_cuts(splitter.shares), rivals.greedy_tiling(splitter.shares, rate)]
+    others.append(rivals.least_cut(splitter.shares, rate))
+    for divisions in others:
+        assert best.latency_s <= splitter.evaluate(divisions, rate, tiles=1).latency_s + 1e-12
 
 
-@settings(max_examples=15)
+def in_turn_s(shares: Shares, on_device: frozenset[int], bytes_per_s: float) -> float:
+    """The sum of all seconds of a layer cut: nothing overlaps."""
+    sharing = shares.sharing
+    sent, back, total = set(), set(), 0.0
+    for place in range(1, len(shares.operators)):
+        side = DEVICE if place in on_device or place == shares.last else HELPER
+        total += sharing.seconds(side, place, shares.operators[place].count)
+        for source, _ in shares.windows[place]:
+            if side == HELPER and (source in on_device or not source):
+                sent.add(source)
+            elif side == DEVICE and source and source not in on_device:
+                back.add(source)
+    return total + sum(shares.operators[u].nbytes / bytes_per_s + sharing.latency_s for u in (*sent, *back))
+
+
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6))
-def test_as_good_as_the_best_of_all_divisions(seed):
-    draw = random.Random(seed)
-    sharing = chain(
-        2, count=4, reach=draw.randint(0, 1), helper_s=draw.uniform(0.05, 1), bytes_per_s=10 ** draw.uniform(2, 4),
-        latency_s=draw.uniform(0, 0.05), tail_s=draw.random(),
-    )  # fmt: skip
-    shares = Shares(sharing)
-    inner, last = shares.joints[1:-1], shares.joints[-1]
+def test_the_least_cut_is_the_best_of_all_cuts_of_the_graph(seed):
+    sharing = branched(random.Random(seed))
+    shares, rate = Shares(sharing), sharing.bytes_per_s
+    inner = range(1, shares.last)
     best = float("inf")
     for n in range(len(inner) + 1):
-        for joints in itertools.combinations(inner, n):
-            for path in itertools.product(*(shares.divisions(joint, 5) for joint in joints)):
-                best = min(best, evaluate(shares, [Division(0, 4, 4), *path, Division(last, 1, 1)]).latency_s)
-    assert share(shares, levels=5).latency_s <= best + 1e-12
+        for chosen in itertools.combinations(inner, n):
+            closed = all(u in chosen or not u for v in chosen for u, _ in shares.windows[v])
+            if closed:
+                best = min(best, in_turn_s(shares, frozenset(chosen), rate))
+    cut = rivals.least_cut(shares, rate)
+    found = frozenset(place for place in inner if cut[place].device != NONE)
+    assert in_turn_s(shares, found, rate) == pytest.approx(best)
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 10**6))
+def test_close_to_the_best_of_all_divisions_without_rows_computed_twice(seed):
+    draw = random.Random(seed)
+    sharing = chain(
+        2, count=3, reach=draw.randint(0, 1), helper_s=draw.uniform(0.05, 1), bytes_per_s=10 ** draw.uniform(2, 4),
+        latency_s=draw.uniform(0, 0.05), tail_s=draw.random(),
+    )  # fmt: skip
+    splitter, rate = Splitter(sharing), sharing.bytes_per_s
+    best = float("inf")
+    for a, b, head in itertools.product(range(4), range(4), (0, 1)):
+        rows = [Division((0, 3), NONE), Division((0, a), (a, 3)), Division((0, b), (b, 3))]
+        rows += [Division((0, head), (head, 1)), Division((0, 1), NONE)]
+        for tiles in (1, 3):
+            best = min(best, splitter.evaluate(rows, rate, tiles).latency_s)
+    assert splitter.share(rate).latency_s <= 1.1 * best
 
 
 def test_a_deadline_buys_energy_and_the_front_runs_from_fast_to_frugal():
-    sharing = chain(helper_s=0.1, bytes_per_s=2e3, busy_w=10, radio_w=4, idle_w=1)
-    fastest = share(sharing)
-    frugal = share(sharing, deadline_s=2 * fastest.latency_s)
+    splitter = Splitter(chain(helper_s=0.1, bytes_per_s=2e3, busy_w=10, radio_w=4, idle_w=1))
+    fastest = splitter.share(2e3)
+    frugal = splitter.share(2e3, deadline_s=2 * fastest.latency_s)
     assert frugal.latency_s <= 2 * fastest.latency_s
     assert frugal.energy_j <= fastest.energy_j
-    splits = front(sharing)
+    splits = splitter.front(2e3)
     assert [s.latency_s for s in splits] == sorted(s.latency_s for s in splits)
     assert [s.energy_j for s in splits] == sorted((s.energy_j for s in splits), reverse=True)
+    cut = rivals.thriftiest_cut(splitter, 2e3, 2 * fastest.latency_s)
+    assert frugal.energy_j <= cut.energy_j
+    assert cut.latency_s <= 2 * fastest.latency_s
 
 
 def test_a_deadline_that_nothing_holds_says_how_soon_it_could_be():
@@ -130,12 +235,41 @@ def test_a_deadline_that_nothing_holds_says_how_soon_it_could_be():
         share(chain(), deadline_s=0.1)
 
 
+def test_the_papers_rules_are_kept_where_they_are_asked_for():
+    sharing = chain(4, reach=1, helper_s=0.1, bytes_per_s=2e3)
+    wide = replace(sharing.operators[2], row_bytes=150)  # larger than the raw input
+    sharing = replace(sharing, operators=(*sharing.operators[:2], wide, *sharing.operators[3:]))
+    strict = Splitter(sharing, rules=Rules(raw_bound=True, replicate=False))
+    for rate in (1e2, 1e3, 2e3, 1e4, 1e6):
+        split = strict.share(rate)
+        own, lacking = useful(strict.shares, split.divisions)
+        assert not any(lacking[side][2] for side in (DEVICE, HELPER))
+        assert all(min(a[1], b[1]) <= max(a[0], b[0]) for a, b in zip(own[DEVICE], own[HELPER], strict=True))
+        assert split.latency_s >= Splitter(sharing).share(rate).latency_s - 1e-12
+
+
 def test_more_bandwidth_never_hurts():
-    times = [share(chain(reach=1, bytes_per_s=rate, latency_s=0.01)).latency_s for rate in (0, 1e2, 1e3, 1e4, 1e5)]
-    assert times == sorted(times, reverse=True)
+    splitter, best = Splitter(chain(reach=1, latency_s=0.01)), []
+    for rate in (0, 1e2, 1e3, 1e4, 1e5):
+        best.append(splitter.share(rate, near=best))
+    assert [s.latency_s for s in best] == sorted((s.latency_s for s in best), reverse=True)
 
 
-@pytest.mark.parametrize("bad", [{"operators": ()}, {"bytes_per_s": -1.0}])
+def test_rows_that_nobody_computes_are_named():
+    sharing = chain(2)
+    rows = [Division((0, 10), NONE), Division((0, 4), (6, 10)), *plain(sharing, 5)[2:]]
+    with pytest.raises(PlanError, match=r"rows \(4, 5\) of window 0 are needed, but neither side computes them"):
+        Splitter(sharing).evaluate(rows, 1e3)
+
+
+def test_what_has_to_be_sent_cannot_be_over_a_link_that_carries_nothing():
+    sharing = chain(2)
+    assert times(sharing, steps(Shares(sharing), plain(sharing, 5)), 0.0) is None
+    with pytest.raises(PlanError, match="the link carries nothing"):
+        Splitter(sharing).evaluate(plain(sharing, 5), 0.0)
+
+
+@pytest.mark.parametrize("bad", [{"operators": ()}, {"bytes_per_s": -1.0}, {"bytes_per_s": float("nan")}])
 def test_problems_that_make_no_sense_are_refused(bad):
     with pytest.raises(PlanError):
         Sharing(**{"operators": chain().operators, "bytes_per_s": 1.0, **bad})

@@ -1,0 +1,226 @@
+"""From who computes which rows to what is done in which order: pieces to run, rows to send as soon as they are made.
+
+Whatever a side computes is done for a *goal*: a tile of rows that the other side waits for, in the order in which they
+are needed, and last of all the result. Rows of one goal that wait for the same arrivals are one piece. So rows that are
+sent are computed first, nothing waits for rows that it does not need, and no side computes a row twice (the overlap of
+Intra-DP, section IV-B).
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from potluck.errors import PlanError
+
+from .sharing import DEVICE, HELPER, NONE, SIDES, Division, Interval, Shares, common, hull, without
+
+TILES = 4  # rows that go over do so in four parts, so that three quarters of the way can be spent computing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One side computes rows of operators or, where `sends`, hands rows of one operator over to the other side.
+
+    `after`: the steps, all of them earlier, whose rows it takes. Steps stand in the order of their urgency.
+    """
+
+    side: str
+    rows: tuple[tuple[int, Interval], ...]
+    sends: bool
+    after: tuple[int, ...]
+
+
+def steps(shares: Shares, divisions: Sequence[Division], tiles: int = TILES) -> tuple[Step, ...]:
+    """Everything to be done, in an order in which all is there before it is used. Rows of no use are left out.
+
+    Raises PlanError where rows are needed that neither side computes.
+    """
+    return _Drafts(shares, divisions, tiles).ordered()
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows of one operator that a side has at once: made by a step (-1: there from the beginning) at some level."""
+
+    start: int
+    stop: int
+    level: int
+    step: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    side: str
+    rows: dict[int, Interval]
+    sends: bool
+    after: set[int]
+    rank: tuple[int, int]  # goal, level
+
+
+class _Drafts:
+    """The steps in the making: rows are traced back from the result, given goals, then arranged from the input on."""
+
+    def __init__(self, shares: Shares, divisions: Sequence[Division], tiles: int) -> None:
+        self.shares, self.tiles = shares, tiles
+        self.own, self.lacking = useful(shares, divisions)
+        self.drafts: list[_Draft] = []
+        self.runs: dict[str, list[list[_Run]]] = {side: [[] for _ in shares.operators] for side in SIDES}
+        self.goals: dict[str, list[list[tuple[Interval, int]]]] = {s: [[] for _ in shares.operators] for s in SIDES}
+        self._transfers()
+        for side in SIDES:
+            self._arrange(side)
+        for draft in self.drafts:
+            if draft.sends:
+                ((place, rows),) = draft.rows.items()
+                draft.after |= {run.step for run in _overlapping(self.runs[draft.side][place], rows) if run.step >= 0}
+
+    def _transfers(self) -> None:
+        """Tiles of the rows that each side lacks are the goals of the other, in the order of the operators."""
+        self.runs[DEVICE][0].append(_Run(0, self.shares.operators[0].count, 0, -1))
+        for side, other in ((HELPER, DEVICE), (DEVICE, HELPER)):
+            goal = 0
+            for place, parts in enumerate(self.lacking[side]):
+                for tile in (tile for part in parts for tile in _tiles(part, self.tiles)):
+                    self.runs[side][place].append(_Run(*tile, (goal + 1) << 16, len(self.drafts)))
+                    self.drafts.append(_Draft(other, {place: tile}, True, set(), (goal, 0)))
+                    self._aim(other, place, tile, goal)
+                    goal += 1
+        self._aim(DEVICE, self.shares.last, (0, 1), 1 << 30)
+
+    def _aim(self, side: str, place: int, rows: Interval, goal: int) -> None:
+        """All rows that these need, and that have no goal yet, have this one."""
+        need = {place: rows}
+        waiting = [-place]
+        while waiting:
+            v = -heapq.heappop(waiting)
+            mine = self.goals[side][v]
+            for new in without(common(need.pop(v), self.own[side][v]), [run for run, _ in mine]):
+                mine.append((new, goal))
+                for source, read in self.shares.reads(v, new):
+                    if source not in need:
+                        heapq.heappush(waiting, -source)
+                    need[source] = hull(need.get(source, NONE), read)
+
+    def _arrange(self, side: str) -> None:
+        """Rows with the same goal that wait for the same arrivals go into one piece."""
+        pieces: dict[tuple[int, int], int] = {}
+        runs = self.runs[side]
+        for place in range(len(self.shares.operators)):
+            for goal, part in self._parts(side, place) if place else ():
+                level, after = 0, set()
+                for source, read in self.shares.reads(place, part):
+                    for run in _overlapping(runs[source], read):
+                        after.add(run.step)
+                        level = max(level, run.level)
+                while True:  # a piece has one interval of each operator
+                    number = pieces.setdefault((goal, level), len(self.drafts))
+                    if number == len(self.drafts):
+                        self.drafts.append(_Draft(side, {}, False, set(), (goal, level)))
+                    draft = self.drafts[number]
+                    have = draft.rows.get(place)
+                    if have is None or have[1] == part[0]:
+                        break
+                    level += 1
+                draft.rows[place] = hull(have or NONE, part)
+                draft.after |= after - {-1, number}
+                if runs[place] and runs[place][-1].step == number and runs[place][-1].stop == part[0]:
+                    runs[place][-1].stop = part[1]
+                else:
+                    runs[place].append(_Run(*part, level, number))
+            runs[place].sort(key=_start)
+
+    def _parts(self, side: str, place: int) -> Iterator[tuple[int, Interval]]:
+        """The rows of an operator and their goal, divided where they begin to need others' work."""
+        goals = sorted(self.goals[side][place])
+        if not goals:
+            return
+        rows = (goals[0][0][0], goals[-1][0][1])
+        bounds = {rows[1]}
+        for which, (source, _) in enumerate(self.shares.windows[place]):
+            have = self.runs[side][source]
+            if len(have) > 1:
+                for run in have:
+                    bounds.update(self.shares.readers(place, which, rows, run.start))
+                    bounds.update(self.shares.readers(place, which, rows, run.stop))
+        ends = sorted(bounds)
+        at = 0
+        for (start, stop), goal in goals:
+            while ends[at] <= start:
+                at += 1
+            while ends[at] < stop:
+                yield goal, (start, ends[at])
+                start = ends[at]
+                at += 1
+            yield goal, (start, stop)
+
+    def ordered(self) -> tuple[Step, ...]:
+        """The drafts in an order in which they can be done, the most urgent first."""
+        missing = [len(draft.after) for draft in self.drafts]
+        users: list[list[int]] = [[] for _ in self.drafts]
+        for number, draft in enumerate(self.drafts):
+            for before in draft.after:
+                users[before].append(number)
+        ready = [(draft.rank, n) for n, draft in enumerate(self.drafts) if not missing[n]]
+        heapq.heapify(ready)
+        place: dict[int, int] = {}
+        found = []
+        while ready:
+            _, number = heapq.heappop(ready)
+            draft, place[number] = self.drafts[number], len(found)
+            after = tuple(sorted(place[before] for before in draft.after))
+            found.append(Step(side=draft.side, rows=tuple(draft.rows.items()), sends=draft.sends, after=after))
+            for user in users[number]:
+                missing[user] -= 1
+                if not missing[user]:
+                    heapq.heappush(ready, (self.drafts[user].rank, user))
+        return tuple(found)
+
+
+def useful(
+    shares: Shares, divisions: Sequence[Division]
+) -> tuple[dict[str, list[Interval]], dict[str, list[list[Interval]]]]:
+    """The rows that each side computes and that are of use, and those that it lacks, per side and operator.
+
+    Raises PlanError where rows are needed that neither side computes.
+    """
+    n = len(shares.operators)
+    wanted: dict[str, list[Interval]] = {side: [NONE] * n for side in SIDES}
+    wanted[DEVICE][n - 1] = (0, shares.operators[n - 1].count)
+    own: dict[str, list[Interval]] = {side: [NONE] * n for side in SIDES}
+    lacking: dict[str, list[list[Interval]]] = {side: [[] for _ in range(n)] for side in SIDES}
+    for place in range(n - 1, -1, -1):
+        operator = shares.operators[place]
+        have = {side: divisions[place].of(side) for side in SIDES}
+        if place in (0, n - 1):
+            have = {DEVICE: (0, operator.count), HELPER: NONE}
+        for side, other in ((DEVICE, HELPER), (HELPER, DEVICE)):
+            lacking[side][place] = without(wanted[side][place], [have[side]])
+            for part in lacking[side][place]:
+                if common(part, have[other]) != part:
+                    raise PlanError(f"rows {part} of {operator.name} are needed, but neither side computes them.")
+        for side, other in ((DEVICE, HELPER), (HELPER, DEVICE)):
+            used = common(wanted[side][place], have[side])
+            for part in lacking[other][place]:
+                used = hull(used, part)
+            if used != NONE and not operator.divisible:
+                used = (0, operator.count)
+            own[side][place] = used
+            if used != NONE:
+                for source, read in shares.reads(place, used):
+                    wanted[side][source] = hull(wanted[side][source], read)
+    return own, lacking
+
+
+def _start(run: _Run) -> int:
+    return run.start
+
+
+def _overlapping(runs: Sequence[_Run], rows: Interval) -> list[_Run]:
+    return [run for run in runs if run.start < rows[1] and rows[0] < run.stop]
+
+
+def _tiles(rows: Interval, n: int) -> list[Interval]:
+    """The rows in up to `n` parts of about the same size."""
+    bounds = sorted({rows[0] + (rows[1] - rows[0]) * k // n for k in range(n + 1)})
+    return list(pairwise(bounds))
