@@ -13,9 +13,11 @@ from potluck.plan.sharing_steps import TILES, Step, steps
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
 from .cuts import Line
-from .locality import GLOBAL, Local, localities
+from .locality import Local, localities
 from .pieces import Part, piece, rows_of
 from .row_rules import Reads
+
+__all__ = ["DEVICE", "HELPER", "Shareable", "Shared", "SharedPiece", "lower"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +47,16 @@ class Shared:
 
 
 class Shareable:
-    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs.
+    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs."""
 
-    `whole`: none of them may (those of an ONNX model are known by name alone).
-    """
-
-    def __init__(self, line: Line, *, whole: bool = False) -> None:
+    def __init__(self, line: Line) -> None:
         graph = line.traced.graph
         if len(graph.inputs) != 1:
             raise ModelError(
                 f"a request of {len(graph.inputs)} inputs cannot be shared inside its operators.",
                 next_step="Use a model with one input tensor.",
             )
-        one_piece = Local(kind=GLOBAL, reads={})
-        self.line, self.localities = line, (one_piece,) * len(graph.nodes) if whole else localities(line)
+        self.line, self.localities = line, localities(line)
         self.values: tuple[int, ...] = (0, *(graph.first_node + position for position in line.bound))
         self._bound = frozenset(self.values)
         self.outputs = tuple(dict.fromkeys(output.ref for output in graph.outputs if output.ref.value in self._bound))

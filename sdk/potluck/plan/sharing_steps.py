@@ -95,7 +95,9 @@ class _Drafts:
         while waiting:
             v = -heapq.heappop(waiting)
             mine = self.goals[side][v]
-            for new in without(common(need.pop(v), self.own[side][v]), [run for run, _ in mine]):
+            wanted, own = need.pop(v), self.own[side][v]
+            wanted = common(wanted, own) if self.shares.operators[v].divisible else own
+            for new in without(wanted, [run for run, _ in mine]):
                 mine.append((new, goal))
                 for source, read in self.shares.reads(v, new):
                     if source not in need:
@@ -164,7 +166,7 @@ class _Drafts:
         ready = [(draft.rank, n) for n, draft in enumerate(self.drafts) if not missing[n]]
         heapq.heapify(ready)
         place: dict[int, int] = {}
-        found = []
+        found: list[Step] = []
         while ready:
             _, number = heapq.heappop(ready)
             draft, place[number] = self.drafts[number], len(found)

@@ -46,6 +46,10 @@ class Split:
     sent_bytes: int
     received_bytes: int
 
+    def does_as(self, other: "Split") -> bool:
+        """Whether the same is done, however long it takes."""
+        return (self.divisions, self.tiles) == (other.divisions, other.tiles)
+
 
 class Splitter:
     """A problem prepared for any bandwidth: what does not depend on it is found once.

@@ -14,8 +14,9 @@ from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.cost import CostTable
-from potluck.plan.sharing import Division, Shares, Sharing
-from potluck.plan.split import Split, evaluate, share
+from potluck.plan.rivals import shared_requests
+from potluck.plan.sharing import Sharing
+from potluck.plan.split import Split, Splitter
 from potluck.plan.whatif import rated
 from potluck.records import Device, Problem, Trace
 from potluck.run.account import Account
@@ -84,12 +85,13 @@ class Kitchen:
 
     def menu(self) -> Menu:
         """The best way at each of these bandwidths; neighbours that do the same are one."""
-        ways: list[Way] = []
+        splitter = Splitter(self.sharing(0.0))
+        splits: list[tuple[float, Split]] = []
         for bytes_per_s in self.bandwidths:
-            split = self._best(self.sharing(bytes_per_s))
-            if not ways or ways[-1].split is None or ways[-1].split.divisions != split.divisions:
-                ways.append(Way(bytes_per_s=bytes_per_s, split=split, program=self._program(split)))
-        return Menu(ways=tuple(ways))
+            split = self._best(splitter, bytes_per_s)
+            if not splits or not splits[-1][1].does_as(split):
+                splits.append((bytes_per_s, split))
+        return Menu(ways=tuple(Way(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
 
     def corrected(self, times: Mapping[str, float]) -> "Kitchen":
         """The same where a side (by name) takes so many times as long as was thought."""
@@ -112,38 +114,35 @@ class Kitchen:
         pairs = zip(compiled.programs[device].instructions, compiled.notes[device], strict=True)
         return sum(instruction_s(table, known, item, note) for item, note in pairs if item.op == "run")
 
-    def _best(self, sharing: Sharing) -> Split:
+    def _best(self, splitter: Splitter, bytes_per_s: float) -> Split:
         if self.deadline_s is not None:
             try:
-                return share(sharing, deadline_s=self.deadline_s)
+                return splitter.share(bytes_per_s, deadline_s=self.deadline_s)
             except PlanError:  # nothing is that fast: then as fast as it goes
                 pass
-        return share(sharing)
+        return splitter.share(bytes_per_s)
 
     def _program(self, split: Split) -> SharedProgram | None:
         if not split.sent_bytes and not split.received_bytes:
             return None
-        shared = lower(self.shareable, split.divisions)
+        shared = lower(self.shareable, split.divisions, split.tiles)
         kinds = {
             name: kind_on(self.model, name, self.problem.device(name).backends, train=False)
             for name in self.names.values()
         }
         sides = Sides(names=self.names, kinds=kinds, sharing=self.sharing(0.0), batch=self.batch)
-        name = f"share-{hashlib.sha256(repr(split.divisions).encode()).hexdigest()[:16]}"
+        name = f"share-{hashlib.sha256(repr((split.divisions, split.tiles)).encode()).hexdigest()[:16]}"
         program = compile_shared(self.shareable, shared, sides, self.model, name=name, lender=self.lender)
         return replace(program, compiled=self.as_emulated(program.compiled))
 
     def rivals(self, alone: Compiled, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
         """Seconds, and joules of the device, of a request as others would answer it at this bandwidth, foretold."""
-        shares = Shares(self.sharing(bytes_per_s))
-        first, *inner, end = (
-            Division(j, n, n) for j, n in ((j, shares.sharing.operators[j].count) for j in shares.joints)
-        )
-        over = Division(inner[-1].joint, 0, 0)
-        cuts = [(first, division, over, end) for division in inner[:-1]] + [(first, over, end)]
+        splitter = Splitter(self.sharing(bytes_per_s))
         found = {"the device alone": self.foretell(alone, bytes_per_s)}
-        for name, tried in (("all on the helper", cuts[-1:]), ("the best layer cut", cuts)):
-            program = self._program(min((evaluate(shares, one) for one in tried), key=lambda split: split.latency_s))
+        helper = shared_requests.all_on_helper(splitter.shares)
+        cut = shared_requests.least_cut(splitter.shares, bytes_per_s)
+        for name, divisions in (("all on the helper", helper), ("the best layer cut", cut)):
+            program = self._program(splitter.evaluate(divisions, bytes_per_s, tiles=1))
             found[name] = self.foretell(program.compiled if program is not None else alone, bytes_per_s)
         device = self.names[DEVICE]
         told = {name: (max(trace.step_s), trace.energy_j.get(device)) for name, trace in found.items()}

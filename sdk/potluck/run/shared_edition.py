@@ -33,15 +33,8 @@ class Sides:
 
     def piece_s(self, shareable: Shareable, piece: SharedPiece) -> float:
         """Seconds of a piece: of each operator the overhead and its share of the rest, as the planner has it."""
-        total = 0.0
-        for value, (start, stop) in piece.computes.items():
-            operator = self.sharing.operators[shareable.place[value]]
-            at_helper = piece.side == HELPER
-            whole_s = operator.helper_s if at_helper else operator.device_s
-            overhead_s = self.sharing.helper_overhead_s if at_helper else self.sharing.device_overhead_s
-            if whole_s:
-                total += overhead_s + max(whole_s - overhead_s, 0.0) * (stop - start) / operator.count
-        return total
+        rows = {shareable.place[value]: rows for value, rows in piece.computes.items()}
+        return sum(self.sharing.seconds(piece.side, place, stop - start) for place, (start, stop) in rows.items())
 
     def part_bytes(self, shareable: Shareable, part: Part) -> int:
         """What a part takes for the batch of a request."""
