@@ -100,9 +100,10 @@ class Shareable:
                 users.setdefault(ref.value, set()).add(value)
         groups: dict[int, tuple[int, ...]] = {}  # by their last node
         for value in self.values:
-            before = next(
-                (ref.value for ref, reads in self.reads(value).items() if self._follows(ref, reads, value)), 0
-            )
+            reads = self.reads(value)
+            before = next((ref.value for ref in reads if self._follows(ref, reads[ref], value)), 0)
+            if not all(self._follows(ref, reads[ref], value) for ref in reads if ref.value == before):
+                before = 0  # other items of it are read in other ways
             if before in groups and before and users.get(before) == {value}:
                 groups[value] = (*groups.pop(before), value)
             else:
