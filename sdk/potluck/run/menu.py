@@ -80,6 +80,7 @@ class Kitchen:
             latency_s=path.latency_s + device.overhead_s,
             device_overhead_s=paces[DEVICE].overhead_s,
             helper_overhead_s=paces[HELPER].overhead_s,
+            piece_s=device.overhead_s,
             **_watts(device),
         )
 

@@ -70,13 +70,13 @@ case = cache(Case)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
     home = case(name)
-    rates = (0.0, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e9)
+    rates = (0.0, 1e5, 1e6, 3e6, 1e7, 1e9)
     for divisions, tiles in dict.fromkeys((s.divisions, s.tiles) for s in map(home.splitter.share, rates)):
         home.check(divisions, tiles)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name, data):
     home, shares = case(name), case(name).splitter.shares
@@ -90,7 +90,7 @@ def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name,
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, data):
     home, shares = case(name), case(name).splitter.shares

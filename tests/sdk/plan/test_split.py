@@ -153,7 +153,7 @@ def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
     assert splitter.evaluate(cut, 1e3, tiles=8).latency_s < 2.0
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_never_worse_than_what_others_do(seed):
     splitter = Splitter(branched(random.Random(seed)))

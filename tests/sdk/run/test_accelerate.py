@@ -223,7 +223,7 @@ def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
 def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch):
     monkeypatch.setattr(fast_module, "SHOWN", 1)
     net, x = family("vgg")
-    with fast_of(robot_home, net, x, slow_s=5e-3, fast_s=1e-6) as fast:
+    with fast_of(robot_home, net, x, slow_s=2e-4, fast_s=1e-6) as fast:
         fast.bytes_per_s = 1e8
         assert fast.menu.at(1e8).program is not None
         told_s = fast.explain(1e8).latency_s
