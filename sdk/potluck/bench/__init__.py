@@ -16,5 +16,6 @@ BENCHES = {
     "network_schedule": "transfers in turns against transfers that share the air, predicted and measured in a lab",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
+    "split": "one request shared inside its operators against one side alone, layer cuts and differential evolution",
     "fidelity": "predictions against measurements: homes, models, plans, schedules, training and inference",
 }

@@ -146,12 +146,10 @@ class Splitter:
 
     def _rivals(self, bytes_per_s: float, deadline_s: float | None) -> Iterator[tuple[tuple[Division, ...], int]]:
         """What others would do, in one part and in several."""
-        sharing = self.shares.sharing
-        watts = {"second_w": sharing.idle_w, "busy_w": sharing.busy_w - sharing.idle_w, "radio_w": sharing.radio_w}
         found = [rivals.all_on_device(self.shares), rivals.all_on_helper(self.shares)]
         found += [rivals.least_cut(self.shares, bytes_per_s), rivals.greedy_tiling(self.shares, bytes_per_s)]
-        if deadline_s is not None and sharing.idle_w > 0:
-            found.append(rivals.least_cut(self.shares, bytes_per_s, **watts))
+        if deadline_s is not None:
+            found.append(rivals.thriftiest_cut(self, bytes_per_s, deadline_s).divisions)
         for divisions in dict.fromkeys(found):
             yield divisions, 1
             yield divisions, TILES

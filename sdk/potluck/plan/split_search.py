@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .sharing import APART_FRAC, DEVICE, HELPER, MAX_CUTS, NONE, SIDES, Division, Interval, Shares, common
+from .sharing import APART_FRAC, DEVICE, HELPER, MAX_CUTS, NONE, SIDES, Division, Interval, Shares, Sharing, common
 from .sharing_steps import TILES
 
 LEVELS = 11  # shares of the rows behind a cut that are tried: 0, a tenth, ... all
@@ -94,6 +94,17 @@ class _Block:
     streamed_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """The way from one cut to another: what each side does, and the bytes that it takes of the other before."""
+
+    to: Handover
+    device: _Block
+    helper: _Block
+    up_bytes: int
+    down_bytes: int
+
+
 @dataclass(slots=True)
 class Label:
     """When each side has its first and its last rows behind a cut, when the link is free, what the device has spent."""
@@ -124,7 +135,7 @@ class Blocks:
     places: tuple[int, ...]
     blocks: dict[tuple[Handover, str], dict[int, _Block]] = field(default_factory=dict)
     holds: dict[tuple[Handover, str], dict[int, Interval]] = field(default_factory=dict)
-    lacks: dict[tuple[Handover, Handover, str], int] = field(default_factory=dict)
+    legs: dict[tuple[Handover, int], list[_Leg]] = field(default_factory=dict)
     left: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -142,13 +153,26 @@ class Blocks:
         together_s = (left_s + label.device_first_s + faster * label.helper_first_s) / (1.0 + faster)
         return max(label.device_first_s, together_s)
 
-    def lacking(self, before: Handover, after: Handover, side: str) -> int:
-        """The bytes that a side takes between two cuts and does not hold behind the first."""
-        key = (before, after, side)
-        if key not in self.lacks:
-            takes, has = self.block(before, after, side).takes, self.held(before, side)
-            self.lacks[key] = _lacking(self.shares.operators, takes, has)
-        return self.lacks[key]
+    def legs_from(self, at: Handover, levels: int) -> list[_Leg]:
+        """All ways on from a cut to the cuts behind it, one for each of so many levels there."""
+        key = (at, levels)
+        if key not in self.legs:
+            self.legs[key] = [
+                self._leg(at, to) for place in self.places if place > at.place for to in self.handovers(place, levels)
+            ]
+        return self.legs[key]
+
+    def handovers(self, place: int, levels: int) -> tuple[Handover, ...]:
+        """What may be held behind a cut."""
+        if place in (0, self.shares.last):
+            return (Handover(place, 1.0),)
+        return (*(Handover(place, level / (levels - 1)) for level in range(levels)), Handover(place, 1.0, True))
+
+    def _leg(self, at: Handover, to: Handover) -> _Leg:
+        device, helper = self.block(at, to, DEVICE), self.block(at, to, HELPER)
+        up = _lacking(self.shares.operators, helper.takes, self.held(at, HELPER))
+        down = _lacking(self.shares.operators, device.takes, self.held(at, DEVICE))
+        return _Leg(to, device, helper, up, down)
 
     def block(self, before: Handover, after: Handover, side: str) -> _Block:
         key = (after, side)
@@ -189,23 +213,21 @@ def search(
     blocks: Blocks, bytes_per_s: float, n: int, *, limit_s: float, levels: int = LEVELS, thrifty: bool = False
 ) -> list[Way]:
     """The ways that seem best at that bandwidth, of those done by `limit_s`: least latency or, if `thrifty`, joules."""
-    shares, places = blocks.shares, blocks.places
-    sharing = shares.sharing
-    start, end = Handover(0, 1.0), Handover(shares.last, 1.0)
-    options = {p: _levels(p, levels) for p in places[1:-1]} | {shares.last: (end,)}
+    sharing, last = blocks.shares.sharing, blocks.shares.last
+    start = Handover(0, 1.0)
     fronts: dict[Handover, list[Label]] = {start: [Label(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, start, None)]}
     ends: list[tuple[float, float, Label]] = []
-    for i, place in enumerate(places[:-1]):
-        here = [label for at in (options[place] if i else (start,)) for label in fronts.pop(at, [])]
+    for place in blocks.places[:-1]:
+        here = [label for at in blocks.handovers(place, levels) for label in fronts.pop(at, [])]
         for label in _thinned(here, energy=thrifty):
             if blocks.soonest_s(label) > limit_s:
                 continue
-            for to in (to for later in places[i + 1 :] for to in options[later]):
-                found = _step(blocks, label, to, bytes_per_s)
-                if found is None or found.device_s > limit_s or blocks.soonest_s(found) > limit_s:
+            for leg in blocks.legs_from(label.at, levels):
+                found = _step(sharing, label, leg, bytes_per_s, limit_s)
+                if found is None or blocks.soonest_s(found) > limit_s:
                     continue
-                if to.place != shares.last:
-                    fronts.setdefault(to, []).append(found)
+                if leg.to.place != last:
+                    fronts.setdefault(leg.to, []).append(found)
                     continue
                 energy_j = found.spent_j + sharing.idle_w * found.device_s
                 ends.append((*((energy_j, found.device_s) if thrifty else (found.device_s, energy_j)), found))
@@ -215,38 +237,47 @@ def search(
     return [label.way() for _, _, label in ends[:n]]
 
 
-def _levels(place: int, levels: int) -> tuple[Handover, ...]:
-    return (*(Handover(place, level / (levels - 1)) for level in range(levels)), Handover(place, 1.0, True))
-
-
-def _step(blocks: Blocks, label: Label, to: Handover, bytes_per_s: float) -> Label | None:
-    """From one cut to the next: what is missing goes over, then (or meanwhile) both compute."""
-    sharing = blocks.shares.sharing
-    device, helper = blocks.block(label.at, to, DEVICE), blocks.block(label.at, to, HELPER)
-    up, down = blocks.lacking(label.at, to, HELPER), blocks.lacking(label.at, to, DEVICE)
-    if (up or down) and bytes_per_s <= 0:
+def _step(sharing: Sharing, label: Label, leg: _Leg, bytes_per_s: float, limit_s: float) -> Label | None:
+    """From one cut to the next: what is missing goes over, then (or meanwhile) both compute. None: later than that."""
+    free_s, spent_j = label.free_s, label.spent_j + leg.device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0)
+    if leg.up_bytes or leg.down_bytes:
+        if bytes_per_s <= 0 or free_s + (leg.up_bytes + leg.down_bytes) / bytes_per_s > limit_s:
+            return None
+        spent_j += (leg.up_bytes + leg.down_bytes) / bytes_per_s * sharing.radio_w
+    device, helper = (label.device_s, label.device_first_s), (label.helper_s, label.helper_first_s)
+    helper_s, helper_first_s = _ends(
+        leg.helper, helper, (*device, free_s), leg.up_bytes, bytes_per_s, sharing.latency_s
+    )
+    if leg.up_bytes:
+        free_s = max(label.device_first_s, free_s) + leg.up_bytes / bytes_per_s
+    device_s, device_first_s = _ends(
+        leg.device, device, (*helper, free_s), leg.down_bytes, bytes_per_s, sharing.latency_s
+    )
+    if leg.down_bytes:
+        free_s = max(label.helper_first_s, free_s) + leg.down_bytes / bytes_per_s
+    if device_s > limit_s:
         return None
-    free_s, spent_j = label.free_s, label.spent_j
-    ready = {DEVICE: (label.device_s, label.device_first_s), HELPER: (label.helper_s, label.helper_first_s)}
-    ends = {}
-    for side, block, nbytes in ((HELPER, helper, up), (DEVICE, device, down)):
-        own_s, own_first_s = ready[side]
-        if not nbytes:
-            ends[side] = (own_s + block.seconds, own_first_s + block.seconds - 0.75 * block.streamed_s)
-            continue
-        giver_s, giver_first_s = ready[DEVICE if side == HELPER else HELPER]
-        airtime_s = nbytes / bytes_per_s
-        begins_s = max(giver_first_s, free_s)
-        first_s = begins_s + airtime_s / TILES + sharing.latency_s
-        all_s = max(begins_s + airtime_s, giver_s + airtime_s / TILES) + sharing.latency_s
-        free_s = begins_s + airtime_s
-        spent_j += airtime_s * sharing.radio_w
-        rest_s = block.seconds - block.streamed_s
-        end_s = max(own_s + block.streamed_s, all_s + block.streamed_s / TILES, first_s + block.streamed_s) + rest_s
-        ends[side] = (end_s, max(own_first_s, first_s) + block.streamed_s / TILES + rest_s)
-    spent_j += device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0)
-    (device_s, device_first_s), (helper_s, helper_first_s) = ends[DEVICE], ends[HELPER]
-    return Label(device_s, helper_s, device_first_s, helper_first_s, free_s, spent_j, to, label)
+    return Label(device_s, helper_s, device_first_s, helper_first_s, free_s, spent_j, leg.to, label)
+
+
+def _ends(
+    block: _Block, own: tuple[float, float], given: tuple[float, float, float], nbytes: int, bytes_per_s: float,
+    latency_s: float,
+) -> tuple[float, float]:  # fmt: skip
+    """When a side has its last and its first rows. `own`: when it had them at the cut before; `given`: when the other
+    side had, and when the link is free."""
+    own_s, own_first_s = own
+    if not nbytes:
+        return own_s + block.seconds, own_first_s + block.seconds - 0.75 * block.streamed_s
+    giver_s, giver_first_s, free_s = given
+    airtime_s = nbytes / bytes_per_s
+    begins_s = max(giver_first_s, free_s)
+    first_s = begins_s + airtime_s / TILES + latency_s
+    all_s = max(begins_s + airtime_s, giver_s + airtime_s / TILES) + latency_s
+    rest_s = block.seconds - block.streamed_s
+    streamed_s = block.streamed_s
+    end_s = max(own_s + streamed_s, all_s + streamed_s / TILES, first_s + streamed_s) + rest_s
+    return end_s, max(own_first_s, first_s) + streamed_s / TILES + rest_s
 
 
 def _lacking(operators: Sequence, takes: dict[int, Interval], has: dict[int, Interval]) -> int:  # type: ignore[type-arg]

@@ -17,6 +17,7 @@ from potluck.errors import UserError
 from potluck.graph.export import trace
 from potluck.graph.modelgraph import ModelGraph
 from potluck.graph.priced import priced
+from potluck.graph.traced import Traced
 from potluck.profile import architectures
 
 ROWS = 2  # of the example: one would be taken for a constant
@@ -118,8 +119,8 @@ class _Logits(nn.Module):
         return out if isinstance(out, Tensor) else out.logits
 
 
-def make(name: str) -> ModelGraph:
-    """The graph of one model of the catalog."""
+def traced(name: str) -> Traced:
+    """One model of the catalog, traced."""
     if name not in CATALOG:
         raise UserError(f"the catalog has no model {name!r}.", next_step=f"It has: {', '.join(CATALOG)}.")
     entry = CATALOG[name]
@@ -129,10 +130,15 @@ def make(name: str) -> ModelGraph:
             torch.empty(ROWS, *shape) if shape else torch.empty(ROWS, entry.tokens or 1, dtype=torch.long)
             for shape in entry.shapes
         ]
-    traced = trace(net, inputs, input_names=["input", *(f"input_{i}" for i in range(1, len(inputs)))])
-    traced = replace(traced, modules=tuple(module.removeprefix("net.") for module in traced.modules))
+    found = trace(net, inputs, input_names=["input", *(f"input_{i}" for i in range(1, len(inputs)))])
+    return replace(found, modules=tuple(module.removeprefix("net.") for module in found.modules))
+
+
+def make(name: str) -> ModelGraph:
+    """The graph of one model of the catalog."""
+    found, entry = traced(name), CATALOG[name]
     source = f"python -m potluck.profile.catalog {name} (torch {torch.__version__.split('+')[0]})"
-    graph = priced(traced, name=name, title=entry.title, source=source, sequence=entry.tokens)
+    graph = priced(found, name=name, title=entry.title, source=source, sequence=entry.tokens)
     return replace(graph, tied=tuple(weight.removeprefix("net.") for weight in graph.tied))
 
 

@@ -20,6 +20,7 @@ SMALL = {
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
     "planning_time": {"repeats": 1},
+    "split": {"models": 1, "step_mb_per_s": 25, "de_s": 1},
     "simulator": {"micro_batches": 4, "repeats": 1},
 }
 PROMISED = {
@@ -35,6 +36,14 @@ PROMISED = {
     "peers": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
     "optimality": {"gap_median_frac", "gap_p95_frac"},
     "planning_time": {"dora_cases_max_s", "b1_213_layers_s"},
+    "split": {
+        "latency_saving_vs_best_single",
+        "latency_ratio_to_layer_cut_median",
+        "never_worse_than_rivals_frac",
+        "energy_saving_max",
+        "loss_solve_s_per_bandwidth",
+        "ratio_to_de",
+    },
     "simulator": {"actions_per_s", "actions_per_s_fair"},
 }
 

@@ -230,6 +230,17 @@ def test_a_deadline_buys_energy_and_the_front_runs_from_fast_to_frugal():
     assert cut.latency_s <= 2 * fastest.latency_s
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False), st.floats(1.0, 3.0))
+def test_by_a_deadline_no_layer_cut_takes_fewer_joules(draw, times_as_long):
+    splitter = Splitter(sharing := branched(draw))
+    rate = sharing.bytes_per_s
+    deadline_s = times_as_long * splitter.share(rate).latency_s
+    cut = rivals.thriftiest_cut(splitter, rate, deadline_s)
+    if cut.latency_s <= deadline_s:
+        assert splitter.share(rate, deadline_s=deadline_s).energy_j <= cut.energy_j * (1 + 1e-9)
+
+
 def test_a_deadline_that_nothing_holds_says_how_soon_it_could_be():
     with pytest.raises(PlanError, match=r"no split answers within 100\.0 ms; the fastest takes \d+\.\d ms"):
         share(chain(), deadline_s=0.1)

@@ -3,7 +3,7 @@
 - `least_cut`: DNN surgery (Hu et al. 2019; Liang et al. 2023), or DSCCS, the baseline of Intra-DP: every layer wholly
   on one side; the least sum of seconds is found exactly, as a minimum cut of the graph of layers.
 - `thriftiest_cut`: SPSO-GA (Chen et al. 2021) looks for the layer cut with the least joules under a deadline by swarm
-  and genes; here every cut of the line and the least cuts of weighted sums are tried, which is at least as good.
+  and genes; here every cut of the line is tried, and the least cuts of seconds and joules in five proportions.
 - `greedy_tiling`: after CoActo (Bin et al. 2024): each operator in turn goes where its rows are ready soonest.
 """
 

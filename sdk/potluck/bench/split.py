@@ -1,0 +1,204 @@
+"""One request shared inside its operators against all on one side, the best cuts between layers, and other searches.
+
+The paper's networks on its robot and server (Intra-DP, section V-A), their operators' seconds by
+roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from potluck.bench.frame import Result
+from potluck.errors import PlanError
+from potluck.graph.shared import Shareable
+from potluck.plan.rivals import shared_requests as rivals
+from potluck.plan.sharing import Division, Sharing
+from potluck.plan.sharing_steps import TILES
+from potluck.plan.split import Split, Splitter
+
+SETTINGS: Mapping[str, float] = {
+    "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "de_s": 5,
+}  # fmt: skip
+GOALS = {
+    "latency_saving_vs_best_single": (">=", 0.5),  # Intra-DP: up to 0.50
+    "latency_ratio_to_layer_cut_median": ("<=", 0.92),  # Intra-DP: 0.74 to 0.92
+    "never_worse_than_rivals_frac": (">=", 1.0),
+    "energy_saving_max": (">=", 0.75),  # Intra-DP: up to 0.75
+    "loss_solve_s_per_bandwidth": ("<=", 0.5),
+    "ratio_to_de": ("<=", 1.0),
+}
+MODELS = ("vgg19", "densenet121", "resnet50", "convnext-t", "regnet-y-040", "mobilenet-v2", "efficientnet-b1")
+HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"
+DEADLINE = 1.2  # times what the soonest of the others takes: then joules are saved
+DE_MB_PER_S = (10.0, 25.0)
+SAME = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One model at one bandwidth: ours, what it took to find, and what others do. `thrifty`: within the deadline."""
+
+    bytes_per_s: float
+    solve_s: float
+    ours: Split
+    thrifty: Split
+    thriftiest_cut: Split
+    others: Mapping[str, Split]
+
+    @property
+    def single_s(self) -> float:
+        """The sooner of all on the device and all on the helper."""
+        return min(self.others[name].latency_s for name in ("device", "helper") if name in self.others)
+
+    @property
+    def layer_cut_s(self) -> float:
+        return min(self.single_s, self.others["layer cut"].latency_s)
+
+    @property
+    def energy_saving_frac(self) -> float:
+        """The joules of the device that are saved, of those that it takes alone."""
+        return 1 - self.thrifty.energy_j / self.others["device"].energy_j
+
+    @property
+    def is_never_worse(self) -> bool:
+        """Later than none of the others; and with no more joules, by the deadline, than the thriftiest cut."""
+        soonest_s = min(split.latency_s for split in self.others.values())
+        return self.ours.latency_s <= soonest_s * SAME and self.thrifty.energy_j <= self.thriftiest_cut.energy_j * SAME
+
+
+def run(settings: Mapping[str, float]) -> Result:
+    """Figures over all models first, then those of each model."""
+    rates = _rates(settings["step_mb_per_s"], settings["most_mb_per_s"])
+    names = MODELS[: int(settings["models"])]
+    splitters = {name: Splitter(sharing_of(name)) for name in names}
+    points = {name: [_point(splitter, rate) for rate in rates] for name, splitter in splitters.items()}
+    figures = _figures([point for several in points.values() for point in several])
+    first = splitters[names[0]]
+    figures["ratio_to_de"] = max(_ratio_to_de(first, mb * 1e6, settings["de_s"]) for mb in DE_MB_PER_S)
+    for name, several in points.items():
+        figures |= {f"{name}: {key}": value for key, value in _figures(several).items()}
+    return Result(name="split", figures=figures, settings=settings, goals=GOALS)
+
+
+def sharing_of(name: str) -> Sharing:
+    """The planner's problem of a model of the catalog on the paper's robot with its server; the link is still open."""
+    from potluck.graph.cuts import line
+    from potluck.graph.priced import nodes_of
+    from potluck.profile import catalog, library
+    from potluck.profile.roofline import LAUNCH_S, node_s
+
+    home = library.load_home(HOME)
+    traced = line(catalog.traced(name))
+    first = traced.traced.graph.first_node
+    nodes = {first + traced.bound[place]: node for place, node in nodes_of(traced).items()}
+    robot, server = home.specs[ROBOT], home.specs[SERVER]
+    device_s = {value: node_s(robot, node, 1)[0] for value, node in nodes.items()}
+    helper_s = {value: node_s(server, node, 1)[0] for value, node in nodes.items()}
+    return Sharing(
+        operators=Shareable(traced).operators(device_s, helper_s, batch=1),
+        bytes_per_s=0.0,
+        latency_s=home.network.path(ROBOT, SERVER).latency_s,
+        device_overhead_s=robot.get("launch_s") or LAUNCH_S[robot.kind],
+        helper_overhead_s=server.get("launch_s") or LAUNCH_S[server.kind],
+        busy_w=robot.need("busy_w"),
+        radio_w=robot.need("radio_w"),
+        idle_w=robot.need("idle_w"),
+    )
+
+
+def _rates(step_mb: float, most_mb: float) -> tuple[float, ...]:
+    return tuple(1e6 * step_mb * k for k in range(int(most_mb / step_mb) + 1))
+
+
+def _point(splitter: Splitter, bytes_per_s: float) -> Point:
+    begun_s = time.process_time()
+    ours = splitter.share(bytes_per_s)
+    solve_s = time.process_time() - begun_s
+    others = dict(_others(splitter, bytes_per_s))
+    deadline_s = DEADLINE * min(split.latency_s for split in others.values())
+    return Point(
+        bytes_per_s=bytes_per_s,
+        solve_s=solve_s,
+        ours=ours,
+        thrifty=splitter.share(bytes_per_s, deadline_s=deadline_s),
+        thriftiest_cut=rivals.thriftiest_cut(splitter, bytes_per_s, deadline_s),
+        others=others,
+    )
+
+
+def _others(splitter: Splitter, bytes_per_s: float) -> Iterator[tuple[str, Split]]:
+    """What can be done otherwise: without a link only the device can."""
+    shares = splitter.shares
+    ways = {
+        "device": rivals.all_on_device(shares),
+        "helper": rivals.all_on_helper(shares),
+        "layer cut": rivals.least_cut(shares, bytes_per_s),
+        "greedy tiling": rivals.greedy_tiling(shares, bytes_per_s),
+    }
+    for name, divisions in ways.items():
+        try:
+            yield name, splitter.evaluate(divisions, bytes_per_s, tiles=1)
+        except PlanError:
+            if bytes_per_s > 0:
+                raise
+
+
+def _figures(points: list[Point]) -> dict[str, float]:
+    linked = [point for point in points if point.bytes_per_s > 0]
+    shared = [point for point in linked if point.ours.sent_bytes]
+    ratios = [point.ours.latency_s / point.layer_cut_s for point in linked]
+    return {
+        "latency_saving_vs_best_single": max(1 - point.ours.latency_s / point.single_s for point in linked),
+        "latency_ratio_to_layer_cut_median": median(ratios),
+        "latency_ratio_to_layer_cut_min": min(ratios),
+        "sharing_pays_frac": len(shared) / len(linked),
+        "never_worse_than_rivals_frac": sum(point.is_never_worse for point in points) / len(points),
+        "energy_saving_max": max(point.energy_saving_frac for point in linked),
+        "energy_ratio_to_thriftiest_cut_median": median(p.thrifty.energy_j / p.thriftiest_cut.energy_j for p in linked),
+        "loss_solve_s_per_bandwidth": sum(point.solve_s for point in points) / len(points),
+    }
+
+
+def _ratio_to_de(splitter: Splitter, bytes_per_s: float, budget_s: float) -> float:
+    """Our latency by that of the best split which differential evolution finds in so many seconds of this processor."""
+    return splitter.share(bytes_per_s).latency_s / differential_evolution(splitter, bytes_per_s, budget_s).latency_s
+
+
+def differential_evolution(splitter: Splitter, bytes_per_s: float, budget_s: float) -> Split:
+    """Intra-DP's own search (section IV-C5): two numbers for every operator, where the device's rows end and where the
+    helper's begin; it starts among others from the best layer cut."""
+    from scipy.optimize import differential_evolution as evolve
+
+    operators = splitter.shares.operators[1:-1]
+    layers = rivals.least_cut(splitter.shares, bytes_per_s)
+    best = splitter.evaluate(layers, bytes_per_s)
+    begun_s = time.process_time()
+
+    def latency_s(genes: "list[float]") -> float:
+        nonlocal best
+        if time.process_time() - begun_s > budget_s:
+            return float("inf")
+        found = splitter.tried(_divisions(splitter, genes), bytes_per_s, TILES)
+        if found is not None and found.latency_s < best.latency_s:
+            best = found
+        return found.latency_s if found is not None else float("inf")
+
+    start = [float(division.device[1] > 0) for division in layers[1:-1] for _ in range(2)]
+    evolve(
+        latency_s, [(0.0, 1.0)] * (2 * len(operators)), x0=start, maxiter=10**6, popsize=5, tol=0, polish=False,
+        rng=0, callback=lambda *_: time.process_time() - begun_s > budget_s,
+    )  # fmt: skip
+    return best
+
+
+def _divisions(splitter: Splitter, genes: "list[float]") -> tuple[Division, ...]:
+    operators = splitter.shares.operators
+    found = []
+    for place, operator in enumerate(operators[1:-1]):
+        end, begin = genes[2 * place], genes[2 * place + 1]
+        if not operator.divisible:
+            end = begin = float(end >= 0.5)
+        device = round(end * operator.count)
+        found.append(Division((0, device), (min(device, round(begin * operator.count)), operator.count)))
+    return (Division((0, operators[0].count), (0, 0)), *found, Division((0, 1), (0, 0)))
