@@ -19,7 +19,7 @@ from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.fast import Fast
 from potluck.run.members import Member
-from potluck.run.menu import BANDWIDTHS, Kitchen
+from potluck.run.split_table import BANDWIDTHS, SplitCase
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -65,7 +65,7 @@ def accelerate(
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     bandwidths
-        Bytes per second, ascending from zero: each gets a way to share of its own.
+        Bytes per second, ascending from zero: each gets an entry in the table.
 
     Raises
     ------
@@ -95,9 +95,9 @@ def accelerate(
             task.update(0.1, "measuring")
             profile = home.profile(made, train=False, rows=(batch,)).wait()
             task.update(0.6, "planning")
-            kitchen = _kitchen(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
-            kitchen = replace(kitchen, bandwidths=tuple(bandwidths))
-            return Fast(home._link, home.devices, kitchen, rebuild, agents, task)
+            case = _case(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
+            case = replace(case, bandwidths=tuple(bandwidths))
+            return Fast(home._link, home.devices, case, rebuild, agents, task)
         except BaseException:
             if agents is not None:
                 home.devices.remove(name)
@@ -140,12 +140,12 @@ def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:
     return lambda found: pytree.tree_unflatten(found, structure)
 
 
-def _kitchen(
+def _case(
     model: Any, profile: Profile, names: Mapping[str, str], batch: int, home: "Home", deadline_s: float | None
-) -> Kitchen:
+) -> SplitCase:
     problem = profile.problem(Inference(batch=batch))
     plan_name = f"layers-0-{len(model.layers())}"
-    return Kitchen(
+    return SplitCase(
         model=model,
         shareable=Shareable(model.traced_line()),
         problem=problem,

@@ -28,8 +28,8 @@ from potluck.run.events import Execution, Gather
 from potluck.run.history import measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
-from potluck.run.menu import Kitchen, Menu, Way
 from potluck.run.shared_edition import computed_s, shared_requests, transfers
+from potluck.run.split_table import Entry, SplitCase, SplitTable
 from potluck.schedule import Compiled
 from potluck_wire.messages import Probe
 
@@ -51,24 +51,24 @@ class Fast:
     """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager."""
 
     def __init__(
-        self, link: Link, members: Members, kitchen: Kitchen, rebuild: Callable[[list[Any]], Any],
+        self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
         agents: LocalAgents | None, task: Task,
     ) -> None:  # fmt: skip
-        self._link, self._members, self._kitchen, self._rebuild, self._agents = link, members, kitchen, rebuild, agents
-        self.device, self.helper = kitchen.names[DEVICE], kitchen.names[HELPER]
+        self._link, self._members, self._case, self._rebuild, self._agents = link, members, case, rebuild, agents
+        self.device, self.helper = case.names[DEVICE], case.names[HELPER]
         self.failure: PotluckError | None = None
-        self.menu: Menu = kitchen.menu()
+        self.table: SplitTable = case.table()
         task.update(0.8, "loading")
         self._crew = Crew(link, members, f"fast-{uuid.uuid4().hex[:12]}")
         self.n_steps, self._n_epochs, self._epoch = 0, 0, 0
         self._lock, self._upkeeping, self._closed = threading.RLock(), threading.Lock(), threading.Event()
         self._helper_ready = False
         self._late: tuple[Future[Execution], Compiled] | None = None
-        self.bytes_per_s = kitchen.problem.network.bandwidth(self.device, self.helper)
+        self.bytes_per_s = case.problem.network.bandwidth(self.device, self.helper)
         self._heard_s = time.monotonic()
         self._rates: deque[float] = deque([self.bytes_per_s], maxlen=3)
         self._answers: list[Answer] = []
-        self._times: dict[str, deque[float]] = {side: deque(maxlen=SHOWN) for side in kitchen.names}
+        self._times: dict[str, deque[float]] = {side: deque(maxlen=SHOWN) for side in case.names}
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
@@ -84,7 +84,7 @@ class Fast:
 
     def _edition(self, device: str) -> Edition:
         """The whole model on one device: the weights of all pieces, and how to answer alone."""
-        k = self._kitchen
+        k = self._case
         stage = Stage(start=0, stop=len(k.model.layers()), devices=(device,), shares=(k.batch,))
         plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=k.batch, training=False)
         backends = {device: k.problem.device(device).backends}
@@ -95,7 +95,7 @@ class Fast:
     @property
     def model(self) -> Any:
         """The `potluck.Model` that it answers for."""
-        return self._kitchen.model
+        return self._case.model
 
     @property
     def is_helped(self) -> bool:
@@ -104,16 +104,16 @@ class Fast:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """What each of the two needs: the weights once, and the most that any way holds."""
+        """What each of the two needs: the weights once, and the most that any entry holds."""
         return {device: self._memory(device) for device in (self.device, self.helper)}
 
     def _memory(self, device: str) -> int:
-        resting = self._kitchen.problem.device(device).floor_bytes + self._whole[device].held_bytes(device)
-        needed = [resting + self._peak(program.compiled, device) for program in self.menu.programs]
+        resting = self._case.problem.device(device).floor_bytes + self._whole[device].held_bytes(device)
+        needed = [resting + self._peak(program.compiled, device) for program in self.table.programs]
         return max([resting, *needed, self._peak(self.alone, device)])  # that of the whole model counts its weights
 
     def _peak(self, compiled: Compiled, device: str) -> int:
-        return self._kitchen.foretell(compiled, self.bytes_per_s).peak_bytes.get(device, 0)
+        return self._case.foretell(compiled, self.bytes_per_s).peak_bytes.get(device, 0)
 
     def _load(self, device: str) -> None:
         """The whole model with its weights onto a device that has nothing of this run."""
@@ -122,17 +122,17 @@ class Fast:
         self._crew.commit(0, [device])
         if PUSH in edition.compiled:
             push = edition.compiled[PUSH]
-            self._crew.execute(0, push, self._next(), states=self._kitchen.model.state()).result()
+            self._crew.execute(0, push, self._next(), states=self._case.model.state()).result()
 
     def _share(self) -> None:
-        """The pieces and programs of all ways onto both, under a new epoch."""
+        """The pieces and programs of the whole table onto both, under a new epoch."""
         epoch = self._take_epoch()
-        self._prepare(epoch, self.menu)
+        self._prepare(epoch, self.table)
         with self._lock:
             self._epoch, self._helper_ready = epoch, True
 
-    def _prepare(self, epoch: int, menu: Menu) -> None:
-        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, menu.programs, self.memory_bytes))
+    def _prepare(self, epoch: int, table: SplitTable) -> None:
+        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, table.programs, self.memory_bytes))
 
     def _take_epoch(self) -> int:
         self._n_epochs += 1
@@ -154,21 +154,21 @@ class Fast:
             An input of another shape than the example's; says which is expected.
         """
         self._check()
-        batch = self._kitchen.batch
-        rows = self._kitchen.model.check_inputs(*inputs)
+        batch = self._case.batch
+        rows = self._case.model.check_inputs(*inputs)
         if rows != batch:
             raise UserError(
                 f"a request has {batch} rows, as the example had; got {rows}.",
                 next_step=f"Give {batch} rows, or accelerate with an example of {rows}.",
             )
-        named = {self._kitchen.model.inputs()[0].name: inputs[0]}
+        named = {self._case.model.inputs()[0].name: inputs[0]}
         with self._lock:
-            at_s, bytes_per_s, way = time.monotonic(), self.bytes_per_s, self._way()
-            done = self._shared(named, way.program.compiled) if way.program is not None else None
+            at_s, bytes_per_s, entry = time.monotonic(), self.bytes_per_s, self._entry()
+            done = self._shared(named, entry.program.compiled) if entry.program is not None else None
             execution, compiled = done or self._by_itself(named)
             outputs = self._in_order(outputs_of(execution, compiled))
             self._note(
-                execution, compiled, at_s, bytes_per_s, fallback=way.program is not None and compiled is self.alone
+                execution, compiled, at_s, bytes_per_s, fallback=entry.program is not None and compiled is self.alone
             )
         return self._rebuild(outputs)
 
@@ -177,7 +177,7 @@ class Fast:
     ) -> None:
         """One more answer for the records."""
         self.kept.append((execution, compiled))
-        known = {device.name: device for device in self._kitchen.problem.devices}
+        known = {device.name: device for device in self._case.problem.devices}
         metered = {self.device: self._members[self.device].metered}
         trace = measured_trace([(execution, compiled)], known, energy_j, metered)
         answer = Answer(
@@ -191,14 +191,14 @@ class Fast:
     def _predicted_s(self, compiled: Compiled, bytes_per_s: float) -> float:
         key = id(compiled), f"{bytes_per_s:.2g}"
         if key not in self._foretold:
-            self._foretold[key] = max(self._kitchen.foretell(compiled, float(key[1])).step_s)
+            self._foretold[key] = max(self._case.foretell(compiled, float(key[1])).step_s)
         return self._foretold[key]
 
-    def _way(self) -> Way:
+    def _entry(self) -> Entry:
         """What to do with the next request."""
         self._harvest()
         helped = self._helper_ready and self._late is None
-        return self.menu.at(self.bytes_per_s) if helped else Way(bytes_per_s=0.0)
+        return self.table.at(self.bytes_per_s) if helped else Entry(bytes_per_s=0.0)
 
     # --- what it does and did -----------------------------------------------------------------------------------------
 
@@ -210,23 +210,23 @@ class Fast:
     @property
     def trace(self) -> Trace:
         """The last request, as it was measured."""
-        known = {device.name: device for device in self._kitchen.problem.devices}
+        known = {device.name: device for device in self._case.problem.devices}
         return measured_trace(tuple(self.kept)[-1:], known, energy_j)
 
     def explain(self, bytes_per_s: float | None = None) -> Account:
         """Which rows run where and when; at the bandwidth of now, or another."""
         rate = self.bytes_per_s if bytes_per_s is None else bytes_per_s
-        return self._kitchen.account(self.menu.at(rate), self.alone, rate)
+        return self._case.account(self.table.at(rate), self.alone, rate)
 
     def _in_order(self, outputs: "dict[str, torch.Tensor]") -> "list[torch.Tensor]":
         """All outputs of the model; one that is the same as another came once."""
-        graph = self._kitchen.shareable.line.traced.graph
+        graph = self._case.shareable.line.traced.graph
         by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
         return [by_ref[output.ref] for output in graph.outputs]
 
     def rivals(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
         """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
-        return self._kitchen.rivals(self.alone, bytes_per_s)
+        return self._case.rivals(self.alone, bytes_per_s)
 
     def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
         """The answer of both sides; None where the helper has failed."""
@@ -280,14 +280,14 @@ class Fast:
         if self.helper in compiled.programs:
             for nbytes, seconds in transfers(execution, compiled, (self.device, self.helper)):
                 self._heard(nbytes, seconds)
-        for side, name in self._kitchen.names.items():
-            if name in compiled.programs and name not in self._kitchen.emulated:
-                expected_s = self._kitchen.computing_s(compiled, name)
+        for side, name in self._case.names.items():
+            if name in compiled.programs and name not in self._case.emulated:
+                expected_s = self._case.computing_s(compiled, name)
                 if expected_s > 0:
                     self._times[side].append(computed_s(execution, compiled, name) / expected_s)
 
     def _heard(self, nbytes: int, seconds: float) -> None:
-        path = self._kitchen.problem.network.path(self.device, self.helper)
+        path = self._case.problem.network.path(self.device, self.helper)
         if nbytes >= LEAST_BYTES:
             self._rates.append(nbytes / max(seconds - path.latency_s, 1e-6))
             self.bytes_per_s = min(self._rates[-1], median(self._rates))  # what drops is believed at once
@@ -319,12 +319,12 @@ class Fast:
 
     def _correct(self, times: dict[str, float]) -> None:
         """Plan anew by what the sides have shown, load that, and go over to it."""
-        kitchen = self._kitchen.corrected(times)
-        menu, epoch, before = kitchen.menu(), self._take_epoch(), self._epoch
+        case = self._case.corrected(times)
+        table, epoch, before = case.table(), self._take_epoch(), self._epoch
         alone = self._whole[self.device].compiled[INFER]
-        self._prepare(epoch, menu)
+        self._prepare(epoch, table)
         with self._lock:
-            self._kitchen, self.menu, self.alone, self._epoch = kitchen, menu, alone, epoch
+            self._case, self.table, self.alone, self._epoch = case, table, alone, epoch
             self._foretold.clear()
             self._alone_s = self._predicted_s(alone, self.bytes_per_s)
             for shown in self._times.values():

@@ -20,7 +20,7 @@ from potluck.run import accelerate as accelerate_module
 from potluck.run import fast as fast_module
 from potluck.run.accelerate import accelerate
 from potluck.run.fast import Fast
-from potluck.run.menu import Kitchen
+from potluck.run.split_table import SplitCase
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
 SOON_S = 30.0
 
 
-def kitchen(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
+def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
     """As if every operator had been measured to take so long, so that sharing pays at some bandwidth."""
     model = net if isinstance(net, potluck.Model) else potluck.Model.from_torch(net, x)
     names = tuple(home.devices)
@@ -45,14 +45,14 @@ def kitchen(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         DEVICE: Pace(seconds=dict.fromkeys(shareable.values, slow_s), overhead_s=1e-5),
         HELPER: Pace(seconds=dict.fromkeys(shareable.values, fast_s), overhead_s=1e-5),
     }
-    return Kitchen(
+    return SplitCase(
         model=model, shareable=shareable, problem=problem, names={DEVICE: names[0], HELPER: names[1]}, paces=paces,
         batch=len(x), lender=f"0/layers-0-{len(model.layers())}", bandwidths=BANDWIDTHS, **more,
     )  # fmt: skip
 
 
 def fast_of(home, net, x, **more):
-    return Fast(home._link, home.devices, kitchen(home, net, x, **more), tuple, None, Task())
+    return Fast(home._link, home.devices, case(home, net, x, **more), tuple, None, Task())
 
 
 def check(answers, expected):
@@ -69,12 +69,12 @@ def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_t
     with torch.no_grad():
         expected = net(x)
     with fast_of(home, net, x) as fast:
-        assert any(way.program for way in fast.menu.ways)
-        for way in fast.menu.ways:
-            fast.bytes_per_s = way.bytes_per_s
+        assert any(entry.program for entry in fast.table.entries)
+        for entry in fast.table.entries:
+            fast.bytes_per_s = entry.bytes_per_s
             check(fast(x), expected)
             execution, compiled = fast.kept[-1]
-            assert compiled is (way.program.compiled if way.program else fast.alone)
+            assert compiled is (entry.program.compiled if entry.program else fast.alone)
             for device, timeline in execution.timelines.items():
                 assert timeline.peak_bytes <= fast.memory_bytes[device]
         assert fast.failure is None
@@ -88,9 +88,9 @@ def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
         expected = net(x)
     made = as_onnx(net, x)
     with fast_of(home, made, x) as fast:
-        assert any(way.program for way in fast.menu.ways)
-        for way in fast.menu.ways:
-            fast.bytes_per_s = way.bytes_per_s
+        assert any(entry.program for entry in fast.table.entries)
+        for entry in fast.table.entries:
+            fast.bytes_per_s = entry.bytes_per_s
             check(fast(x), expected)
         assert fast.failure is None
 
@@ -99,7 +99,7 @@ def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
     net, x = family("vgg")
     n_bytes = sum(p.numel() * 4 for p in net.parameters())
     with fast_of(home, net, x) as fast:
-        pieces = [piece for program in fast.menu.programs for piece in program.pieces[fast.device]]
+        pieces = [piece for program in fast.table.programs for piece in program.pieces[fast.device]]
         assert len(pieces) > 2
         assert all(piece.lender == "0/layers-0-" + str(len(fast.model.layers())) for piece in pieces)
         assert n_bytes < fast.memory_bytes[fast.device] - FLOOR_BYTES < 2 * n_bytes + 2**20
@@ -184,7 +184,7 @@ def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps
         expected = net(x)
     with fast_of(robot_home, net, x, slow_s=1.0, fast_s=1e-3) as fast:
         fast.bytes_per_s = 1e8
-        assert fast.menu.at(1e8).program is not None
+        assert fast.table.at(1e8).program is not None
         answers = []
         before = fast.n_steps
         request = threading.Thread(target=lambda: answers.append(fast(x)))
@@ -225,13 +225,13 @@ def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch
     net, x = family("vgg")
     with fast_of(robot_home, net, x, slow_s=2e-4, fast_s=1e-6) as fast:
         fast.bytes_per_s = 1e8
-        assert fast.menu.at(1e8).program is not None
+        assert fast.table.at(1e8).program is not None
         told_s = fast.explain(1e8).latency_s
 
         def found_out():
             fast.bytes_per_s = 1e8
             fast(x)
-            return fast.menu.at(1e8).program is None
+            return fast.table.at(1e8).program is None
 
         wait_until(found_out)
         assert fast.explain(1e8).latency_s != told_s
@@ -298,8 +298,8 @@ def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
     made, batch, rebuild = accelerate_module._read(tmp_path / "net.onnx", x)
     assert batch == 2
     with fast_of(home, made, x) as fast:
-        for way in fast.menu.ways:
-            fast.bytes_per_s = way.bytes_per_s
+        for entry in fast.table.entries:
+            fast.bytes_per_s = entry.bytes_per_s
             assert torch.allclose(rebuild(list(fast(x))), expected, atol=1e-4)
         assert fast.stats.fallbacks == 0
         assert len(fast.stats.entries) > 1

@@ -1,6 +1,6 @@
-"""The ways to share one request, one for every bandwidth: planned, lowered, compiled and foretold. Pure.
+"""How to share one request at every bandwidth: a table of splits, planned, lowered, compiled and foretold. Pure.
 
-A way is a program on each side; where sharing does not pay, there is none, and the device answers alone.
+An entry is a program on each side; where sharing does not pay, there is none, and the device answers alone.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Entry:
     """What to do at `bytes_per_s` and above. `program` None: the device answers alone."""
 
     bytes_per_s: float
@@ -39,25 +39,25 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Menu:
-    """The ways by ascending bandwidth, the first from 0 on."""
+class SplitTable:
+    """The entries by ascending bandwidth, the first from 0 on."""
 
-    ways: tuple[Way, ...]
+    entries: tuple[Entry, ...]
 
-    def at(self, bytes_per_s: float) -> Way:
+    def at(self, bytes_per_s: float) -> Entry:
         """What to do at that bandwidth."""
-        index = bisect_right([way.bytes_per_s for way in self.ways], bytes_per_s) - 1
-        return self.ways[max(index, 0)]
+        index = bisect_right([entry.bytes_per_s for entry in self.entries], bytes_per_s) - 1
+        return self.entries[max(index, 0)]
 
     @property
     def programs(self) -> tuple[SharedProgram, ...]:
         """Every program once."""
-        return tuple({w.program.name: w.program for w in self.ways if w.program is not None}.values())
+        return tuple({e.program.name: e.program for e in self.entries if e.program is not None}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kitchen:
-    """What ways are made of: the model as operators, both sides, and what the user wants."""
+class SplitCase:
+    """What a table is made of: the model as operators, both sides, and what the user wants."""
 
     model: Any
     shareable: Shareable
@@ -84,17 +84,17 @@ class Kitchen:
             **_watts(device),
         )
 
-    def menu(self) -> Menu:
-        """The best way at each of these bandwidths; neighbours that do the same are one."""
+    def table(self) -> SplitTable:
+        """The best split at each of these bandwidths; neighbours that do the same are one."""
         splitter = Splitter(self.sharing(0.0))
         splits: list[tuple[float, Split]] = []
         for bytes_per_s in self.bandwidths:
             split = self._best(splitter, bytes_per_s)
             if not splits or not splits[-1][1].does_as(split):
                 splits.append((bytes_per_s, split))
-        return Menu(ways=tuple(Way(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
+        return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
 
-    def corrected(self, times: Mapping[str, float]) -> "Kitchen":
+    def corrected(self, times: Mapping[str, float]) -> "SplitCase":
         """The same where a side (by name) takes so many times as long as was thought."""
         paces = {
             side: Pace(
@@ -158,19 +158,19 @@ class Kitchen:
         """What one request does at this bandwidth, by the simulator; alone, the link does not count."""
         return simulate(compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem)
 
-    def account(self, way: Way, alone: Compiled, bytes_per_s: float) -> Account:
+    def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> Account:
         """Who computes which rows when, at this bandwidth."""
         operators = self.sharing(bytes_per_s).operators
-        compiled = way.program.compiled if way.program is not None else alone
+        compiled = entry.program.compiled if entry.program is not None else alone
         everything = {place: (0, operator.count) for place, operator in enumerate(operators)}
         notes = []
         if not self.shareable.has_rows:
             notes.append("no operator of this model can compute some rows without the others: it is cut between them.")
-        if way.program is None:
+        if entry.program is None:
             notes.append(f"sharing does not pay: {self.names[DEVICE]} answers alone.")
         return Account(
             device=self.names[DEVICE], helper=self.names[HELPER], bytes_per_s=bytes_per_s, operators=operators,
-            rows=way.program.rows if way.program is not None else {self.names[DEVICE]: everything},
+            rows=entry.program.rows if entry.program is not None else {self.names[DEVICE]: everything},
             predicted=self.foretell(compiled, bytes_per_s),
             alone_s=max(self.foretell(alone, bytes_per_s).step_s), notes=tuple(notes),
         )  # fmt: skip
