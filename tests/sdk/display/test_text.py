@@ -67,8 +67,8 @@ time per step    all              48.0 ms           60.0 ms     -20.0 %
 busy per step    laptop           13.0 ms           16.2 ms     -20.0 %
 busy per step    phone            30.0 ms           37.5 ms     -20.0 %
 energy per step  laptop  500 mJ simulated  625 mJ estimated     -20.0 %
-peak memory      laptop          1.00 MiB          1.00 MiB      +0.0 %
-peak memory      phone           2.00 MiB          2.00 MiB      +0.0 %
+peak memory      laptop          1.00 MiB          1.00 MiB      within
+peak memory      phone           2.00 MiB          2.00 MiB      within
 """)
 
 
