@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PURE = ("device_agent/potluck_wire/", "sdk/potluck/plan/", "sdk/potluck/schedule/", "sdk/potluck/simulate/")
+PURE = (
+    "device_agent/potluck_wire/", "sdk/potluck/adapt/", "sdk/potluck/plan/", "sdk/potluck/schedule/",
+    "sdk/potluck/simulate/",
+)  # fmt: skip
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
 
 MAX_LINES = 400

@@ -34,6 +34,7 @@ def loaded_by(*names):
     "name",
     [
         "potluck_wire.*",
+        "potluck.adapt.*",
         "potluck.plan.*",
         "potluck.schedule.*",
         "potluck.simulate.*",

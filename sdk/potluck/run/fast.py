@@ -14,6 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from potluck.adapt.bandwidth import Estimator
 from potluck.errors import HomeError, PotluckError, UserError
 from potluck.graph.shared import DEVICE, HELPER
 from potluck.handle import Task
@@ -42,7 +43,6 @@ PROBE_AFTER_S = 3.0  # without a transfer the bandwidth is asked for
 PROBE_BYTES = 32 * 1024
 SHOWN = 5  # requests that show how fast a side is
 WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
-LEAST_BYTES = 16 * 1024  # of fewer the latency says more than the bandwidth
 LATE = 2.0  # times what it should take, until the device begins to answer alone
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
@@ -64,9 +64,10 @@ class Fast:
         self._lock, self._upkeeping, self._closed = threading.RLock(), threading.Lock(), threading.Event()
         self._helper_ready = False
         self._late: tuple[Future[Execution], Compiled] | None = None
+        path = case.problem.network.path(self.device, self.helper)
         self.bytes_per_s = case.problem.network.bandwidth(self.device, self.helper)
+        self._estimator = Estimator(self.bytes_per_s, latency_s=path.latency_s)
         self._heard_s = time.monotonic()
-        self._rates: deque[float] = deque([self.bytes_per_s], maxlen=3)
         self._answers: list[Answer] = []
         self._times: dict[str, deque[float]] = {side: deque(maxlen=SHOWN) for side in case.names}
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
@@ -287,11 +288,9 @@ class Fast:
                     self._times[side].append(computed_s(execution, compiled, name) / expected_s)
 
     def _heard(self, nbytes: int, seconds: float) -> None:
-        path = self._case.problem.network.path(self.device, self.helper)
-        if nbytes >= LEAST_BYTES:
-            self._rates.append(nbytes / max(seconds - path.latency_s, 1e-6))
-            self.bytes_per_s = min(self._rates[-1], median(self._rates))  # what drops is believed at once
         self._heard_s = time.monotonic()
+        self._estimator.observe(nbytes, seconds, self._heard_s)
+        self.bytes_per_s = self._estimator.bytes_per_s
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 

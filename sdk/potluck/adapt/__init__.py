@@ -1,0 +1,1 @@
+"""Following what changes while a home works: pure, time comes in as an argument."""
