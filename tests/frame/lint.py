@@ -28,6 +28,7 @@ PRINTS = {
 STARTS_AGENTS = {
     "sdk/potluck/lab/local.py": "starts agents on this machine",
     "sdk/potluck/bench/interpreter.py": "measures the agent's interpreter against eager torch",
+    "sdk/potluck/bench/split_lab.py": "measures a divided request in the agent's interpreter",
 }
 WALL_TIME = {
     "sdk/potluck/display/": "shows dates to people",

@@ -1,7 +1,7 @@
 """One request shared inside its operators against all on one side, the best cuts between layers, and other searches.
 
 The paper's networks on its robot and server (Intra-DP, section V-A), their operators' seconds by
-roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time.
+roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time. Then in a lab: `split_lab`.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from potluck.bench import split_lab
 from potluck.bench.frame import Result
 from potluck.errors import PlanError
 from potluck.graph.shared import Shareable
@@ -18,7 +19,8 @@ from potluck.plan.sharing_steps import TILES
 from potluck.plan.split import Split, Splitter
 
 SETTINGS: Mapping[str, float] = {
-    "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "de_s": 5,
+    "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "de_s": 5, "lab": 1, "lab_pixels": 96,
+    "requests": 6,
 }  # fmt: skip
 GOALS = {
     "latency_saving_vs_best_single": (">=", 0.5),  # Intra-DP: up to 0.50
@@ -27,6 +29,7 @@ GOALS = {
     "energy_saving_max": (">=", 0.75),  # Intra-DP: up to 0.75
     "loss_solve_s_per_bandwidth": ("<=", 0.5),
     "ratio_to_de": ("<=", 1.0),
+    "prediction_error_median_frac": ("<=", 0.1),
 }
 MODELS = ("vgg19", "densenet121", "resnet50", "convnext-t", "regnet-y-040", "mobilenet-v2", "efficientnet-b1")
 HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"
@@ -76,6 +79,8 @@ def run(settings: Mapping[str, float]) -> Result:
     figures = _figures([point for several in points.values() for point in several])
     first = splitters[names[0]]
     figures["ratio_to_de"] = max(_ratio_to_de(first, mb * 1e6, settings["de_s"]) for mb in DE_MB_PER_S)
+    if settings["lab"]:
+        figures |= split_lab.figures(int(settings["lab_pixels"]), int(settings["requests"]))
     for name, several in points.items():
         figures |= {f"{name}: {key}": value for key, value in _figures(several).items()}
     return Result(name="split", figures=figures, settings=settings, goals=GOALS)

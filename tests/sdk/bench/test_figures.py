@@ -20,7 +20,7 @@ SMALL = {
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
     "planning_time": {"repeats": 1},
-    "split": {"models": 1, "step_mb_per_s": 25, "de_s": 1},
+    "split": {"models": 1, "step_mb_per_s": 25, "de_s": 1, "lab_pixels": 48, "requests": 1},
     "simulator": {"micro_batches": 4, "repeats": 1},
 }
 PROMISED = {
@@ -43,6 +43,8 @@ PROMISED = {
         "energy_saving_max",
         "loss_solve_s_per_bandwidth",
         "ratio_to_de",
+        "prediction_error_median_frac",
+        "split_overhead_frac",
     },
     "simulator": {"actions_per_s", "actions_per_s_fair"},
 }

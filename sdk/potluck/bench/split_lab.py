@@ -1,0 +1,180 @@
+"""A request shared by two emulated devices: foretold and measured, next to either alone; and what dividing costs."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from potluck.bench import frame
+from potluck.graph.shared import DEVICE, HELPER, Shareable, SharedPiece, lower
+from potluck.lab.script import Bandwidth
+from potluck.plan.sharing import Sharing
+from potluck.plan.split import Split, Splitter
+from potluck.records import Plan, Stage
+from potluck_wire.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.home import Home
+
+SLOWER = 12  # than at home, so that this machine can play both
+MB_PER_S = (2.0, 5.0, 12.0)  # in the home's own time; the best first, for requests that are shared show the next
+WIFI_MB_PER_S, WIRED_MB_PER_S = 12.0, 120.0  # between two sides of 10 Gflop/s each, for the overhead
+SETTLING = 2  # requests after a change of the air, until the estimate has followed
+HOME = """
+name = "robot-small"
+title = "A robot with a Raspberry Pi 4, and a Raspberry Pi 5 on the shelf"
+source = "made up for this bench"
+network = "wifi-robot-indoors"
+home_at = "robot"
+
+[[devices]]
+name = "robot"
+profile = "raspberry-pi-4"
+
+[[devices]]
+name = "shelf"
+profile = "raspberry-pi-5"
+wired = true
+
+[assume.raspberry-pi-4]
+memory_bytes = { value = 4e9, basis = "estimate", source = "made up", reason = "a common size" }
+
+[assume.raspberry-pi-5]
+memory_bytes = { value = 8e9, basis = "estimate", source = "made up", reason = "a common size" }
+"""
+
+
+def figures(pixels: int, requests: int, repeats: int = 15) -> dict[str, float]:
+    """The median error of predictions, seconds of a request in the lab's time at each bandwidth, and the overhead."""
+    import torch
+
+    from potluck.graph import Model
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # leave the cores to the devices
+    try:
+        net, x = _network(pixels)
+        model = Model.from_torch(net, x, max_layers=6, name="small-vgg")
+        found = _in_the_lab(model, x, requests)
+        found["split_overhead_frac"] = overhead_frac(model, x, WIFI_MB_PER_S * 1e6, repeats)
+        found["split_overhead_wired_frac"] = overhead_frac(model, x, WIRED_MB_PER_S * 1e6, repeats)
+        return found
+    finally:
+        torch.set_num_threads(before)
+
+
+def _network(pixels: int) -> "tuple[torch.nn.Module, torch.Tensor]":
+    """Six convolutions in the shape of VGG, and a picture."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (32, 64, 128):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        channels = width
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(channels * 16, 100))
+    return net.eval(), torch.randn(1, 3, pixels, pixels)
+
+
+def _in_the_lab(model: Any, x: "torch.Tensor", requests: int) -> dict[str, float]:
+    from potluck.home import Home
+    from potluck.run.accelerate import accelerate
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "robot-small.toml"
+        file.write_text(HOME, encoding="utf-8")
+        with Home.lab(file, time_scale=SLOWER) as home:
+            _air(home, 125.0)  # while the weights are loaded
+            bandwidths = [mb * 1e6 / SLOWER for mb in (0.0, *MB_PER_S)]
+            made = accelerate(model, x, helper=home["shelf"], device=home["robot"], bandwidths=bandwidths)
+            with made.wait() as fast:
+                runs = {name: home.deploy(_whole(model, name), model).wait() for name in ("robot", "shelf")}
+                found: dict[str, float] = {}
+                errors: list[float] = []
+                for mb in reversed(MB_PER_S):
+                    _air(home, mb)
+                    n_before = fast.stats.requests + SETTLING
+                    ours = _median_s(partial(fast, x), requests)
+                    answers = fast.stats.since(n_before).answers
+                    errors += [abs(a.predicted_s - a.latency_s) / a.latency_s for a in answers]
+                    found[f"lab, {mb:g} MB/s: shared_s"] = ours
+                    for name, run in runs.items():
+                        found[f"lab, {mb:g} MB/s: {name}_alone_s"] = _median_s(partial(run, x), requests)
+                for run in runs.values():
+                    run.close()
+    return {"prediction_error_median_frac": median(errors), **found}
+
+
+def _air(home: "Home", mb_per_s: float) -> None:
+    home.play([Bandwidth(at_s=0, medium="air", rate=mb_per_s * 1e6)])
+
+
+def _whole(model: Any, device: str) -> Plan:
+    stage = Stage(start=0, stop=len(model.layers()), devices=(device,), shares=(1,))
+    return Plan(planner="alone", model=model.name, stages=(stage,), micro_batch=1, training=False)
+
+
+def _median_s(request: Callable[[], object], n: int) -> float:
+    seconds = []
+    for _ in range(SETTLING + n):
+        begun_s = time.monotonic()
+        request()
+        seconds.append(time.monotonic() - begun_s)
+    return median(seconds[SETTLING:])
+
+
+def overhead_frac(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) -> float:
+    """How much longer all pieces of a request that two equals share take one process than the undivided model.
+
+    Both in the agent's interpreter; rows that both sides compute count twice, sending counts nothing. The faster the
+    link, the more often rows change hands: more pieces, some of a single row.
+    """
+    from potluck_agent.worker.interpreter import Interpreter
+
+    shareable = Shareable(model.traced_line())
+    state = model.state()
+
+    def prepared(graph: Graph) -> "tuple[Interpreter, list[torch.Tensor]]":
+        names = [row.name for row in graph.parameters] + [row.name for row in graph.buffers]
+        return Interpreter(graph), [state[name] for name in names]
+
+    undivided, weights = prepared(model.traced_line().traced.graph)
+    split = _between_equals(shareable, bytes_per_s)
+    shared = lower(shareable, split.divisions, split.tiles)
+    pieces = (step for step in shared.steps if isinstance(step, SharedPiece))
+    ready = {piece.name: prepared(piece.graph) for piece in pieces}
+
+    def divided() -> None:
+        have: dict[str, dict[Any, Any]] = {DEVICE: {shareable.input_part: x}, HELPER: {}}
+        for step in shared.steps:
+            if isinstance(step, SharedPiece):
+                interpreter, states = ready[step.name]
+                made = interpreter.run([have[step.side][part] for part in step.takes], states, train=False)
+                have[step.side].update(zip(step.gives, made, strict=True))
+            else:
+                side, part = step
+                rows = have[side].get(part)
+                given = x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
+                have[HELPER if side == DEVICE else DEVICE][part] = given
+
+    sides = {"divided": divided, "whole": lambda: undivided.run([x], weights, train=False)}
+    return frame.ratio(frame.interleaved(sides, repeats), "divided", "whole") - 1
+
+
+def _between_equals(shareable: Shareable, bytes_per_s: float) -> Split:
+    """The split of two equal sides."""
+    from potluck.graph.priced import nodes_of
+
+    line = shareable.line
+    first = line.traced.graph.first_node
+    seconds = {first + line.bound[place]: node.forward_flop / 1e10 for place, node in nodes_of(line).items()}
+    sharing = Sharing(operators=shareable.operators(seconds, seconds, batch=1), bytes_per_s=0.0, piece_s=1e-4)
+    return Splitter(sharing).share(bytes_per_s)
