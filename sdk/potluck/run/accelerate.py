@@ -19,6 +19,7 @@ from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.fast import Fast
 from potluck.run.members import Member
+from potluck.run.split_store import SplitStore
 from potluck.run.split_table import BANDWIDTHS, SplitCase
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def accelerate(
             task.update(0.6, "planning")
             case = _case(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
             case = replace(case, bandwidths=tuple(bandwidths))
-            return Fast(home._link, home.devices, case, rebuild, agents, task)
+            store = SplitStore() if home._ring is not None else None
+            return Fast(home._link, home.devices, case, rebuild, agents, task, store)
         except BaseException:
             if agents is not None:
                 home.devices.remove(name)

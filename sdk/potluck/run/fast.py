@@ -30,6 +30,7 @@ from potluck.run.history import measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.shared_edition import computed_s, shared_requests, transfers
+from potluck.run.split_store import SplitStore
 from potluck.run.split_table import Entry, SplitCase, SplitTable
 from potluck.schedule import Compiled
 from potluck_wire.messages import Probe
@@ -52,12 +53,12 @@ class Fast:
 
     def __init__(
         self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
-        agents: LocalAgents | None, task: Task,
+        agents: LocalAgents | None, task: Task, store: SplitStore | None = None,
     ) -> None:  # fmt: skip
         self._link, self._members, self._case, self._rebuild, self._agents = link, members, case, rebuild, agents
         self.device, self.helper = case.names[DEVICE], case.names[HELPER]
         self.failure: PotluckError | None = None
-        self.table: SplitTable = case.table()
+        self.table: SplitTable = store.table(case) if store is not None else case.table()
         task.update(0.8, "loading")
         self._crew = Crew(link, members, f"fast-{uuid.uuid4().hex[:12]}")
         self.n_steps, self._n_epochs, self._epoch = 0, 0, 0

@@ -28,6 +28,8 @@ from potluck.simulate.duration import instruction_s
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
 
+Found = tuple[tuple[float, Split], ...]  # from so many bytes per second on, this split
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -84,7 +86,7 @@ class SplitCase:
             **_watts(device),
         )
 
-    def table(self) -> SplitTable:
+    def search(self) -> Found:
         """The best split at each of these bandwidths; neighbours that do the same are one."""
         splitter = Splitter(self.sharing(0.0))
         splits: list[tuple[float, Split]] = []
@@ -92,6 +94,11 @@ class SplitCase:
             split = self._best(splitter, bytes_per_s)
             if not splits or not splits[-1][1].does_as(split):
                 splits.append((bytes_per_s, split))
+        return tuple(splits)
+
+    def table(self, found: Found | None = None) -> SplitTable:
+        """A program for each split that `search` finds, or has found."""
+        splits = self.search() if found is None else found
         return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
 
     def corrected(self, times: Mapping[str, float]) -> "SplitCase":

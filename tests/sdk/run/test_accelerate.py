@@ -20,6 +20,7 @@ from potluck.run import accelerate as accelerate_module
 from potluck.run import fast as fast_module
 from potluck.run.accelerate import accelerate
 from potluck.run.fast import Fast
+from potluck.run.split_store import SplitStore
 from potluck.run.split_table import SplitCase
 
 torch = pytest.importorskip("torch")
@@ -249,6 +250,37 @@ def test_zero_bandwidth_is_answered_alone_and_says_so(home):
         fast(x)
         assert fast.stats.entries == {"alone": 1}
         assert "sharing does not pay: local-1 answers alone" in repr(fast.explain(0.0))
+
+
+def test_a_table_is_found_again_for_the_same_model_and_times_alone_and_made_anew_where_it_is_corrupt(
+    home, tmp_path, monkeypatch
+):
+    searched = []
+    search = SplitCase.search
+    monkeypatch.setattr(SplitCase, "search", lambda self: searched.append(self) or search(self))
+    store, (net, x), (other, y) = SplitStore(tmp_path), family("vgg"), family("mobilenet")
+    first = case(home, net, x)
+    made = store.table(first)
+    again = store.table(case(home, net, x))
+    assert [(e.bytes_per_s, e.split) for e in again.entries] == [(e.bytes_per_s, e.split) for e in made.entries]
+    assert [p.name for p in again.programs] == [p.name for p in made.programs]
+    assert len(searched) == 1
+    store.table(case(home, net, x, fast_s=1e-4))
+    store.table(case(home, other, y))
+    assert len(searched) == 3
+    whole = store.path(first).read_bytes()
+    for spoilt in (
+        b"",
+        b"[]",
+        b'{"entries": []}',
+        b'{"entries": 3}',
+        whole[:-9],
+        whole.replace(b'"tiles": ', b'"tiles": -'),
+    ):
+        store.path(first).write_bytes(spoilt)
+        assert store.table(first).entries[-1].split == made.entries[-1].split
+        assert store.path(first).read_bytes() == whole
+    assert len(searched) == 9
 
 
 def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, monkeypatch):
