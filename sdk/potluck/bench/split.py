@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from potluck.bench import split_lab
+from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
 from potluck.errors import PlanError
 from potluck.graph.shared import Shareable
@@ -81,6 +81,7 @@ def run(settings: Mapping[str, float]) -> Result:
     figures["ratio_to_de"] = max(_ratio_to_de(first, mb * 1e6, settings["de_s"]) for mb in DE_MB_PER_S)
     if settings["lab"]:
         figures |= split_lab.figures(int(settings["lab_pixels"]), int(settings["requests"]))
+    figures |= estimators.figures()
     for name, several in points.items():
         figures |= {f"{name}: {key}": value for key, value in _figures(several).items()}
     return Result(name="split", figures=figures, settings=settings, goals=GOALS)
