@@ -1,6 +1,6 @@
 """Tell the network that this device is here, by mDNS: a hint for notebooks, never more. In a thread of its own.
 
-Asking and probing for the name takes 2.2 s and nobody waits for it. A failure is reported and changes nothing else:
+Asking and probing for the name takes 3.2 s and nobody waits for it. A failure is reported and changes nothing else:
 explicit addresses always work.
 """
 
@@ -17,7 +17,7 @@ from potluck_wire.version import show
 
 STOP_S = 3.0
 TTL_S = 120
-ASK_MS = 500  # answers are spread over 120 ms; a probe's come by unicast, to one process of a machine only
+ASK_MS = 1500  # an answer that was given a second ago waits 1.3 s; a probe's come by unicast, to one process only
 MAX_STEM = 36  # so that a name of 40 characters has room for a number
 
 

@@ -77,9 +77,9 @@ def test_one_request_is_shared_inside_its_operators_by_a_device_of_either_kind(m
     with torch.no_grad():
         expected = net(x)
     with fast_of(mixed, net, x) as fast:
-        assert any(way.program for way in fast.menu.ways)
-        for way in fast.menu.ways:
-            fast.bytes_per_s = way.bytes_per_s
+        assert any(entry.program for entry in fast.table.entries)
+        for entry in fast.table.entries:
+            fast.bytes_per_s = entry.bytes_per_s
             check(fast(x), expected)
         assert fast.failure is None
 
