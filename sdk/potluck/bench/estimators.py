@@ -18,6 +18,7 @@ from typing import Protocol
 from potluck.adapt.bandwidth import LONG, SHORT, Estimator
 from potluck.plan.sharing import Operator, Sharing
 from potluck.plan.split import Splitter
+from potluck.run.fast import LATE, LATE_S, PROBE_AFTER_S, PROBE_BYTES
 
 PLACES = {"indoors": (93e6 / 8, 0.35, 0.02), "outdoors": (73e6 / 8, 0.6, 0.06)}  # mean, spread, drops per second
 EVERY_S, LASTS_S = 0.25, 600.0  # between two requests; of a trace
@@ -25,8 +26,7 @@ CALM_S = 2.0  # the autoregression forgets in so long
 BACK_FRAC = 0.4  # of drops that end, per second
 DROP = 0.02  # of the bandwidth is left
 NOISE, ODD_FRAC, BURST, STALL = 0.15, 0.04, 4.0, 0.2
-SENT_BYTES, PROBE_BYTES, PROBE_S = 150_000, 32 * 1024, 3.0
-LATE, LATE_S = 2.0, 0.1  # a request that takes longer is begun again on the device, as in `run/fast.py`
+SENT_BYTES = 150_000
 GRID = tuple(10 ** (4.5 + k / 12) for k in range(41))  # 32 KB/s to 68 MB/s
 
 
@@ -117,7 +117,7 @@ def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> 
         shown = truth * math.exp(rng.gauss(0, NOISE))
         shown *= BURST if odd < ODD_FRAC / 2 else STALL if odd < ODD_FRAC else 1.0
         shares = latency_s[thought] != latency_s[0]
-        if shares or at_s >= probed_s + PROBE_S:
+        if shares or at_s >= probed_s + PROBE_AFTER_S:
             nbytes = SENT_BYTES if shares else PROBE_BYTES
             rule.observe(nbytes, nbytes / shown, at_s)
             probed_s = at_s

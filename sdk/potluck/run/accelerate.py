@@ -96,8 +96,8 @@ def accelerate(
             task.update(0.1, "measuring")
             profile = home.profile(made, train=False, rows=(batch,)).wait()
             task.update(0.6, "planning")
-            case = _case(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home, deadline_s)
-            case = replace(case, bandwidths=tuple(bandwidths))
+            case = _case(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home)
+            case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths))
             store = SplitStore() if home._ring is not None else None
             return Fast(home._link, home.devices, case, rebuild, agents, task, store)
         except BaseException:
@@ -142,11 +142,8 @@ def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:
     return lambda found: pytree.tree_unflatten(found, structure)
 
 
-def _case(
-    model: Any, profile: Profile, names: Mapping[str, str], batch: int, home: "Home", deadline_s: float | None
-) -> SplitCase:
+def _case(model: Any, profile: Profile, names: Mapping[str, str], batch: int, home: "Home") -> SplitCase:
     problem = profile.problem(Inference(batch=batch))
-    plan_name = f"layers-0-{len(model.layers())}"
     return SplitCase(
         model=model,
         shareable=Shareable(model.traced_line()),
@@ -154,9 +151,8 @@ def _case(
         names=names,
         paces={side: measured_pace(model, profile, name, batch) for side, name in names.items()},
         batch=batch,
-        lender=f"0/{plan_name}",
+        lender=f"0/layers-0-{len(model.layers())}",
         emulated=frozenset(n for n in names.values() if home.devices[n].capability.get("emulated")),
-        deadline_s=deadline_s,
     )
 
 

@@ -28,7 +28,7 @@ class SplitStore:
 
     def path(self, case: SplitCase) -> Path:
         """Where the table of a case is kept: by all that the search depends on."""
-        sharing = case.sharing(0.0)
+        sharing = case.sharing
         operators = [(o.name, o.count, o.row_bytes, o.device_s, o.helper_s, o.n_runs) for o in sharing.operators]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
         overheads = sharing.latency_s, sharing.device_overhead_s, sharing.helper_overhead_s, sharing.piece_s
@@ -38,7 +38,7 @@ class SplitStore:
     def table(self, case: SplitCase) -> SplitTable:
         """The table of a case: as it was kept, or searched for and kept."""
         path = self.path(case)
-        found = _read(path, [operator.count for operator in case.sharing(0.0).operators])
+        found = _read(path, [operator.count for operator in case.sharing.operators])
         if found is None:
             found = case.search()
             _write(path, found)

@@ -7,6 +7,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from potluck.errors import PlanError
@@ -57,7 +58,7 @@ class SplitTable:
         return tuple({e.program.name: e.program for e in self.entries if e.program is not None}.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitCase:
     """What a table is made of: the model as operators, both sides, and what the user wants."""
 
@@ -72,13 +73,14 @@ class SplitCase:
     deadline_s: float | None = None  # with one, joules are saved
     bandwidths: tuple[float, ...] = BANDWIDTHS
 
-    def sharing(self, bytes_per_s: float) -> Sharing:
-        """The planner's problem at a bandwidth."""
+    @cached_property
+    def sharing(self) -> Sharing:
+        """The planner's problem; its link is still open."""
         device, helper = self.problem.device(self.names[DEVICE]), self.problem.device(self.names[HELPER])
         paces, path = self.paces, self.problem.network.path(device.name, helper.name)
         return Sharing(
             operators=self.shareable.operators(paces[DEVICE].seconds, paces[HELPER].seconds, self.batch),
-            bytes_per_s=bytes_per_s,
+            bytes_per_s=0.0,
             latency_s=path.latency_s + device.overhead_s,
             device_overhead_s=paces[DEVICE].overhead_s,
             helper_overhead_s=paces[HELPER].overhead_s,
@@ -88,7 +90,7 @@ class SplitCase:
 
     def search(self) -> Found:
         """The best split at each of these bandwidths; neighbours that do the same are one."""
-        splitter = Splitter(self.sharing(0.0))
+        splitter = Splitter(self.sharing)
         splits: list[tuple[float, Split]] = []
         for bytes_per_s in self.bandwidths:
             split = self._best(splitter, bytes_per_s)
@@ -138,14 +140,14 @@ class SplitCase:
             name: kind_on(self.model, name, self.problem.device(name).backends, train=False)
             for name in self.names.values()
         }
-        sides = Sides(names=self.names, kinds=kinds, sharing=self.sharing(0.0), batch=self.batch)
+        sides = Sides(names=self.names, kinds=kinds, sharing=self.sharing, batch=self.batch)
         name = f"share-{hashlib.sha256(repr((split.divisions, split.tiles)).encode()).hexdigest()[:16]}"
         program = compile_shared(self.shareable, shared, sides, self.model, name=name, lender=self.lender)
         return replace(program, compiled=self.as_emulated(program.compiled))
 
     def rivals(self, alone: Compiled, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
         """Seconds, and joules of the device, of a request as others would answer it at this bandwidth, foretold."""
-        splitter = Splitter(self.sharing(bytes_per_s))
+        splitter = Splitter(self.sharing)
         found = {"the device alone": self.foretell(alone, bytes_per_s)}
         helper = shared_requests.all_on_helper(splitter.shares)
         cut = shared_requests.least_cut(splitter.shares, bytes_per_s)
@@ -167,7 +169,7 @@ class SplitCase:
 
     def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> Account:
         """Who computes which rows when, at this bandwidth."""
-        operators = self.sharing(bytes_per_s).operators
+        operators = self.sharing.operators
         compiled = entry.program.compiled if entry.program is not None else alone
         everything = {place: (0, operator.count) for place, operator in enumerate(operators)}
         notes = []

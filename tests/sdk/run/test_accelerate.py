@@ -63,6 +63,14 @@ def check(answers, expected):
         assert (got - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max()))
 
 
+def check_every_entry(fast, x, expected):
+    assert any(entry.program for entry in fast.table.entries)
+    for entry in fast.table.entries:
+        fast.bytes_per_s = entry.bytes_per_s
+        check(fast(x), expected)
+    assert fast.failure is None
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_the_plan(home, name, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", SOON_S)  # a busy machine is no reason to answer alone
@@ -89,11 +97,7 @@ def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
         expected = net(x)
     made = as_onnx(net, x)
     with fast_of(home, made, x) as fast:
-        assert any(entry.program for entry in fast.table.entries)
-        for entry in fast.table.entries:
-            fast.bytes_per_s = entry.bytes_per_s
-            check(fast(x), expected)
-        assert fast.failure is None
+        check_every_entry(fast, x, expected)
 
 
 def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
