@@ -68,19 +68,21 @@ def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
 
 
 def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):
-    """The one-machine reference: the same micro-batches in the same order; returns the loss of every step."""
-    optimizer = make_optimizer(net.parameters())
+    """The one-machine reference: the same micro-batches in the same order; returns the loss of every step.
+
+    `x`: a tensor, or a tuple of them.
+    """
+    optimizer, inputs = make_optimizer(net.parameters()), x if isinstance(x, tuple) else (x,)
     losses = []
     for _ in range(epochs):
-        for start in range(0, len(x), batch):
-            xb, yb = x[start : start + batch], y[start : start + batch]
-            total = 0.0
-            for first in range(0, len(xb), micro_batch):
-                xm, ym = xb[first : first + micro_batch], yb[first : first + micro_batch]
-                loss = torch.nn.functional.cross_entropy(net(xm), ym)
-                (loss * (len(xm) / len(xb))).backward()
-                total += loss.item() * len(xm)
+        for start in range(0, len(y), batch):
+            stop, total = min(start + batch, len(y)), 0.0
+            for first in range(start, stop, micro_batch):
+                part = slice(first, min(first + micro_batch, stop))
+                loss, rows = torch.nn.functional.cross_entropy(net(*(t[part] for t in inputs)), y[part]), len(y[part])
+                (loss * (rows / (stop - start))).backward()
+                total += loss.item() * rows
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(total / len(xb))
+            losses.append(total / (stop - start))
     return losses

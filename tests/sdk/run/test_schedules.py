@@ -1,4 +1,4 @@
-"""Every schedule on every pattern of stages: ten steps of AdamW over real agents are those of one machine."""
+"""Schedules that are chosen, refused, and timed by a profile; `test_every_way` has what they compute."""
 
 import copy
 from dataclasses import replace
@@ -8,26 +8,11 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
 
 import potluck
 from potluck.records import Medium, Network, Path
-from potluck.schedule import policies
 
 torch = pytest.importorskip("torch")
 
 A, B = "local-1", "local-2"
-PATTERNS = {  # (devices, shares) per stage, and how far rounding may lead off: sums of shares are in another order
-    "two stages": ([((A,), (4,)), ((B,), (4,))], 0.0),
-    "round and round": ([((A,), (4,)), ((B,), (4,)), ((A,), (4,)), ((B,), (4,))], 0.0),  # this can be interleaved
-    "unequal shares on both sides": ([((A, B), (3, 1)), ((A, B), (1, 3))], 1e-5),
-    "shared, then one, and again": ([((A, B), (2, 2)), ((B,), (4,)), ((A, B), (2, 2)), ((B,), (4,))], 1e-5),
-}
-SCHEDULES = {
-    "1f1b": "1f1b",
-    "shallow": lambda plan: policies.one_f_one_b(
-        len(plan.stages), plan.n_micro_batches, range(len(plan.stages), 0, -1)
-    ),
-    "fill-drain": "fill-drain",
-    "interleaved": "interleaved",
-}
-CASES = [(s, p) for p in PATTERNS for s in SCHEDULES if s != "interleaved" or p in list(PATTERNS)[1::2]]
+STAGES, TOLERANCE = [((A, B), (3, 1)), ((A, B), (1, 3))], 1e-5
 
 
 def make_deep():
@@ -52,20 +37,6 @@ def alone(deep):
         trained, x, y, batch=16, micro_batch=4, epochs=10, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
     )
     return losses, trained.state_dict()
-
-
-@pytest.mark.parametrize(("schedule", "pattern"), CASES)
-def test_ten_steps_of_adamw_are_those_of_one_machine(home, deep, alone, schedule, pattern):
-    stages, tolerance = PATTERNS[pattern]
-    _, model = deep
-    plan = make_plan(model, *stages, micro_batch=4, n_micro_batches=4)
-    run = home.deploy(plan, model, schedule=SCHEDULES[schedule]).wait(60)
-    history = run.fit(make_data("mlp", 16), epochs=10).wait(60)
-    losses, state = alone
-    got = run.state_dict()
-    run.close()
-    assert history.losses == pytest.approx(losses, rel=1e-6, abs=tolerance)
-    assert max((got[name] - tensor).abs().max().item() for name, tensor in state.items()) <= tolerance
 
 
 def test_inference_takes_its_schedule_too(home):
@@ -100,13 +71,12 @@ def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     ends = [A, B, "home"]
     paths = {(x, y): Path(media=(("air", 1),)) for x in ends for y in ends if x != y}
     home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
-    stages, tolerance = PATTERNS["unequal shares on both sides"]
-    plan = make_plan(model, *stages, micro_batch=4, n_micro_batches=4)
+    plan = make_plan(model, *STAGES, micro_batch=4, n_micro_batches=4)
     run = home.deploy(plan, model, turns=True).wait(60)
     assert run._engine.edition.compiled["train"].together
     history = run.fit(make_data("mlp", 16), epochs=10).wait(60)
     losses, _ = alone
-    assert history.losses == pytest.approx(losses, rel=1e-6, abs=tolerance)
+    assert history.losses == pytest.approx(losses, rel=1e-6, abs=TOLERANCE)
     run.close()
     last_s = max(s for program in run._engine.edition.compiled["train"].programs.values() for s in program.release_s)
     assert last_s > 0.02  # however fast these agents are, no step can be over before its last release

@@ -124,13 +124,11 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
     run.close()
 
 
-@pytest.mark.parametrize("names", [("ab", "a|bc", "ab"), ("abc shared", "c")], ids=["out and back", "all to one"])
-def test_a_switch_over_shared_stages_loses_nothing(lab, names):
+def test_a_switch_over_shared_stages_loses_nothing(lab):
     model = make_model(norm=False)
-    run = lab.deploy(plan_of(model, names[0]), model).wait(60)
+    run = lab.deploy(plan_of(model, "abc shared"), model).wait(60)
     handle = run.fit(make_data(), epochs=FOREVER)
-    for name in names[1:]:
-        run.switch(plan_of(model, name)).wait(120)
+    run.switch(plan_of(model, "c")).wait(120)
     stop(run, handle)
     check_equal(run, 1e-5, norm=False)
     run.close()
@@ -216,8 +214,8 @@ def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [("ab", "abc", "ab"), ("a", "c"), ("a|bc", "abc shared")], ids=str)
-def test_every_request_during_a_switch_is_answered_once(lab, model, names):
+def test_every_request_during_switches_over_slow_links_is_answered_once(lab, model):
+    names = "a|bc", "abc shared", "ab", "c"
     run = lab.deploy(plan_of(model, names[0], training=False), model).wait(60)
     x, _ = make_data()
     expected, over, sent = make_net().eval()(x).detach(), threading.Event(), []

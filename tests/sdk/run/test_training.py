@@ -27,10 +27,9 @@ def largest_difference(state, net):
     return max((state[name] - tensor).abs().max().item() for name, tensor in net.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_one_machine(home, kind, shape):
-    stages, tolerance = SHAPES[shape]
+def test_equals_one_machine(home, shape):
+    kind, (stages, tolerance) = "cnn", SHAPES[shape]
     net, model = make_model(kind)
     x, y = make_data(kind, 24)
     run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=3), model).wait(60)
@@ -84,28 +83,6 @@ def test_rows_that_cannot_be_shared_are_left_out_with_a_note(home):
     assert history.rows == (8,)
     assert "1 of 1 rows" in history.notes[0]
     run.close()
-
-
-@pytest.mark.parametrize(
-    "after", [[((B,), (4,))], [((B,), (4,)), ((A,), (4,))], [((A, B), (3, 1))]], ids=["one", "swapped", "replicated"]
-)
-def test_a_switch_changes_nothing(home, after):
-    _, model = make_model("mlp")
-    x, y = make_data("mlp", 16)
-    first = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
-    second = make_plan(model, *after, micro_batch=4, n_micro_batches=2)
-    straight = home.deploy(first, model).wait(60)
-    straight.fit((x, y), epochs=4).wait(60)
-    switched = home.deploy(first, model).wait(60)
-    switched.fit((x, y), epochs=2).wait(60)
-    switched.switch(second).wait(60)
-    assert switched.plan == second
-    switched.fit((x, y), epochs=2).wait(60)
-    assert switched.history.losses == pytest.approx(straight.history.losses, abs=1e-6)
-    wanted, got = straight.state_dict(), switched.state_dict()
-    assert max((wanted[name] - got[name]).abs().max().item() for name in wanted) <= 1e-6
-    straight.close()
-    switched.close()
 
 
 def test_a_plan_that_does_not_fit_leaves_the_old_one_standing(home):
