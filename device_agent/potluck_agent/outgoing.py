@@ -1,8 +1,9 @@
 """Values on their way out: the device's one network lane. Which chunk leaves next, and when.
 
 Among all values that wait, the one with the smallest priority goes first, as far as its receiver's credit window lets
-it; so a bulky gradient never delays an urgent activation by more than a chunk. A value with a release time is not among
-them before that; one with a pace keeps the lane for as long as its chunks take at that pace. Pure: the time comes in.
+it; so a bulky gradient delays an urgent activation by no more than that window, of a few chunks as large as the link
+carries in a moment. A value with a release time is not among them before that; one with a pace keeps the lane for as
+long as its chunks take at that pace. Pure: the time comes in.
 """
 
 import heapq
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from potluck_agent.events import Span, ToPeer
 from potluck_wire.chunks import Departure
-from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES
+from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import Chunk, Credit, Value
 
 MIN_CHUNK_BYTES = 16 * 1024
@@ -241,7 +242,14 @@ class Outgoing:
     def _has_credit(self, parcel: Parcel) -> bool:
         departure = parcel.departure
         nbytes = min(departure.chunk_bytes, departure.nbytes - departure.sent_bytes)
-        return self._outstanding.get(parcel.key, 0) + nbytes <= self._window_bytes
+        outstanding_bytes = self._outstanding.get(parcel.key, 0) + nbytes
+        own_bytes = min(self._window_bytes, WINDOW_CHUNKS * departure.chunk_bytes)
+        return outstanding_bytes <= own_bytes or outstanding_bytes <= self._window_of(parcel.key)
+
+    def _window_of(self, key: str) -> int:
+        """By the largest chunks under way: the receiver may owe credit for half as many of them."""
+        largest = max(other.departure.chunk_bytes for (to, _), other in self._under_way.items() if to == key)
+        return min(self._window_bytes, WINDOW_CHUNKS * largest)
 
 
 def _header(parcel: Parcel) -> Value:

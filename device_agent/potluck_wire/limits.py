@@ -29,10 +29,11 @@ MAX_DOCUMENT_BYTES = 4 * MIB  # one JSON document; a program of 20,000 instructi
 MAX_DIMENSIONS = 16
 MAX_VALUE_BYTES = 4096 * MIB  # one tensor: a billion float32 numbers; more is sent in slices
 CHUNK_BYTES = 256 * KIB  # a 4 MiB frame never arrives on an 8 Mbit/s link with 1.5 s heartbeats; 1 MiB still does
-MAX_CHUNK_BYTES = 4 * MIB  # where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
-WINDOW_BYTES = 8 * MIB  # sent and not yet credited, per peer: fills 80 MiB/s at 100 ms, and a phone can hold it
-CREDIT_CHUNKS = 8  # taken in and not yet credited, of all values of a peer: then credit is due for each of them
-CREDIT_BYTES = WINDOW_BYTES - MAX_CHUNK_BYTES  # the same for large chunks: who has no room for one more gets credit
+MAX_CHUNK_BYTES = 2 * MIB  # where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
+WINDOW_CHUNKS = 8  # sent and not yet credited, per peer: of two, a fast link stood still until credit came
+WINDOW_BYTES = WINDOW_CHUNKS * MAX_CHUNK_BYTES  # the most: fills 160 MiB/s at 100 ms, and a phone can hold it
+CREDIT_CHUNKS = 4  # taken in and not yet credited, of all values of a peer: then credit is due for each of them
+CREDIT_BYTES = WINDOW_BYTES // 4  # the same for large chunks: credit is back before the window is used up
 
 # --- sockets ----------------------------------------------------------------------------------------------------------
 

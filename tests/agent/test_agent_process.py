@@ -190,6 +190,7 @@ def take(peer):
         message, buffers = peer.hear(Channel.DATA)
         if isinstance(message, Chunk):
             data += buffers[0]
+            peer.say(Credit(transfer=head.transfer, received_bytes=len(data), done=False))
     peer.say(Credit(transfer=head.transfer, received_bytes=len(data), done=True))
     return head.name, data
 

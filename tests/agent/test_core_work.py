@@ -6,7 +6,7 @@ import pytest
 from tests.agent.core_talk import MEMBER_KEY, MEMBER_SENDER, OTHER_SENDER, OWNER_KEY, Talk, add, cut, plan, recv, send
 
 from potluck_agent.events import LinkReset, MemberLost, Span, Store, ToPeer, ToWorker, WorkerDied
-from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import (
     Chunk,
     Compute,
@@ -347,7 +347,7 @@ def test_a_large_value_is_sent_as_far_as_the_credit_goes():
     talk = Talk(inbound_bytes=4 * WINDOW_BYTES).begin()
     talk.core.reach(OWNER_KEY)
     actions = talk.hear(Probe(task="t", peer="home", nbytes=2 * WINDOW_BYTES))
-    assert sum(action.buffers[0].nbytes for action in actions) == WINDOW_BYTES
+    assert sum(action.buffers[0].nbytes for action in actions) == WINDOW_CHUNKS * CHUNK_BYTES
     assert [type(action.message) for action in actions] == [Value] + [Chunk] * (len(actions) - 1)
     (more,) = talk.hear(credit(1, CHUNK_BYTES, False))
     assert more.message == Chunk(transfer=1, index=len(actions))

@@ -5,7 +5,7 @@ import pytest
 from potluck_agent.events import Span, ToPeer
 from potluck_agent.incoming import Incoming
 from potluck_agent.outgoing import PARTS, Outgoing, Parcel
-from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES
+from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import Chunk, Credit, Value
 
 RECEIVER, SENDER = "R" * 40, "S" * 40
@@ -82,11 +82,24 @@ def test_values_that_overtake_one_another_all_arrive_the_most_urgent_first(chunk
     assert not pair.outgoing.busy
 
 
-def test_credit_is_one_message_for_a_quarter_of_the_window():
+def test_credit_is_one_message_for_half_of_the_window():
     pair = Pair()
-    pair.post("v", priority=0, nbytes=WINDOW_BYTES)
+    window_bytes = WINDOW_CHUNKS * CHUNK_BYTES
+    pair.post("v", priority=0, nbytes=2 * window_bytes)
     while pair.carry():
         pass
-    quarter = WINDOW_BYTES // 4
-    assert [credit.received_bytes for credit in pair.credits] == [quarter, 2 * quarter, 3 * quarter, 4 * quarter]
+    assert [credit.received_bytes for credit in pair.credits] == [k * window_bytes // 2 for k in range(1, 5)]
     assert [credit.done for credit in pair.credits] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("bytes_per_s", "window_bytes"), [(1e6, WINDOW_CHUNKS * CHUNK_BYTES), (1e12, WINDOW_BYTES)])
+def test_the_window_is_some_chunks_of_what_the_link_carries(bytes_per_s, window_bytes):
+    outgoing, nbytes = Outgoing(), 4 * WINDOW_BYTES
+    outgoing.reach(RECEIVER)
+    seen = Value(name="seen", dtype="uint8", shape=(MIB,), nbytes=MIB)
+    outgoing.add(Parcel(key=RECEIVER, value=seen, place=Span("zeros", 0, MIB), priority=0, about="r"))
+    outgoing.pump(0.0)
+    outgoing.credited(RECEIVER, Credit(transfer=1, received_bytes=MIB, done=True), MIB / bytes_per_s)
+    bulky = Value(name="bulky", dtype="uint8", shape=(nbytes,), nbytes=nbytes)
+    outgoing.add(Parcel(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r"))
+    assert sum(action.buffers[0].nbytes for action in outgoing.pump(1.0)) == window_bytes
