@@ -134,7 +134,8 @@ def plan_of(subject, text, *, times=1, moved=0, n_micro_batches=N_MICRO, trainin
     """The plan whose stages are written in `text`, so many times over, with its cuts moved by so many layers."""
     rows = text.split("|") * times
     bounds = subject.bounds(len(rows), training)
-    bounds = [bounds[0], *(bound + moved for bound in bounds[1:-1]), bounds[-1]]
+    for p, bound in enumerate(bounds[1:-1], 1):
+        bounds[p] = max(bounds[p - 1] + 1, bound + moved)  # every stage keeps a layer
     stages = []
     for p, (start, stop) in enumerate(pairwise(bounds)):
         shares = {f"local-{'ABC'.index(d) + 1}": int(n) for d, n in re.findall(r"([ABC])(\d)", rows[p % len(rows)])}
