@@ -2,17 +2,14 @@
 
 import heapq
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Protocol
 
 from potluck.errors import HomeError, PotluckError
-from potluck.lab import flow
 from potluck.lab.script import Bandwidth, Crash, Flow, Freeze, Happening, Join, Leave, Load, Loss
 from potluck.units import parse_rate
 
@@ -29,24 +26,40 @@ class Devices(Protocol):
 
 
 class Links(Protocol):
-    """What can be done to the links; `potluck.lab.namespaces.Namespaces` can."""
+    """What can be done to the links; `potluck.lab.namespaces.Namespaces` and `potluck.lab.relayed.Relayed` can."""
 
     def shape(self, medium: str, bytes_per_s: float) -> None: ...
-    def lose(self, loss: dict[str, float]) -> None: ...
-    def command(self, device: str) -> list[str]: ...
-    def address(self, device: str) -> str: ...
+    def lose(self, medium: str, loss_frac: float) -> None: ...
+    def flow(self, source: str, target: str, lasts_s: float) -> None: ...
+    def calm(self) -> None: ...
+
+
+Happened = tuple[float, Happening, PotluckError | None]  # seconds after the start, what, and why it failed
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Entry:
+    at_s: float
+    number: int
+    item: Happening = field(compare=False)
+    act: Callable[[], None] = field(compare=False)
+    ends: bool = field(default=False, compare=False)
 
 
 class Director:
-    """Begins at once; `close` ends it, and the flows that it began. `happened`: (seconds, what, error or None)."""
+    """Begins at once; `close` ends it, and what lasts. `happened`: all that has; `tell` hears of each, in its thread.
 
-    def __init__(self, script: Iterable[Happening], devices: Devices, links: Links | None) -> None:
-        self.happened: list[tuple[float, Happening, PotluckError | None]] = []
-        self._devices, self._links = devices, links
-        self._loss: dict[str, float] = {}
-        self._flows: list[subprocess.Popen[bytes]] = []
-        self._order = count()
-        self._queue = [(item.at_s, next(self._order), item, self._begin(item)) for item in script]
+    What fails is noted there too, and the next happens all the same.
+    """
+
+    def __init__(
+        self, script: Iterable[Happening], devices: Devices, links: Links | None,
+        tell: Callable[[Happened], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self.happened: list[Happened] = []
+        self._devices, self._links, self._tell = devices, links, tell
+        self._numbers = count()
+        self._queue = [_Entry(item.at_s, next(self._numbers), item, self._begin(item)) for item in script]
         heapq.heapify(self._queue)
         self._over = threading.Event()
         self._start_s = time.monotonic()
@@ -59,28 +72,33 @@ class Director:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """End it; safe to call twice."""
+        """End it, and what it began that lasts: flows, load, a freeze. Safe to call twice."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for process in self._flows:
-            process.kill()
-            process.wait()
-        self._flows.clear()
+        for entry in sorted(self._queue):
+            if entry.ends:
+                self._let_happen(entry)
+        self._queue.clear()
+        if self._links is not None:
+            self._links.calm()
 
     def _run(self) -> None:
-        while self._queue and not self._over.is_set():
-            at_s, _, item, act = heapq.heappop(self._queue)
-            if self._over.wait(max(0.0, self._start_s + at_s - time.monotonic())):
+        while self._queue:
+            if self._over.wait(max(0.0, self._start_s + self._queue[0].at_s - time.monotonic())):
                 return
-            failure: PotluckError | None = None
-            try:
-                act()
-            except PotluckError as error:
-                failure = error
-            except (OSError, subprocess.SubprocessError) as error:
-                failure = HomeError(f"script: {error}")
-            self.happened.append((time.monotonic() - self._start_s, item, failure))
+            self._let_happen(heapq.heappop(self._queue))
+
+    def _let_happen(self, entry: _Entry) -> None:
+        failure: PotluckError | None = None
+        try:
+            entry.act()
+        except PotluckError as error:
+            failure = error
+        except (OSError, subprocess.SubprocessError) as error:
+            failure = HomeError(f"script: {error}")
+        self.happened.append((time.monotonic() - self._start_s, entry.item, failure))
+        self._tell(self.happened[-1])
 
     def _begin(self, item: Happening) -> Callable[[], None]:
         devices = self._devices
@@ -88,9 +106,9 @@ class Director:
             case Bandwidth():
                 return lambda: self._need_links().shape(item.medium, parse_rate(item.rate))
             case Loss():
-                return lambda: self._lose(item)
+                return lambda: self._need_links().lose(item.medium, item.loss_frac)
             case Flow():
-                return lambda: self._flow(item)
+                return lambda: self._need_links().flow(item.source, item.target, item.lasts_s)
             case Load():
                 return lambda: self._for_a_while(
                     item, lambda: devices.load(item.device, 1 / (1 - item.busy_frac)),
@@ -109,32 +127,12 @@ class Director:
         raise HomeError(f"script: nobody knows how to {type(item).__name__}.")
 
     def _for_a_while(self, item: Load | Freeze, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (item.at_s + item.lasts_s, next(self._order), item, end))
         begin()
-
-    def _lose(self, item: Loss) -> None:
-        self._loss[item.medium] = item.loss_frac
-        self._need_links().lose(self._loss)
-
-    def _flow(self, item: Flow) -> None:
-        links = self._need_links()
-        address, program = links.address(item.target), [sys.executable, str(Path(flow.__file__))]
-        taker = subprocess.Popen(
-            [*links.command(item.target), *program, "take", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._flows.append(taker)
-        assert taker.stdout is not None
-        port = taker.stdout.readline().decode().strip()
-        giver = subprocess.Popen(
-            [*links.command(item.source), *program, "give", address, port, str(item.lasts_s)], stdin=subprocess.PIPE
-        )
-        self._flows.append(giver)
-        with suppress(OSError):
-            taker.stdout.close()
+        heapq.heappush(self._queue, _Entry(item.at_s + item.lasts_s, next(self._numbers), item, end, ends=True))
 
     def _need_links(self) -> Links:
         if self._links is None:
             raise HomeError(
-                "the links of this lab cannot be changed.", next_step="Play a home of the library, as root."
+                "the links of this lab cannot be changed.", next_step="Play a home of the library, or a file of yours."
             )
         return self._links

@@ -5,11 +5,15 @@ Either ends when its standard input is closed, which is when whoever started it 
 
 import os
 import socket
+import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 
-PART = bytes(1 << 16)
+PART = bytes(1 << 14)
+WAITING_BYTES = 1 << 15  # in the system's buffer: what is in there on a slow link keeps it busy when all is over
+LEAST_S = 1.0
 
 
 def main(role: str, address: str, *more: str) -> None:
@@ -26,14 +30,19 @@ def _take(address: str) -> None:
         sys.stdout.write(f"{server.getsockname()[1]}\n")
         sys.stdout.flush()
         connection, _ = server.accept()
-        while connection.recv(len(PART)):
-            pass
+        with suppress(ConnectionError):
+            while connection.recv(len(PART)):
+                pass
 
 
 def _give(address: str, port: int, lasts_s: float) -> None:
     until_s = time.monotonic() + lasts_s
-    with socket.create_connection((address, port)) as connection:
-        while time.monotonic() < until_s:
+    connection = socket.create_connection((address, port), timeout=max(lasts_s, LEAST_S))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAITING_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is the end
+    with connection, suppress(TimeoutError):
+        while (left_s := until_s - time.monotonic()) > 0:
+            connection.settimeout(left_s)
             connection.sendall(PART)
 
 

@@ -9,11 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from potluck.errors import HomeError
-from potluck.lab import routes
+from potluck.lab import flow, routes
 from potluck.records import HOME, Network
 
 PREFIX = "potluck"  # of our own interface in this namespace; a number follows
@@ -59,6 +60,8 @@ class Namespaces:
             raise HomeError(f"links cannot be emulated by namespaces: {reason}.")
         self._pid = os.getpid()
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
+        self._loss: dict[str, float] = {}
+        self._flows: list[subprocess.Popen[bytes]] = []
         self.interface = ""
         try:
             for name in (HUB, *devices):
@@ -96,11 +99,34 @@ class Namespaces:
         """Let this medium carry so much from now on."""
         self._batch(HUB, "tc", routes.rates(self.layout, medium, bytes_per_s))
 
-    def lose(self, loss: Mapping[str, float]) -> None:
-        """Let each of these media lose this part of its packets, at random, and no other medium any."""
+    def lose(self, medium: str, loss_frac: float) -> None:
+        """Let this medium lose such a part of its packets, at random."""
         if shutil.which("nft") is None:
             raise HomeError("loss needs nftables.", next_step="apt-get install nftables")
-        self._inside(HUB, ["nft", "-f", "-"], routes.losses(self.layout, loss))
+        self._loss[medium] = loss_frac
+        self._inside(HUB, ["nft", "-f", "-"], routes.losses(self.layout, self._loss))
+
+    def flow(self, source: str, target: str, lasts_s: float) -> None:
+        """Let somebody else send from one device to another, as much as gets through."""
+        address, program = self.address(target), [sys.executable, str(Path(flow.__file__))]
+        taker = subprocess.Popen(
+            [*self.command(target), *program, "take", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._flows.append(taker)
+        assert taker.stdout is not None
+        with taker.stdout as said:
+            port = said.readline().decode().strip()
+        if not port:
+            raise HomeError("somebody else's traffic has nobody who takes it.", device=target)
+        command = [*self.command(source), *program, "give", address, port, str(lasts_s)]
+        self._flows.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+
+    def calm(self) -> None:
+        """End what somebody else sends."""
+        for process in self._flows:
+            process.kill()
+            process.communicate()
+        self._flows.clear()
 
     def command(self, device: str) -> list[str]:
         """What makes a command run on that device's network, put in front of it."""
@@ -120,6 +146,7 @@ class Namespaces:
         """Let go of all namespaces; safe to call twice, and in a forked child (where it does nothing)."""
         if self._pid != os.getpid():
             return
+        self.calm()
         if self._holders and self.interface:  # at once; the kernel clears namespaces away a little later
             subprocess.run(["ip", "link", "del", self.interface], capture_output=True, timeout=COMMAND_S)
         for holder in self._holders.values():

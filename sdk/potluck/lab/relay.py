@@ -1,16 +1,19 @@
 """Links in user space, where there are no namespaces: one process that all connections of a lab go through, at the pace
 of their media. It passes on bytes that it cannot read: they are encrypted end to end.
 
-Run as a process: reads one JSON line (network, agents), prints one (the port of each agent here), then reads lines with
-new rates of media. It ends when its input does, which is when whoever started it is gone.
+Run as a process: reads one JSON line (network, agents), prints one (the port of each agent here), then reads lines that
+each say one thing that happens: a method of `Relay` with what it is given. It ends when its input does, which is when
+whoever started it is gone.
 """
 
 import asyncio
 import json
 import os
 import sys
-import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import psutil
@@ -19,8 +22,7 @@ from potluck.lab.airtime import Airtime
 from potluck.records import HOME, Medium, Network, Path
 
 PORTS = 4  # of an agent: control, pairing, data, pulse
-AHEAD_S = 0.05  # how much a flow may have under way behind its first medium
-LEAD_S = 0.02  # how much earlier the next piece takes its turn: this process is not woken to the millisecond
+AHEAD_S = 0.02  # how much waits here for its turn: this process is not woken to the millisecond
 HOST = "127.0.0.1"
 TRIES = 50
 
@@ -28,12 +30,48 @@ TRIES = 50
 class Relay:
     """`agents`: the first port of each, by name. They are children of the process that started this one."""
 
-    def __init__(self, airtime: Airtime, agents: dict[str, int]) -> None:
-        self._airtime, self._agents = airtime, agents
+    def __init__(self, network: Network, agents: dict[str, int]) -> None:
+        self._airtime, self._agents = Airtime(network, Random(0)), agents
+        self._directions: dict[int, _Direction] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._background: set[int] = set()
 
     async def listen(self) -> dict[str, int]:
         """A run of ports for each agent; returns the first ones."""
         return {name: await self._listen(name, port) for name, port in self._agents.items()}
+
+    # --- what happens to the media ------------------------------------------------------------------------------------
+
+    def shape(self, medium: str, bytes_per_s: float) -> None:
+        """Let a medium carry so much from now on."""
+        self._airtime.shape(medium, bytes_per_s, self._loop.time())
+        self._look()
+
+    def lose(self, medium: str, loss_frac: float) -> None:
+        """Let a medium lose this part of what crosses it from now on."""
+        self._airtime.lose(medium, loss_frac, self._loop.time())
+        self._look()
+
+    def flow(self, source: str, target: str, lasts_s: float) -> None:
+        """Let somebody else send, as much as gets through."""
+        number = self._airtime.fill(source, target, self._loop.time())
+        self._background.add(number)
+        self._loop.call_later(lasts_s, self._end, number)
+        self._look()
+
+    def calm(self) -> None:
+        """End what somebody else sends."""
+        for number in tuple(self._background):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        if number in self._background:
+            self._background.discard(number)
+            self._airtime.close(number, self._loop.time())
+            self._look()
+
+    # --- connections --------------------------------------------------------------------------------------------------
 
     async def _listen(self, target: str, port: int) -> int:
         for _ in range(TRIES):
@@ -75,32 +113,76 @@ class Relay:
 
     async def _pass(self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction of a connection, until either side ends it."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        delivery = asyncio.create_task(_deliver(under_way, writer))
+        number, size = self._airtime.open(source, target), self._airtime.piece_bytes(source, target)
+        direction = self._directions[number] = _Direction(
+            writer, self._airtime.pieces_in(source, target, AHEAD_S), self._airtime.latency_s(source, target)
+        )
+        delivery = asyncio.create_task(direction.deliver())
         try:
-            while piece := await reader.read(self._airtime.piece_bytes(source, target)):
-                now_s = time.monotonic()
-                slot = self._airtime.take(source, target, len(piece), now_s)
-                under_way.put_nowait((slot.there_s, piece))
-                await asyncio.sleep(max(slot.gone_s, slot.there_s - AHEAD_S) - LEAD_S - now_s)
+            while piece := await reader.read(size):
+                await direction.take(piece)
+                self._airtime.put(number, len(piece), self._loop.time())
+                self._look()
+            await direction.empty()
         except OSError:
             pass
         finally:
-            under_way.put_nowait((0.0, b""))
+            self._airtime.close(number, self._loop.time())
+            del self._directions[number]
+            direction.end()
+            self._look()
             await delivery
 
+    def _look(self) -> None:
+        """Hand over what has gone over, and look again when the next piece has."""
+        for number, over_s in self._airtime.over(self._loop.time()):
+            self._directions[number].hand_over(over_s)
+        if self._timer is not None:
+            self._timer.cancel()
+        next_s = self._airtime.next_s
+        self._timer = self._loop.call_at(next_s, self._look) if next_s < float("inf") else None
 
-async def _deliver(under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter) -> None:
-    """Hand over each piece when it is there; nothing is the end."""
-    with suppress(OSError):
-        while True:
-            there_s, piece = await under_way.get()
-            if not piece:
-                break
-            await asyncio.sleep(there_s - time.monotonic())
-            writer.write(piece)
-            await writer.drain()
-    writer.close()
+
+class _Direction:
+    """What is under way to one end of a connection: waiting for its turn, then for its latency."""
+
+    def __init__(self, writer: asyncio.StreamWriter, room: int, latency_s: float) -> None:
+        self._writer, self._latency_s, self._n_room = writer, latency_s, room
+        self._waiting: deque[bytes] = deque()
+        self._room = asyncio.Semaphore(room)
+        self._under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def take(self, piece: bytes) -> None:
+        """One piece more, once there is room for it."""
+        await self._room.acquire()
+        self._waiting.append(piece)
+
+    def hand_over(self, over_s: float) -> None:
+        """The first piece has gone over."""
+        self._under_way.put_nowait((over_s + self._latency_s, self._waiting.popleft()))
+        self._room.release()
+
+    async def empty(self) -> None:
+        """Until nothing waits for its turn."""
+        for _ in range(self._n_room):
+            await self._room.acquire()
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self._under_way.put_nowait((0.0, b""))
+
+    async def deliver(self) -> None:
+        """Write each piece when it is there; nothing is the end."""
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            while True:
+                there_s, piece = await self._under_way.get()
+                if not piece:
+                    break
+                await asyncio.sleep(there_s - loop.time())
+                self._writer.write(piece)
+                await self._writer.drain()
+        self._writer.close()
 
 
 def network_document(network: Network) -> dict[str, Any]:
@@ -121,14 +203,21 @@ def _network(document: dict[str, Any]) -> Network:
 
 
 async def _run() -> None:
-    lines = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    given = json.loads(lines)
-    airtime = Airtime(_network(given["network"]))
-    relay = Relay(airtime, given["agents"])
+    loop = asyncio.get_running_loop()
+    given = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
+    relay = Relay(_network(given["network"]), given["agents"])
     sys.stdout.write(json.dumps(await relay.listen()) + "\n")
     sys.stdout.flush()
-    while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
-        airtime.shape(json.loads(line))
+    happenings: dict[str, Callable[..., None]]
+    happenings: dict[str, Callable[..., None]] = {
+        "shape": relay.shape,
+        "lose": relay.lose,
+        "flow": relay.flow,
+        "calm": relay.calm,
+    }
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        name, *with_these = json.loads(line)
+        happenings[name](*with_these)
     os._exit(0)  # connections are cut, not closed: their other ends are gone
 
 

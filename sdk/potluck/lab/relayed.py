@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -41,21 +41,19 @@ class Relayed:
 
     def shape(self, medium: str, bytes_per_s: float) -> None:
         """Let this medium carry so much from now on."""
-        self._tell({medium: bytes_per_s})
+        self._tell(["shape", medium, bytes_per_s])
 
-    def lose(self, loss: Mapping[str, float]) -> None:
-        """Packets are not seen here."""
-        raise HomeError("packets get lost in network namespaces only.", next_step="Linux and root are needed.")
+    def lose(self, medium: str, loss_frac: float) -> None:
+        """Let this medium lose such a part of what crosses it; see `airtime`."""
+        self._tell(["lose", medium, loss_frac])
 
-    def command(self, device: str) -> list[str]:
-        """All devices are on this machine's own network."""
-        raise HomeError(
-            "there are background flows in network namespaces only.", next_step="Linux and root are needed."
-        )
+    def flow(self, source: str, target: str, lasts_s: float) -> None:
+        """Let somebody else send from one device to another, as much as gets through."""
+        self._tell(["flow", source, target, lasts_s])
 
-    def address(self, device: str) -> str:
-        """Where a device is."""
-        return HOST
+    def calm(self) -> None:
+        """End what somebody else sends."""
+        self._tell(["calm"])
 
     def close(self) -> None:
         """End it; safe to call twice."""

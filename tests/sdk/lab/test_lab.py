@@ -141,7 +141,7 @@ def test_links_change_as_the_script_says(lab):
     ])  # fmt: skip
     wait_for_script(lab)
     before = crossed_bytes(lab._lab.links, "air")
-    assert lab._lab.director._flows[-1].wait(60) == 0
+    assert lab._lab.links._flows[-1].wait(60) == 0
     assert crossed_bytes(lab._lab.links, "air") > before
     lab.play([Loss(at_s=0, medium="air", loss_frac=0.0)] * len(lossy))
     wait_for_script(lab)

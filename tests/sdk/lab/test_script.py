@@ -126,12 +126,22 @@ def test_what_lasts_ends_and_what_follows_waits_its_turn():
     assert all(error is None for *_, error in director.happened)
 
 
-def test_loss_of_several_media_adds_up():
+def test_loss_is_told_medium_by_medium_and_calm_follows_the_end():
     _, _, links = played([
         Loss(at_s=0, medium="air", loss_frac=0.1), Loss(at_s=0, medium="wire", loss_frac=0.2),
         Loss(at_s=0, medium="air", loss_frac=0.0),
     ])  # fmt: skip
-    assert links[-1] == ("lose", {"air": 0.0, "wire": 0.2})
+    assert links == [("lose", "air", 0.1), ("lose", "wire", 0.2), ("lose", "air", 0.0), ("calm",)]
+
+
+def test_what_lasts_ends_with_the_script():
+    devices = Recorded()
+    director = Director([Freeze(at_s=0, device="a", lasts_s=1e6), Crash(at_s=1e6, device="b")], devices, None)
+    while not director.happened:
+        director.wait(0.01)
+    director.close()
+    director.close()
+    assert devices.done == [("freeze", "a"), ("thaw", "a")]
 
 
 def test_a_happening_that_fails_is_noted_and_the_next_comes():
