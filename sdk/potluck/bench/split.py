@@ -12,6 +12,7 @@ from statistics import median
 from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
 from potluck.errors import PlanError
+from potluck.graph.pace import Pace
 from potluck.graph.shared import Shareable
 from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing import Division, Sharing
@@ -92,21 +93,24 @@ def sharing_of(name: str) -> Sharing:
     from potluck.graph.cuts import line
     from potluck.graph.priced import nodes_of
     from potluck.profile import catalog, library
-    from potluck.profile.roofline import LAUNCH_S, node_s
+    from potluck.profile.roofline import node_s
 
     home = library.load_home(HOME)
     traced = line(catalog.traced(name))
     first = traced.traced.graph.first_node
     nodes = {first + traced.bound[place]: node for place, node in nodes_of(traced).items()}
     robot, server = home.specs[ROBOT], home.specs[SERVER]
-    device_s = {value: node_s(robot, node, 1)[0] for value, node in nodes.items()}
-    helper_s = {value: node_s(server, node, 1)[0] for value, node in nodes.items()}
+    device, helper = (
+        Pace(
+            seconds={value: node_s(spec, node, 1)[0] for value, node in nodes.items()},
+            fixed_s={value: node_s(spec, node, 0)[0] for value, node in nodes.items()},  # its launch and its weights
+        )
+        for spec in (robot, server)
+    )
     return Sharing(
-        operators=Shareable(traced).operators(device_s, helper_s, batch=1),
+        operators=Shareable(traced).operators(device, helper, batch=1),
         bytes_per_s=0.0,
         latency_s=home.network.path(ROBOT, SERVER).latency_s,
-        device_overhead_s=robot.get("launch_s") or LAUNCH_S[robot.kind],
-        helper_overhead_s=server.get("launch_s") or LAUNCH_S[server.kind],
         busy_w=robot.need("busy_w"),
         radio_w=robot.need("radio_w"),
         idle_w=robot.need("idle_w"),

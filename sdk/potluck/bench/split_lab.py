@@ -2,18 +2,20 @@
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.bench import frame
+from potluck.graph.pace import pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, SharedPiece, lower
 from potluck.lab.script import Bandwidth
 from potluck.plan.sharing import Sharing
-from potluck.plan.split import Split, Splitter
+from potluck.plan.split import Splitter
 from potluck.records import Plan, Stage
+from potluck.run.shared_edition import Sides
 from potluck_wire.graph import Graph
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 SLOWER = 12  # than at home, so that this machine can play both
 MB_PER_S = (2.0, 5.0, 12.0)  # in the home's own time; the best first, for requests that are shared show the next
-WIFI_MB_PER_S, WIRED_MB_PER_S = 12.0, 120.0  # between two sides of 10 Gflop/s each, for the overhead
+WIFI_MB_PER_S, WIRED_MB_PER_S = 60.0, 600.0  # between two sides as fast as this process: five times a Raspberry Pi
+LAYER_REPEATS = 9
+PIECE_S = 2e-5  # what the interpreter takes for a graph of any size
 SETTLING = 2  # requests after a change of the air, until the estimate has followed
 HOME = """
 name = "robot-small"
@@ -61,8 +65,9 @@ def figures(pixels: int, requests: int, repeats: int = 15) -> dict[str, float]:
         net, x = _network(pixels)
         model = Model.from_torch(net, x, max_layers=6, name="small-vgg")
         found = _in_the_lab(model, x, requests)
-        found["split_overhead_frac"] = overhead_frac(model, x, WIFI_MB_PER_S * 1e6, repeats)
-        found["split_overhead_wired_frac"] = overhead_frac(model, x, WIRED_MB_PER_S * 1e6, repeats)
+        for name, mb_per_s in (("split", WIFI_MB_PER_S), ("split_wired", WIRED_MB_PER_S)):
+            costs = overhead(model, x, mb_per_s * 1e6, repeats)
+            found |= {f"{name}_{key}": value for key, value in costs.items()}
         return found
     finally:
         torch.set_num_threads(before)
@@ -131,33 +136,26 @@ def _median_s(request: Callable[[], object], n: int) -> float:
     return median(seconds[SETTLING:])
 
 
-def overhead_frac(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) -> float:
-    """How much longer all pieces of a request that two equals share take one process than the undivided model.
+def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) -> dict[str, float]:
+    """What it costs that a request is divided between two equals, all pieces of which one process computes here.
 
-    Both in the agent's interpreter; rows that both sides compute count twice, sending counts nothing. The faster the
-    link, the more often rows change hands: more pieces, some of a single row.
+    `overhead_frac`: how much longer that takes than the undivided model; rows that both sides compute count twice,
+    sending counts nothing. `error_frac`: how far it is from what was foretold of these pieces.
     """
-    from potluck_agent.worker.interpreter import Interpreter
-
     shareable = Shareable(model.traced_line())
-    state = model.state()
-
-    def prepared(graph: Graph) -> "tuple[Interpreter, list[torch.Tensor]]":
-        names = [row.name for row in graph.parameters] + [row.name for row in graph.buffers]
-        return Interpreter(graph), [state[name] for name in names]
-
-    undivided, weights = prepared(model.traced_line().traced.graph)
-    split = _between_equals(shareable, bytes_per_s)
+    sharing = _between_equals(model, shareable, x)
+    split = Splitter(sharing).share(bytes_per_s)
     shared = lower(shareable, split.divisions, split.tiles)
-    pieces = (step for step in shared.steps if isinstance(step, SharedPiece))
-    ready = {piece.name: prepared(piece.graph) for piece in pieces}
+    state = model.state()
+    undivided = _ready(model.traced_line().traced.graph, state)
+    pieces = [step for step in shared.steps if isinstance(step, SharedPiece)]
+    ready = {piece.name: _ready(piece.graph, state) for piece in pieces}
 
     def divided() -> None:
         have: dict[str, dict[Any, Any]] = {DEVICE: {shareable.input_part: x}, HELPER: {}}
         for step in shared.steps:
             if isinstance(step, SharedPiece):
-                interpreter, states = ready[step.name]
-                made = interpreter.run([have[step.side][part] for part in step.takes], states, train=False)
+                made = ready[step.name]([have[step.side][part] for part in step.takes])
                 have[step.side].update(zip(step.gives, made, strict=True))
             else:
                 side, part = step
@@ -165,16 +163,31 @@ def overhead_frac(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: in
                 given = x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
                 have[HELPER if side == DEVICE else DEVICE][part] = given
 
-    sides = {"divided": divided, "whole": lambda: undivided.run([x], weights, train=False)}
-    return frame.ratio(frame.interleaved(sides, repeats), "divided", "whole") - 1
+    seconds = frame.interleaved({"divided": divided, "whole": lambda: undivided([x])}, repeats)
+    sides = Sides(names={DEVICE: DEVICE, HELPER: HELPER}, kinds={}, sharing=sharing, batch=len(x))
+    foretold_s = sum(sides.piece_s(shareable, piece) + sharing.piece_s for piece in pieces)
+    return {
+        "overhead_frac": frame.ratio(seconds, "divided", "whole") - 1,
+        "error_frac": abs(foretold_s / min(seconds["divided"]) - 1),
+    }
 
 
-def _between_equals(shareable: Shareable, bytes_per_s: float) -> Split:
-    """The split of two equal sides."""
-    from potluck.graph.priced import nodes_of
+def _ready(graph: Graph, state: "Mapping[str, torch.Tensor]") -> Callable[[list[Any]], Sequence[Any]]:
+    """A graph with its weights in the agent's interpreter."""
+    from potluck_agent.worker.interpreter import Interpreter
 
-    line = shareable.line
-    first = line.traced.graph.first_node
-    seconds = {first + line.bound[place]: node.forward_flop / 1e10 for place, node in nodes_of(line).items()}
-    sharing = Sharing(operators=shareable.operators(seconds, seconds, batch=1), bytes_per_s=0.0, piece_s=1e-4)
-    return Splitter(sharing).share(bytes_per_s)
+    interpreter = Interpreter(graph)
+    names = [row.name for row in graph.parameters] + [row.name for row in graph.buffers]
+    weights = [state[name] for name in names]
+    return lambda inputs: interpreter.run(inputs, weights, train=False)
+
+
+def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Sharing:
+    """The problem of two sides that are as fast as this process, layer by layer."""
+    state, layer_s, values = model.state(), [], [x]
+    for index in range(len(model.layers())):
+        layer = _ready(model.segment(index, index + 1)[1], state)
+        layer_s.append(min(frame.interleaved({"layer": partial(layer, values)}, LAYER_REPEATS)["layer"]))
+        values = list(layer(values))
+    equal = pace(model.laid_out(), layer_s, len(x))
+    return Sharing(operators=shareable.operators(equal, equal, batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)

@@ -14,6 +14,7 @@ from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
 from .cuts import Line
 from .locality import Local, localities
+from .pace import Pace
 from .pieces import Part, piece, rows_of
 from .row_rules import Reads
 
@@ -127,10 +128,8 @@ class Shareable:
         sizes = {**traced.hints, **({BATCH: batch} if batch else {})}
         return sum(t.nbytes(sizes) for t in traced.types[value])
 
-    def operators(
-        self, device_s: Mapping[int, float], helper_s: Mapping[int, float], batch: int = 0
-    ) -> tuple[Operator, ...]:
-        """The planner's operators, given the seconds of every node by value; the last is the result.
+    def operators(self, device: Pace, helper: Pace, batch: int = 0) -> tuple[Operator, ...]:
+        """The planner's operators, given what every node takes either side; the last is the result.
 
         Sizes are those of a request of `batch` rows of the batch; 0: of the example that was traced.
         """
@@ -147,11 +146,12 @@ class Shareable:
                     name="input" if not last else graph.nodes[group[0] - graph.first_node].op,
                     count=count,
                     row_bytes=-(-self._bytes(last, batch) // count),
-                    device_s=sum(device_s.get(value, 0.0) for value in group),
-                    helper_s=sum(helper_s.get(value, 0.0) for value in group),
+                    device_s=sum(device.seconds.get(value, 0.0) for value in group),
+                    helper_s=sum(helper.seconds.get(value, 0.0) for value in group),
+                    device_fixed_s=sum(device.fixed_s.get(value, 0.0) for value in group),
+                    helper_fixed_s=sum(helper.fixed_s.get(value, 0.0) for value in group),
                     inputs=tuple(inputs),
                     divisible=self._is_divisible(last),
-                    n_runs=len(group),
                 )
             )
         inputs = {(self.place[ref.value], None): None for ref in self.outputs}
@@ -160,7 +160,7 @@ class Shareable:
 
 def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILES) -> Shared:
     """The pieces and transfers of a split: its divisions, and in how many parts rows go over."""
-    shares = Shares(Sharing(operators=shareable.operators({}, {}), bytes_per_s=0.0))
+    shares = Shares(Sharing(operators=shareable.operators(Pace(), Pace()), bytes_per_s=0.0))
     return _Lowering(shareable).through(steps(shares, divisions, tiles))
 
 

@@ -31,8 +31,8 @@ class Reads(Protocol):
 class Operator:
     """An operator, or (first of all) the input. Its inputs are earlier operators; None: all of that input is needed.
 
-    `device_s` and `helper_s` for all of its `count` rows; a part takes that side's overhead and its share of the rest.
-    One that is not `divisible` is computed whole or not at all.
+    `device_s` and `helper_s` for all of its `count` rows. Of these the `fixed` seconds are there however few rows are
+    computed: being called, reading the weights. One that is not `divisible` is computed whole or not at all.
     """
 
     name: str
@@ -40,9 +40,10 @@ class Operator:
     row_bytes: int
     device_s: float = 0.0
     helper_s: float = 0.0
+    device_fixed_s: float = 0.0
+    helper_fixed_s: float = 0.0
     inputs: tuple[tuple[int, Reads | None], ...] = ()
     divisible: bool = True
-    n_runs: int = 1  # nodes that are one operator here; each of them pays the side's overhead
 
     @property
     def nbytes(self) -> int:
@@ -56,14 +57,12 @@ class Sharing:
     The first operator is the input, the last the result, which the device needs whole; neither takes time.
 
     Powers are the device's, in watts: computing, sending or receiving, and waiting. `latency_s` is paid per transfer,
-    an overhead per operator that runs, and `piece_s` for whatever a side is told to compute in one go.
+    and `piece_s` for whatever a side is told to compute in one go.
     """
 
     operators: tuple[Operator, ...]
     bytes_per_s: float
     latency_s: float = 0.0
-    device_overhead_s: float = 0.0
-    helper_overhead_s: float = 0.0
     piece_s: float = 0.0
     busy_w: float = 0.0
     radio_w: float = 0.0
@@ -81,13 +80,10 @@ class Sharing:
     def seconds(self, side: str, place: int, rows: int) -> float:
         """What so many rows of an operator take one side."""
         operator = self.operators[place]
-        whole_s, overhead_s = operator.device_s, self.device_overhead_s
+        whole_s, fixed_s = operator.device_s, operator.device_fixed_s
         if side == HELPER:
-            whole_s, overhead_s = operator.helper_s, self.helper_overhead_s
-        if not rows or not whole_s:
-            return 0.0
-        overhead_s *= operator.n_runs
-        return overhead_s + max(whole_s - overhead_s, 0.0) * rows / operator.count
+            whole_s, fixed_s = operator.helper_s, operator.helper_fixed_s
+        return fixed_s + (whole_s - fixed_s) * rows / operator.count if rows else 0.0
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,7 +17,7 @@ from potluck.plan.split import Split
 from potluck.profile.store import cache_dir
 from potluck.run.split_table import Found, SplitCase, SplitTable
 
-SCHEMA = 1  # a change of the search or of the file makes tables anew
+SCHEMA = 2  # a change of the search or of the file makes tables anew
 
 
 class SplitStore:
@@ -29,9 +29,12 @@ class SplitStore:
     def path(self, case: SplitCase) -> Path:
         """Where the table of a case is kept: by all that the search depends on."""
         sharing = case.sharing
-        operators = [(o.name, o.count, o.row_bytes, o.device_s, o.helper_s, o.n_runs) for o in sharing.operators]
+        operators = [
+            (o.name, o.count, o.row_bytes, o.device_s, o.helper_s, o.device_fixed_s, o.helper_fixed_s)
+            for o in sharing.operators
+        ]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
-        overheads = sharing.latency_s, sharing.device_overhead_s, sharing.helper_overhead_s, sharing.piece_s
+        overheads = sharing.latency_s, sharing.piece_s
         about = case.model.signature, case.batch, operators, overheads, watts, case.deadline_s, case.bandwidths
         return self.directory / f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 

@@ -79,11 +79,9 @@ class SplitCase:
         device, helper = self.problem.device(self.names[DEVICE]), self.problem.device(self.names[HELPER])
         paces, path = self.paces, self.problem.network.path(device.name, helper.name)
         return Sharing(
-            operators=self.shareable.operators(paces[DEVICE].seconds, paces[HELPER].seconds, self.batch),
+            operators=self.shareable.operators(paces[DEVICE], paces[HELPER], self.batch),
             bytes_per_s=0.0,
             latency_s=path.latency_s + device.overhead_s,
-            device_overhead_s=paces[DEVICE].overhead_s,
-            helper_overhead_s=paces[HELPER].overhead_s,
             piece_s=device.overhead_s,
             **_watts(device),
         )
@@ -105,13 +103,7 @@ class SplitCase:
 
     def corrected(self, times: Mapping[str, float]) -> "SplitCase":
         """The same where a side (by name) takes so many times as long as was thought."""
-        paces = {
-            side: Pace(
-                seconds={value: seconds * times.get(side, 1.0) for value, seconds in known.seconds.items()},
-                overhead_s=known.overhead_s * times.get(side, 1.0),
-            )
-            for side, known in self.paces.items()
-        }
+        paces = {side: known.times(times.get(side, 1.0)) for side, known in self.paces.items()}
         costs = dict(self.problem.costs)
         for side, factor in times.items():
             name = self.names[side]

@@ -12,6 +12,7 @@ from torch import nn
 
 from potluck.errors import ModelError
 from potluck.graph.model import Model
+from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, Shared, SharedPiece, lower
 from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing import NONE, Division, Sharing
@@ -34,7 +35,7 @@ class Case:
             answer = self.net(self.x)
         self.answer = answer if isinstance(answer, tuple) else (answer,)
         values = self.shareable.values
-        operators = self.shareable.operators(dict.fromkeys(values, 1e-3), dict.fromkeys(values, 2e-4))
+        operators = self.shareable.operators(*(Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)))
         self.splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e6, latency_s=1e-3))
 
     def run(self, shared: Shared) -> list[torch.Tensor]:

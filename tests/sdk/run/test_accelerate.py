@@ -43,8 +43,8 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
     )  # fmt: skip
     shareable = Shareable(model.traced_line())
     paces = {
-        DEVICE: Pace(seconds=dict.fromkeys(shareable.values, slow_s), overhead_s=1e-5),
-        HELPER: Pace(seconds=dict.fromkeys(shareable.values, fast_s), overhead_s=1e-5),
+        side: Pace(seconds=dict.fromkeys(shareable.values, s), fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)))
+        for side, s in ((DEVICE, slow_s), (HELPER, fast_s))
     }
     return SplitCase(
         model=model, shareable=shareable, problem=problem, names={DEVICE: names[0], HELPER: names[1]}, paces=paces,

@@ -1,0 +1,40 @@
+"""What each operator takes of the time of its layer, and what few rows of it take."""
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.graph.model import Model
+from potluck.graph.pace import pace
+from potluck.graph.shared import Shareable
+from potluck.plan.sharing import DEVICE, Sharing
+
+
+@pytest.fixture(scope="module")
+def model():
+    net = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(8), nn.Conv2d(64, 512, 3))
+    return Model.from_torch(net.eval(), torch.zeros(1, 32, 64, 64))
+
+
+def test_a_layers_time_is_divided_over_its_operators(model):
+    layer_s = [0.01 * (i + 1) for i in range(len(model.layers()))]
+    found = pace(model.laid_out(), layer_s, batch=1)
+    assert sum(found.seconds.values()) == pytest.approx(sum(layer_s))
+    assert all(0 < found.fixed_s[value] < seconds for value, seconds in found.seconds.items())
+    assert found.times(2.0).seconds == {value: 2 * seconds for value, seconds in found.seconds.items()}
+
+
+def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_their_share(model):
+    found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
+    operators = Shareable(model.traced_line()).operators(found, found)
+    sharing = Sharing(operators=operators, bytes_per_s=0.0)
+
+    def beyond(place):
+        """Seconds of a row, in shares of the whole."""
+        whole = operators[place]
+        return sharing.seconds(DEVICE, place, 1) / whole.device_s * whole.count
+
+    wide, narrow = (p for p, operator in enumerate(operators) if "conv" in operator.name)
+    assert 1 < beyond(wide) < beyond(narrow)
+    assert sharing.seconds(DEVICE, narrow, operators[narrow].count) == pytest.approx(operators[narrow].device_s)
+    assert sharing.seconds(DEVICE, narrow, 0) == 0
