@@ -48,6 +48,8 @@ class CostTable:
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
+        self.needs: dict[tuple[int, int, int, int, int, int], int] = {}  # what `memory_bytes` has answered
+        self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
         self.parameter_copies = (
@@ -164,8 +166,13 @@ def memory_bytes(
     Asteroid eq. (3): model + optimizer + K_p activations, where K_p = `warm_up`, the schedule's real depth. Beyond the
     paper, see `row_bytes`; and the flat gradient vectors of the all-reduce, which come when no activation is left.
     """
-    at_work = rows * row_bytes(table, start, stop, warm_up=warm_up, n_micro_batches=n_micro_batches)
-    return static_bytes(table, start, stop) + max(at_work, reducing_bytes(table, start, stop, replicas))
+    key = start, stop, rows, warm_up, replicas, n_micro_batches
+    found = table.needs.get(key)
+    if found is None:
+        at_work = rows * row_bytes(table, start, stop, warm_up=warm_up, n_micro_batches=n_micro_batches)
+        found = static_bytes(table, start, stop) + max(at_work, reducing_bytes(table, start, stop, replicas))
+        table.needs[key] = found
+    return found
 
 
 def row_bytes(table: CostTable, start: int, stop: int, *, warm_up: int, n_micro_batches: int = 1) -> int:

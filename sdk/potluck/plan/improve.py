@@ -55,16 +55,17 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
 
 def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
     """Whether every device holds all its stages by the closed form, which is never below the simulated peak."""
-    needed: dict[str, int] = {}
+    needed, n, floor_bytes = dict[str, int](), plan.n_micro_batches, table.floor_bytes
     for stage in stages:
+        replicas = len(stage.devices)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             nbytes = cost.memory_bytes(
-                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
-                n_micro_batches=plan.n_micro_batches,
-            )  # fmt: skip
-            needed[name] = needed[name] + nbytes - table.floor_bytes if name in needed else nbytes
-    problem = table.problem
-    return all(nbytes <= cost.budget_bytes(problem, problem.device(name)) for name, nbytes in needed.items())
+                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=replicas, n_micro_batches=n
+            )
+            needed[name] = nbytes = needed[name] + nbytes - floor_bytes if name in needed else nbytes
+            if nbytes > table.budgets[name]:
+                return False
+    return True
 
 
 def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
