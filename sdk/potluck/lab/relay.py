@@ -208,7 +208,6 @@ async def _run() -> None:
     relay = Relay(_network(given["network"]), given["agents"])
     sys.stdout.write(json.dumps(await relay.listen()) + "\n")
     sys.stdout.flush()
-    happenings: dict[str, Callable[..., None]]
     happenings: dict[str, Callable[..., None]] = {
         "shape": relay.shape,
         "lose": relay.lose,
