@@ -144,8 +144,9 @@ class Controller:
             self._send(device, message, buffers)
             if isinstance(message, Drop):
                 self._peers[device].traffic.drop(message.run, None if message.epoch < 0 else message.epoch)
-                dropped = PlanError("the plan was dropped while it was loaded.", device=device)
+                dropped = PlanError("the plan was dropped while it was in use.", device=device)
                 self._give_up(device, dropped, partial(is_over, message))
+                self._fail_all([x for x in self._on(device) if is_over(message, x.launch)], dropped)
             if not isinstance(message, UNANSWERED):
                 asking.waiting[device] = message
         if asking.waiting:

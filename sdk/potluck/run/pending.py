@@ -45,11 +45,11 @@ def subject(message: Message) -> tuple[Any, ...]:
     return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
 
 
-def is_over(drop: Drop, question: Message) -> bool:
-    """Whether nobody will answer this question, because its run or epoch is dropped."""
-    if not isinstance(question, Prepare | Commit):
+def is_over(drop: Drop, asked: Message | Launch) -> bool:
+    """Whether nobody will answer this, because its run or epoch is dropped."""
+    if not isinstance(asked, Prepare | Commit | Launch):
         return False
-    return question.run == drop.run and drop.epoch in (-1, question.epoch)
+    return asked.run == drop.run and drop.epoch in (-1, asked.epoch)
 
 
 def read_timeline(message: Done, document: Any, offset_s: float) -> Timeline:

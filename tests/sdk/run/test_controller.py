@@ -313,6 +313,19 @@ def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
     assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
 
 
+@pytest.mark.parametrize(("dropped", "over"), [(-1, {1, 2}), (0, {1}), (3, {2})])
+def test_what_is_dropped_while_it_is_executed_is_waited_for_no_more(dropped, over):
+    """A failed request ends the run with a drop; a request of the plan before must not wait for ever."""
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    play.do(Launch(ticket=2, run="r", epoch=3, program="p", step=1, devices=("b",)))
+    play.do(Launch(ticket=3, run="other", epoch=0, program="p", step=0, devices=("b",)))
+    play.do(Gather(ticket=4, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
+    ended = play.ended()
+    assert set(ended) == over
+    assert all(isinstance(action.error, PlanError) for action in ended.values())
+
+
 def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
     play = Play("a", "b", "c")
     play.launch(ticket=1)
