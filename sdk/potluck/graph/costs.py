@@ -159,12 +159,22 @@ def _reordered(traced: Traced, ref: Ref) -> bool:
     while ref.value >= traced.graph.first_node:
         node = traced.graph.nodes[ref.value - traced.graph.first_node]
         if _packet(node) in _REORDER:  # fused attention lays its result out token by token, which heads after tokens is
-            source = node_refs(node)[0].value - traced.graph.first_node
+            source = _unshaped(traced, node_refs(node)[0]).value - traced.graph.first_node
             return source < 0 or KIND_OF[traced.graph.nodes[source].op] != "attention"
         if not _is_view(traced, node):
             return False
         ref = node_refs(node)[0]
     return False
+
+
+def _unshaped(traced: Traced, ref: Ref) -> Ref:
+    """The value before reshapes to the shape that it has already."""
+    while ref.value >= traced.graph.first_node:
+        node = traced.graph.nodes[ref.value - traced.graph.first_node]
+        if _packet(node) not in ("reshape", "view") or traced.type_of(node_refs(node)[0]) != traced.type_of(ref):
+            break
+        ref = node_refs(node)[0]
+    return ref
 
 
 def _factors(node: Node) -> tuple[Ref, ...]:
