@@ -113,13 +113,9 @@ class Controller:
             self._lose(event.device, DeviceGone("the connection was made anew.", device=event.device))
         self._gone.pop(event.device, None)
         self._peers[event.device] = Peer(
-            address=event.address,
-            key=event.key,
-            join_ticket=event.ticket,
-            deadline_s=self._now_s + JOIN_S,
-            traffic=Traffic(lambda value: self._wanted(event.device, value)),
-            pulse=Pulse(self._now_s),
-        )
+            address=event.address, key=event.key, join_ticket=event.ticket, deadline_s=self._now_s + JOIN_S,
+            traffic=Traffic(lambda value: self._wanted(event.device, value)), pulse=Pulse(self._now_s),
+        )  # fmt: skip
         self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
         self._send(event.device, Hello(major=VERSION[0], minor=VERSION[1], name=self._name))
 
@@ -143,7 +139,7 @@ class Controller:
         for device, (message, buffers) in event.requests.items():
             self._send(device, message, buffers)
             if isinstance(message, Drop):
-                self._peers[device].traffic.drop(message.run, None if message.epoch < 0 else message.epoch)
+                self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
                 dropped = PlanError("the plan was dropped while it was in use.", device=device)
                 self._give_up(device, dropped, partial(is_over, message))
                 self._fail_all([x for x in self._on(device) if is_over(message, x.launch)], dropped)
@@ -345,7 +341,7 @@ class Controller:
     def _drop_everywhere(self, launch: Launch) -> None:
         for device in launch.devices:
             if self.session(device) is not None:
-                self._peers[device].traffic.drop(launch.run, launch.epoch)
+                self._post(device, self._peers[device].traffic.drop(launch.run, launch.epoch))
                 self._send(device, Drop(run=launch.run, epoch=launch.epoch))
 
     def _lose(self, device: str, error: PotluckError) -> None:

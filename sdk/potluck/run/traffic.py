@@ -86,11 +86,17 @@ class Traffic:
         """Queue so many bytes that the agent only measures."""
         return self.send(("", 0, PROBE, 0), name, Raw(dtype="uint8", shape=(nbytes,), data=bytes(nbytes)))
 
-    def drop(self, run: str, epoch: int | None = None) -> None:
-        """Stop sending the values of a run (or of one epoch of it)."""
+    def drop(self, run: str, epoch: int = -1) -> list[Letter]:
+        """Have done with the values of a run, or of one epoch of it; returns what may go out now."""
+        gone = (run, epoch) if epoch >= 0 else (run,)
         for transfer, out in tuple(self._outgoing.items()):
-            if out.value.run == run and epoch in (None, out.value.epoch):
+            if place_of(out.value)[: len(gone)] == gone:
                 self._forget(transfer)
+        for transfer, coming in tuple(self._incoming.items()):
+            if place_of(coming.assembly.value)[: len(gone)] == gone:
+                self._account.forget(coming.assembly)
+                del self._incoming[transfer]
+        return self._pump()
 
     def receive(self, message: Message, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         """Take in one message of the data channel: (what to send, the values that are complete now).

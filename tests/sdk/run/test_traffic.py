@@ -57,10 +57,32 @@ def test_dropping_a_run_stops_its_values():
     source = Traffic(lambda value: "")
     big = Raw(dtype="uint8", shape=(2 * WINDOW_BYTES,), data=bytes(2 * WINDOW_BYTES))
     source.send(PLACE, "x", big)
-    source.drop("r")
+    assert source.drop("r") == []
     assert source.outstanding == 0
     assert source.receive(Credit(transfer=1, received_bytes=64), ()) == ([], [])
     assert source.receive(Rejected(transfer=1), ()) == ([], [])
+
+
+@pytest.mark.parametrize(("run", "epoch"), [("r", -1), ("r", 0)], ids=["a run", "an epoch"])
+def test_what_waits_behind_dropped_values_goes_out_at_once(run, epoch):
+    source, target = Traffic(lambda value: ""), Traffic(lambda value: "")
+    big = Raw(dtype="uint8", shape=(2 * WINDOW_BYTES,), data=bytes(2 * WINDOW_BYTES))
+    source.send(PLACE, "x", big)
+    assert source.send(("r2", 1, "p", 0), "y", big) == []
+    ((value, _),), _ = deliver(source, target, source.drop(run, epoch))
+    assert (value.run, value.name) == ("r2", "y")
+
+
+@pytest.mark.parametrize(("run", "epoch", "is_kept"), [("r", -1, False), ("r", 0, False), ("r", 1, True)])
+def test_what_has_half_arrived_is_forgotten_with_its_run_or_epoch(run, epoch, is_kept):
+    target = Traffic(lambda value: "")
+    target.receive(Value(transfer=1, run="r", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",))
+    target.drop(run, epoch)
+    letters, arrived = target.receive(Chunk(transfer=1, index=1), (b"b",))
+    assert (bool(letters), [bytes(raw.data) for _, raw in arrived]) == (is_kept, [b"ab"] * is_kept)
+    target.receive(Value(transfer=2, run="r2", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",))
+    ((credit, _),), _ = target.receive(Chunk(transfer=2, index=1), (b"b",))
+    assert credit == Credit(transfer=2, received_bytes=2, done=True)  # nothing is owed for what is gone
 
 
 @pytest.mark.parametrize(
