@@ -4,10 +4,12 @@ import argparse
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from potluck.lab.director import Happened
     from potluck.lab.registry import Entry
 
 WAIT_S = 15.0
@@ -43,8 +45,9 @@ def _up(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     lab = Lab(
-        args.name, time_scale=args.time_scale, script=args.script, links=args.links, announce=True, extra=["--pair"]
-    )
+        args.name, time_scale=args.time_scale, script=args.script, tell=_tell, links=args.links, announce=True,
+        extra=["--pair"],
+    )  # fmt: skip
     try:
         home = args.name if name == args.name else str(Path(args.name).resolve())
         entry = registry.Entry(
@@ -60,6 +63,11 @@ def _up(args: argparse.Namespace) -> None:
             registry.remove(name)
     finally:
         lab.close()
+
+
+def _tell(happened: "Happened") -> None:
+    with suppress(BrokenPipeError):  # nobody reads any more; the home is played all the same
+        print(f"{happened.passed_s:.1f} s after the start: {happened}", flush=True)
 
 
 def _show(entry: "Entry") -> None:

@@ -1,16 +1,17 @@
 """Lets the happenings of a script happen, each at its time, in a thread of its own."""
 
 import heapq
+import logging
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from potluck.errors import HomeError, PotluckError
-from potluck.lab.script import Bandwidth, Crash, Flow, Freeze, Happening, Join, Leave, Load, Loss
+from potluck.lab.script import Bandwidth, Crash, Flow, Freeze, Happening, Join, Leave, Load, Loss, slowed
 from potluck.units import parse_rate
 
 
@@ -34,7 +35,23 @@ class Links(Protocol):
     def calm(self) -> None: ...
 
 
-Happened = tuple[float, Happening, PotluckError | None]  # seconds after the start, what, and why it failed
+class Happened(NamedTuple):
+    """What has begun, or ended (`over`), how long after the start, and why it failed if it did."""
+
+    passed_s: float
+    item: Happening
+    over: bool = False
+    failure: PotluckError | None = None
+
+    def __str__(self) -> str:
+        said = f"{self.item}{' is over' if self.over else ''}"
+        return f"{said} failed: {self.failure}" if self.failure is not None else said
+
+
+def log(happened: Happened) -> None:
+    """What failed, as a warning."""
+    if happened.failure is not None:
+        logging.getLogger("potluck.lab").warning("script: %s", happened)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,17 +66,21 @@ class _Entry:
 class Director:
     """Begins at once; `close` ends it, and what lasts. `happened`: all that has; `tell` hears of each, in its thread.
 
-    What fails is noted there too, and the next happens all the same.
+    What fails is noted there too (and logged, where nobody else is told), and the next happens all the same. Everything
+    takes `time_scale` times as long as the script says.
     """
 
     def __init__(
-        self, script: Iterable[Happening], devices: Devices, links: Links | None,
-        tell: Callable[[Happened], None] = lambda _: None,
+        self, script: Iterable[Happening], devices: Devices, links: Links | None, *, time_scale: float = 1.0,
+        tell: Callable[[Happened], None] = log,
     ) -> None:  # fmt: skip
         self.happened: list[Happened] = []
         self._devices, self._links, self._tell = devices, links, tell
         self._numbers = count()
-        self._queue = [_Entry(item.at_s, next(self._numbers), item, self._begin(item)) for item in script]
+        self._queue = [
+            _Entry(item.at_s * time_scale, next(self._numbers), item, self._begin(item, slowed(item, time_scale)))
+            for item in script
+        ]
         heapq.heapify(self._queue)
         self._over = threading.Event()
         self._start_s = time.monotonic()
@@ -96,39 +117,43 @@ class Director:
         except PotluckError as error:
             failure = error
         except (OSError, subprocess.SubprocessError) as error:
-            failure = HomeError(f"script: {error}")
-        self.happened.append((time.monotonic() - self._start_s, entry.item, failure))
+            failure = HomeError(f"{error}.")
+        passed_s = time.monotonic() - self._start_s
+        self.happened.append(Happened(passed_s, entry.item, over=entry.ends, failure=failure))
         self._tell(self.happened[-1])
 
-    def _begin(self, item: Happening) -> Callable[[], None]:
+    def _begin(self, item: Happening, slow: Happening) -> Callable[[], None]:
+        """What makes `item` happen; `slow` is the same in the lab's time."""
         devices = self._devices
-        match item:
+        match slow:
             case Bandwidth():
-                return lambda: self._need_links().shape(item.medium, parse_rate(item.rate))
+                return lambda: self._need_links().shape(slow.medium, parse_rate(slow.rate))
             case Loss():
-                return lambda: self._need_links().lose(item.medium, item.loss_frac)
+                return lambda: self._need_links().lose(slow.medium, slow.loss_frac)
             case Flow():
-                return lambda: self._need_links().flow(item.source, item.target, item.lasts_s)
+                return lambda: self._need_links().flow(slow.source, slow.target, slow.lasts_s)
             case Load():
                 return lambda: self._for_a_while(
-                    item, lambda: devices.load(item.device, 1 / (1 - item.busy_frac)),
-                    lambda: devices.load(item.device, 1.0),
+                    item, slow, lambda: devices.load(slow.device, 1 / (1 - slow.busy_frac)),
+                    lambda: devices.load(slow.device, 1.0),
                 )  # fmt: skip
             case Freeze():
                 return lambda: self._for_a_while(
-                    item, lambda: devices.freeze(item.device), lambda: devices.thaw(item.device)
+                    item, slow, lambda: devices.freeze(slow.device), lambda: devices.thaw(slow.device)
                 )
             case Crash():
-                return lambda: devices.kill(item.device)
+                return lambda: devices.kill(slow.device)
             case Leave():
-                return lambda: devices.stop(item.device)
+                return lambda: devices.stop(slow.device)
             case Join():
-                return lambda: devices.restart(item.device)
+                return lambda: devices.restart(slow.device)
         raise HomeError(f"script: nobody knows how to {type(item).__name__}.")
 
-    def _for_a_while(self, item: Load | Freeze, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def _for_a_while(
+        self, item: Happening, slow: Load | Freeze, begin: Callable[[], None], end: Callable[[], None]
+    ) -> None:
         begin()
-        heapq.heappush(self._queue, _Entry(item.at_s + item.lasts_s, next(self._numbers), item, end, ends=True))
+        heapq.heappush(self._queue, _Entry(slow.at_s + slow.lasts_s, next(self._numbers), item, end, ends=True))
 
     def _need_links(self) -> Links:
         if self._links is None:

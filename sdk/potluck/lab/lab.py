@@ -1,19 +1,19 @@
 """A lab: real agents on this machine, and where a home of the library is played, its links and its times."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
 
 from potluck.errors import HomeError, UserError
-from potluck.lab.director import Director
+from potluck.lab.director import Director, Happened, log
 from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.local import LocalAgents, Started
 from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find
 from potluck.lab.relayed import Relayed
-from potluck.lab.script import Script, check, read, slowed
+from potluck.lab.script import Cast, Loss, Script, check, read
 from potluck.lab.specs import NAMED, Spec, specs_of
 from potluck.run.link import Keys
 
@@ -34,6 +34,8 @@ class Lab:
         For a home of the library: how many times longer everything takes.
     script
         What happens when, from the moment that all agents are up: a TOML file or records of `lab.script`.
+    tell
+        Hears of each happening, in a thread; by default failures are logged as warnings.
     links
         How those of a home of the library are made: "namespaces" or "relay"; by default the first where it is possible
         and no path has a latency of its own (which the kernel cannot add everywhere).
@@ -45,6 +47,7 @@ class Lab:
         *,
         time_scale: float = 1.0,
         script: Script | None = None,
+        tell: Callable[[Happened], None] = log,
         links: str = "",
         announce: bool = False,
         extra: Sequence[str] = (),
@@ -66,7 +69,9 @@ class Lab:
             )
         else:
             specs = specs_of(devices)
-        check(happenings, [spec.name for spec in specs], self.media)
+        self._emulated = frozenset(spec.name for spec in specs if spec.emulated or spec.slowdown > 1.0)
+        self._tell = tell
+        check(happenings, self._cast([spec.name for spec in specs]))
         inside = None
         if self.emulation is not None and (links or _best_links(self.emulation.network)) == "namespaces":
             self.links = inside = Namespaces(self.emulation.network, [spec.name for spec in specs])
@@ -90,20 +95,24 @@ class Lab:
         """The network that is played."""
         return self.emulation.network if self.emulation is not None else None
 
-    @property
-    def media(self) -> tuple[str, ...]:
-        """The media that a script may change."""
-        return tuple(medium.name for medium in self.network.media) if self.network is not None else ()
-
     def play(self, script: Script) -> Director:
         """Let the happenings of a script happen from now on, in place of any other script."""
         happenings = read(script)
-        check(happenings, [agent.name for agent in self.started], self.media)
+        names = [agent.name for agent in self.started]
+        check(happenings, self._cast(names, [name for name in names if not self.agents.is_there(name)]))
+        if isinstance(self.links, Namespaces) and any(isinstance(item, Loss) for item in happenings):
+            self.links.need_loss()
         if self.director is not None:
             self.director.close()
         scale = self.emulation.time_scale if self.emulation is not None else 1.0
-        self.director = Director([slowed(item, scale) for item in happenings], self.agents, self.links)
+        self.director = Director(happenings, self.agents, self.links, time_scale=scale, tell=self._tell)
         return self.director
+
+    def _cast(self, devices: Sequence[str], absent: Sequence[str] = ()) -> Cast:
+        media = self.network.media if self.network is not None else ()
+        return Cast(
+            devices=devices, media=[medium.name for medium in media], emulated=self._emulated, absent=absent
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the agents, take the links away; safe to call twice, and in a forked child (where it does nothing)."""

@@ -128,21 +128,39 @@ class LocalAgents:
         """The process of an agent."""
         return self._processes[name]
 
+    def is_there(self, name: str) -> bool:
+        """Whether an agent has not ended."""
+        return self._processes[name].poll() is None
+
+    def _need(self, name: str) -> None:
+        if not self.is_there(name):
+            raise HomeError("it is gone.", device=name)
+
+    def _pids(self, name: str) -> list[int]:
+        """An agent and all that it has started."""
+        try:
+            agent = psutil.Process(self._processes[name].pid)
+            return [process.pid for process in (agent, *agent.children(recursive=True))]
+        except psutil.Error as error:
+            raise HomeError("it is gone.", device=name) from error
+
     # --- what happens to devices --------------------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
         """End an agent without a word."""
+        self._need(name)
         self._processes[name].kill()
         self._processes[name].wait()
 
     def stop(self, name: str) -> None:
         """End an agent in good order."""
+        self._need(name)
         self.thaw(name)
         self._end(self._processes[name])
 
     def restart(self, name: str) -> None:
         """Start an agent that ended again: at the same address, with the same key."""
-        if self._processes[name].poll() is None:
+        if self.is_there(name):
             raise HomeError("it is there already.", device=name)
         (before,) = (agent for agent in self.agents if agent.name == name)
         self._close_pipe(self._processes[name])
@@ -151,11 +169,14 @@ class LocalAgents:
 
     def freeze(self, name: str) -> None:
         """Let an agent and its worker stand still until `thaw`, or until this process is gone."""
+        self._need(name)
         self.thaw(name)
-        agent = psutil.Process(self._processes[name].pid)
-        pids = " ".join(str(process.pid) for process in (agent, *agent.children(recursive=True)))
+        pids = " ".join(map(str, self._pids(name)))
         script = f"kill -STOP {pids}; cat >/dev/null; kill -CONT {pids}"
-        self._frozen[name] = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._frozen[name] = subprocess.Popen(
+            ["sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=os.name != "nt",  # Ctrl-C would end it, and nobody would wake the device
+        )  # fmt: skip
 
     def thaw(self, name: str) -> None:
         """Let a frozen agent go on."""

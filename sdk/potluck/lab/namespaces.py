@@ -101,17 +101,23 @@ class Namespaces:
 
     def lose(self, medium: str, loss_frac: float) -> None:
         """Let this medium lose such a part of its packets, at random."""
-        if shutil.which("nft") is None:
-            raise HomeError("loss needs nftables.", next_step="apt-get install nftables")
+        self.need_loss()
         self._loss[medium] = loss_frac
         self._inside(HUB, ["nft", "-f", "-"], routes.losses(self.layout, self._loss))
+
+    @staticmethod
+    def need_loss() -> None:
+        """HomeError where packets cannot be lost here."""
+        if shutil.which("nft") is None:
+            raise HomeError("loss needs nftables.", next_step='apt-get install nftables, or links="relay".')
 
     def flow(self, source: str, target: str, lasts_s: float) -> None:
         """Let somebody else send from one device to another, as much as gets through."""
         address, program = self.address(target), [sys.executable, str(Path(flow.__file__))]
         taker = subprocess.Popen(
-            [*self.command(target), *program, "take", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+            [*self.command(target), *program, "take", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
         self._flows.append(taker)
         assert taker.stdout is not None
         with taker.stdout as said:
@@ -119,7 +125,7 @@ class Namespaces:
         if not port:
             raise HomeError("somebody else's traffic has nobody who takes it.", device=target)
         command = [*self.command(source), *program, "give", address, port, str(lasts_s)]
-        self._flows.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        self._flows.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
     def calm(self) -> None:
         """End what somebody else sends."""

@@ -11,9 +11,9 @@ scale stretches them as it does everything.
 """
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ class Happening:
     """Something at `at_s` after the start of the script."""
 
     at_s: float
+
+    def __str__(self) -> str:
+        """As people say it: `flow at 2 s (source one, target two, lasts_s 5)`."""
+        more = ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self) if field.name != "at_s")
+        return f"{type(self).__name__.lower()} at {self.at_s:g} s ({more})"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -43,7 +48,7 @@ class Bandwidth(Happening):
 
     def __post_init__(self) -> None:
         Happening.__post_init__(self)
-        if not parse_rate(self.rate) > 0:
+        if not 0 < parse_rate(self.rate) < inf:
             raise UserError(f"script: rate must be above zero, got {self.rate!r}.")
 
 
@@ -67,6 +72,11 @@ class Flow(Happening):
     source: str
     target: str
     lasts_s: float
+
+    def __post_init__(self) -> None:
+        Happening.__post_init__(self)
+        if self.source == self.target:
+            raise UserError(f"script: source and target must be two devices, got {self.source!r} twice.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +141,52 @@ def read(script: Script) -> tuple[Happening, ...]:
     return _in_order(script)
 
 
-def check(script: Iterable[Happening], devices: Sequence[str], media: Sequence[str]) -> None:
-    """UserError where a device or a medium is not in this home."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """Who and what is there when a script begins: `emulated` devices can be loaded, `absent` ones join or stay away."""
+
+    devices: Sequence[str]
+    media: Sequence[str] = ()
+    emulated: Collection[str] = ()
+    absent: Collection[str] = ()
+
+
+def check(script: Iterable[Happening], cast: Cast) -> None:
+    """UserError at the first happening, in order of time, that cannot happen there."""
+    absent = dict.fromkeys(cast.absent, "when the script begins")
     for item in script:
         for field in fields(item):
-            known = media if field.name == "medium" else devices
-            name = getattr(item, field.name)
-            if field.name in ("medium", "device", "source", "target") and name not in known:
-                what = "medium" if field.name == "medium" else "device"
-                raise UserError(
-                    f"script: there is no {what} {name!r} in this lab.",
-                    next_step=f"It has {', '.join(known) or 'none'}.",
-                )
+            if field.name in ("medium", "device", "source", "target"):
+                _check_name(item, field.name, cast)
+        match item:
+            case Flow() if not cast.media:
+                raise _refused(item, "this lab has no links that could be filled", _LINKS)
+            case Load() if item.device not in cast.emulated:
+                raise _refused(item, f"{item.device} is as fast as this machine", "Give its spec a slowdown above 1.")
+            case Join():
+                if item.device not in absent:
+                    raise _refused(item, f"{item.device} is there already", "It joins after a crash or a leave.")
+                del absent[item.device]
+            case Crash() | Leave() | Freeze():
+                if item.device in absent:
+                    raise _refused(item, f"{item.device} is gone {absent[item.device]}", "Let it join before.")
+                if not isinstance(item, Freeze):
+                    absent[item.device] = f"since its {type(item).__name__.lower()} at {item.at_s:g} s"
+
+
+_LINKS = "Links of homes of the library, or of TOML files, can change."
+
+
+def _check_name(item: Happening, what: str, cast: Cast) -> None:
+    kind, known = ("medium", cast.media) if what == "medium" else ("device", cast.devices)
+    if (name := getattr(item, what)) not in known:
+        raise _refused(
+            item, f"there is no {kind} {name!r} in this lab", f"It has {', '.join(known)}." if known else _LINKS
+        )
+
+
+def _refused(item: Happening, why: str, next_step: str) -> UserError:
+    return UserError(f"script: {item}: {why}.", next_step=next_step)
 
 
 def slowed(item: Happening, time_scale: float) -> Happening:
@@ -159,11 +203,13 @@ def _in_order(script: Iterable[Happening]) -> tuple[Happening, ...]:
 
 def _from_file(path: Path) -> list[Happening]:
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8")).get("events", [])
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FileError(f"{path} cannot be used as a script: {error}.", file=str(path)) from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise FileError(f"{path}: expected [[events]] tables.", file=str(path))
+    rows = document.pop("events", [])
+    if document or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        but = f", got {', '.join(document)}" if document else ""
+        raise FileError(f"{path}: expected [[events]] tables{but}.", file=str(path))
     return [_happening(row, f"{path}: event {number}") for number, row in enumerate(rows, 1)]
 
 

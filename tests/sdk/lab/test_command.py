@@ -70,14 +70,15 @@ def command(*arguments):
 
 
 def up(path, *arguments):
-    """A lab in a process of its own, once it says that it is up; its processes, the interfaces that came with it."""
+    """A lab in a process group of its own, once it says that it is up; and the interfaces that came with it."""
     before = interfaces()
     process = subprocess.Popen(
-        [sys.executable, "-m", "potluck.cli", "lab", "up", str(path), *arguments], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "potluck.cli", "lab", "up", str(path), *arguments], stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     for line in process.stdout:
         if " is up." in line:
-            return process, psutil.Process(process.pid).children(recursive=True), interfaces() - before
+            return process, interfaces() - before
     pytest.fail(f"it did not come up: {process.wait()}")
 
 
@@ -97,7 +98,8 @@ def test_asking_for_what_is_not_there(run_folder):
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 def test_a_lab_that_is_up_is_listed_joined_and_ended(run_folder, tmp_path):
-    process, children, came = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
+    process, came = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
+    children = psutil.Process(process.pid).children(recursive=True)
     assert "tiny: one, two, 50 times slower" in command("list").stdout
     assert "up already" in command("up", "tiny").stderr
     with potluck.Home.lab("tiny") as home:
@@ -112,19 +114,49 @@ def test_a_lab_that_is_up_is_listed_joined_and_ended(run_folder, tmp_path):
 NO_SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 
 
+ALL_THAT_LASTS = """
+[[events]]
+at_s = 0
+do = "freeze"
+device = "one"
+lasts_s = 1000
+
+[[events]]
+at_s = 0
+do = "flow"
+source = "one"
+target = "two"
+lasts_s = 1000
+
+[[events]]
+at_s = 0
+do = "leave"
+device = "two"
+"""
+
+
 @pytest.mark.parametrize(
-    ("links", "frozen"),
+    ("links", "number"),
     [
-        pytest.param("namespaces", False, marks=NO_SPACES),
-        pytest.param("namespaces", True, marks=NO_SPACES),
-        pytest.param("relay", False),
+        pytest.param("namespaces", signal.SIGKILL, marks=NO_SPACES),
+        pytest.param("namespaces", signal.SIGINT, marks=NO_SPACES),
+        pytest.param("relay", signal.SIGKILL),
     ],
 )
-def test_nothing_is_left_where_the_parent_is_killed(run_folder, tmp_path, links, frozen):
+def test_nothing_is_left_of_what_happened_where_the_parent_is_killed_or_interrupted(
+    run_folder, tmp_path, links, number
+):
     script = tmp_path / "script.toml"
-    script.write_text("[[events]]\nat_s = 0\ndo = 'freeze'\ndevice = 'one'\nlasts_s = 1000\n" if frozen else "")
-    process, children, came = up(write_home(tmp_path, devices=("one",)), "--script", str(script), "--links", links)
-    process.send_signal(signal.SIGKILL)
+    script.write_text(ALL_THAT_LASTS)
+    process, came = up(write_home(tmp_path, devices=("one", "two")), "--script", str(script), "--links", links)
+    for line in process.stdout:
+        if "leave" in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
     assert all_gone(process, children)
     assert command("list").stdout == "no lab is up.\n"
     assert links == "relay" or are_gone(came)

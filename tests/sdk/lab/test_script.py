@@ -6,6 +6,7 @@ from potluck.errors import FileError, HomeError, UserError
 from potluck.lab.director import Director
 from potluck.lab.script import (
     Bandwidth,
+    Cast,
     Crash,
     Flow,
     Freeze,
@@ -60,6 +61,9 @@ def test_a_file_is_read_in_order_of_time(tmp_path):
         ("[[events]]\nat_s = 1\ndo = 'loss'\nmedium = 'air'\nloss_frac = 1.5", "loss_frac"),
         ("[[events]]\nat_s = 1\ndo = 'load'\ndevice = 'a'\nbusy_frac = 1\nlasts_s = 1", "busy_frac"),
         ("[[events]]\nat_s = 1\ndo = 'bandwidth'\nmedium = 'air'\nrate = 'much'", "much"),
+        ("[[events]]\nat_s = 1\ndo = 'bandwidth'\nmedium = 'air'\nrate = inf", "above zero"),
+        ("[[events]]\nat_s = 1\ndo = 'flow'\nsource = 'a'\ntarget = 'a'\nlasts_s = 1", "event 1: .*two devices"),
+        ("[[event]]\nat_s = 1", "got event"),
         ("events = 3", "expected"),
         ("[[events", "cannot be used"),
     ],
@@ -70,17 +74,37 @@ def test_other_files_are_refused(tmp_path, text, says):
         read(tmp_path / "script.toml")
 
 
+CAST = Cast(devices=("a", "b"), media=("air",), emulated=("a",), absent=())
+
+
 @pytest.mark.parametrize(
-    "item",
+    ("script", "says"),
     [
-        Crash(at_s=0, device="x"),
-        Flow(at_s=0, source="a", target="x", lasts_s=1),
-        Bandwidth(at_s=0, medium="x", rate=1e6),
+        ([Crash(at_s=2, device="x")], r"crash at 2 s \(device x\): there is no device 'x' in this lab. It has a, b"),
+        ([Flow(at_s=0, source="a", target="x", lasts_s=1)], "there is no device 'x'"),
+        ([Bandwidth(at_s=0, medium="x", rate=1e6)], "there is no medium 'x' in this lab. It has air"),
+        ([Load(at_s=0, device="b", busy_frac=0.5, lasts_s=1)], "b is as fast as this machine"),
+        ([Join(at_s=1, device="a")], "a is there already"),
+        ([Leave(at_s=1, device="a"), Freeze(at_s=2, device="a", lasts_s=1)], "gone since its leave at 1 s"),
+        (
+            [Crash(at_s=1, device="a"), Join(at_s=2, device="a"), Join(at_s=3, device="a")],
+            "join at 3 s .* there already",
+        ),
     ],
 )
-def test_unknown_devices_and_media_are_refused(item):
-    with pytest.raises(UserError, match="'x'"):
-        check([item], ["a", "b"], ["air"])
+def test_what_cannot_happen_is_refused_before_anything_does(script, says):
+    with pytest.raises(UserError, match=says):
+        check(script, CAST)
+
+
+def test_who_was_gone_before_joins_and_links_of_specs_do_not_change():
+    gone = Cast(devices=("a", "b"), absent=("a",))
+    check([Join(at_s=1, device="a"), Crash(at_s=2, device="a")], gone)
+    with pytest.raises(UserError, match="gone when the script begins"):
+        check([Crash(at_s=0, device="a")], gone)
+    for item in (Flow(at_s=0, source="a", target="b", lasts_s=1), Loss(at_s=0, medium="air", loss_frac=0.1)):
+        with pytest.raises(UserError, match="TOML files, can change"):
+            check([item], gone)
 
 
 def test_scripts_stretch_with_the_lab():
@@ -120,10 +144,11 @@ def test_what_lasts_ends_and_what_follows_waits_its_turn():
         ("load", "a", 4.0), ("freeze", "b"), ("load", "a", 1.0), ("thaw", "b"), ("kill", "a"), ("restart", "a"),
         ("stop", "b"),
     ]  # fmt: skip
-    assert [item for _, item, _ in director.happened] == [
+    assert [item for _, item, _, _ in director.happened] == [
         script[0], script[1], script[0], script[1], *script[2:]
     ]  # fmt: skip
-    assert all(error is None for *_, error in director.happened)
+    assert [str(each) for each in director.happened[2:4]] == [f"{script[0]} is over", f"{script[1]} is over"]
+    assert all(each.failure is None for each in director.happened)
 
 
 def test_loss_is_told_medium_by_medium_and_calm_follows_the_end():
@@ -144,14 +169,23 @@ def test_what_lasts_ends_with_the_script():
     assert devices.done == [("freeze", "a"), ("thaw", "a")]
 
 
-def test_a_happening_that_fails_is_noted_and_the_next_comes():
-    devices = Recorded()
-    director = Director([Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")], devices, None)
+def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
+    script = [Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")]
+    director = Director(script, devices := Recorded(), None)
     assert director.wait(30)
-    (_, _, first), (_, _, second) = director.happened
+    (_, _, _, first), (_, _, _, second) = director.happened
     assert isinstance(first, HomeError)
     assert second is None
     assert devices.done == [("kill", "a")]
+    assert caplog.messages == [f"script: {script[0]} failed: {first}"]
+
+
+def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
+    told, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
+    director = Director(script, Recorded(), None, time_scale=10, tell=told.append)
+    assert director.wait(30)
+    assert [(each.item, each.over) for each in told] == [(script[0], False), (script[0], True)]
+    assert all(each.passed_s >= at_s for each, at_s in zip(told, (0.01, 0.03), strict=True))
 
 
 def test_a_script_can_be_ended_early():
