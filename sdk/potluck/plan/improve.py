@@ -17,7 +17,7 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """Plans that differ from `plan` in one thing and fit in memory, those that help most often first."""
     seen = {plan.stages}
     for stages in chain(_deeper(plan), _moved(plan), _shifted(plan), _swapped(table.problem, plan)):
-        if stages not in seen and fits(table, plan, stages):
+        if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
     yield from _other_micro_batches(table, plan)
@@ -68,6 +68,12 @@ def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
     return True
 
 
+def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
+    """Whether no stage waits for ever for a gradient: none is less deep than one that takes from it."""
+    before = flows.before(flows.bundles(problem, stages)) if plan.training else ()
+    return all(stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources)
+
+
 def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
     stages = plan.stages
     for p, (left, right) in enumerate(pairwise(stages)):
@@ -102,7 +108,7 @@ def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
         [min(3 * (n - p) - 2, m) for p in range(n)],
         *([s.warm_up + (k if q == p else 0) for q, s in enumerate(stages)] for p in range(n) for k in (1, -1, 2, -2)),
     ):
-        if all(a >= b for a, b in pairwise(depths)) and depths[-1] >= 1 and depths[0] <= m:
+        if min(depths) >= 1 and max(depths) <= m:
             yield tuple(replace(stage, warm_up=depth) for stage, depth in zip(stages, depths, strict=True))
 
 

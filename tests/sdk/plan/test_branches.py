@@ -14,10 +14,11 @@ from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.feasibility import breaches
 from potluck.plan.flows import bundles, chain_ends, feed_bytes, learning
 from potluck.plan.hybrid import plan_hybrid
+from potluck.plan.improve import neighbours, with_depths
 from potluck.plan.judge import judge
 from potluck.plan.planners import RIVALS
 from potluck.plan.rivals.dora import plan_dora
-from potluck.records import Edge, Inference, Layer, LayerCost, Stage, Training
+from potluck.records import Edge, Inference, Layer, LayerCost, Plan, Stage, Training
 from potluck.simulate.direct import Direct
 
 
@@ -150,6 +151,24 @@ def test_no_rival_is_faster_on_branches(seed):
         judged = [judge(problem, plan, table, direct) for plan in plans]
         fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]
         assert best_s <= min(fitting, default=float("inf")) * (1 + 1e-9), name
+
+
+@pytest.mark.parametrize(("seed", "cuts"), [(6, (1, 3, 4, 5, 6)), (10, (1, 3, 4, 5))])
+def test_a_cut_that_moves_into_another_branch_leaves_no_stage_waiting(seed, cuts):
+    """The depths of a plan suit its own stages: moved, one may take from a stage that keeps fewer micro-batches."""
+    problem = random_branches(seed, Training(batch=8, micro_batch=1))
+    table, n_layers = CostTable(problem), len(problem.layers)
+    bounds = pairwise((0, *cuts, n_layers))
+    plan = Plan(
+        planner="potluck", model=problem.model, micro_batch=1, n_micro_batches=8, training=True,
+        stages=with_depths(
+            problem, [Stage(start=a, stop=b, devices=("d0",), shares=(1,)) for a, b in bounds], 8
+        ),
+    )  # fmt: skip
+    others = list(neighbours(table, plan))
+    assert others
+    for other in others:
+        Direct(problem, table).run(other)
 
 
 def test_a_device_with_several_stages_needs_memory_for_all_of_them():
