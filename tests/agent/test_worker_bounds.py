@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.agent.worker_talk import PATIENCE_S, begin
 
-from potluck_agent.worker.launch import start
+from potluck_agent.worker.launch import MALLOC, start
 from potluck_wire.messages import FailureCause, LoadSegment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -99,7 +99,7 @@ def test_the_environment_holds_no_secret(monkeypatch):
     finally:
         link.kill()
     assert names <= {
-        *("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LC_ALL", "MALLOC_ARENA_MAX"),
+        *("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LC_ALL", *MALLOC),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY"),
     }
 
