@@ -27,6 +27,7 @@ BACK_FRAC = 0.4  # of drops that end, per second
 DROP = 0.02  # of the bandwidth is left
 NOISE, ODD_FRAC, BURST, STALL = 0.15, 0.04, 4.0, 0.2
 SENT_BYTES = 150_000
+SOON = 5  # turns
 GRID = tuple(10 ** (4.5 + k / 12) for k in range(41))  # 32 KB/s to 68 MB/s
 
 
@@ -101,6 +102,15 @@ def trace(place: str, seed: int) -> Iterator[float]:
         level = keep * level + math.sqrt(1 - keep * keep) * rng.gauss(0, spread)
         down = rng.random() >= BACK_FRAC * EVERY_S if down else rng.random() < drops * EVERY_S
         yield mean * math.exp(level - spread * spread / 2) * (DROP if down else 1.0)
+
+
+def fade(place: str, n: int, seed: int = 0) -> tuple[float, ...]:
+    """Neighbours in a trace: `n // 2` before its first drop to near zero that is soon over, and as many from there."""
+    rates = tuple(trace(place, seed))
+    low = [rate < 3 * DROP * PLACES[place][0] for rate in rates]
+    drops = (turn for turn in range(n, len(rates)) if low[turn] and not low[turn - 1] and not low[turn + SOON])
+    begin = next(drops) - n // 2
+    return rates[begin : begin + n]
 
 
 def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> float:

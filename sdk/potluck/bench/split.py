@@ -5,13 +5,12 @@ roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time. Then in 
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
-from potluck.errors import PlanError
 from potluck.graph.pace import Pace
 from potluck.graph.shared import Shareable
 from potluck.plan.rivals import shared_requests as rivals
@@ -21,7 +20,7 @@ from potluck.plan.split import Split, Splitter
 
 SETTINGS: Mapping[str, float] = {
     "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "de_s": 5, "lab": 1, "lab_pixels": 96,
-    "requests": 6,
+    "requests": 6, "turns": 16,
 }  # fmt: skip
 GOALS = {
     "latency_saving_vs_best_single": (">=", 0.5),  # Intra-DP: up to 0.50
@@ -56,10 +55,6 @@ class Point:
         return min(self.others[name].latency_s for name in ("device", "helper") if name in self.others)
 
     @property
-    def layer_cut_s(self) -> float:
-        return min(self.single_s, self.others["layer cut"].latency_s)
-
-    @property
     def energy_saving_frac(self) -> float:
         """The joules of the device that are saved, of those that it takes alone."""
         return 1 - self.thrifty.energy_j / self.others["device"].energy_j
@@ -81,7 +76,7 @@ def run(settings: Mapping[str, float]) -> Result:
     first = splitters[names[0]]
     figures["ratio_to_de"] = max(_ratio_to_de(first, mb * 1e6, settings["de_s"]) for mb in DE_MB_PER_S)
     if settings["lab"]:
-        figures |= split_lab.figures(int(settings["lab_pixels"]), int(settings["requests"]))
+        figures |= split_lab.figures(int(settings["lab_pixels"]), int(settings["requests"]), int(settings["turns"]))
     figures |= estimators.figures()
     for name, several in points.items():
         figures |= {f"{name}: {key}": value for key, value in _figures(several).items()}
@@ -125,7 +120,7 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
     begun_s = time.process_time()
     ours = splitter.share(bytes_per_s)
     solve_s = time.process_time() - begun_s
-    others = dict(_others(splitter, bytes_per_s))
+    others = _others(splitter, bytes_per_s)
     deadline_s = DEADLINE * min(split.latency_s for split in others.values())
     return Point(
         bytes_per_s=bytes_per_s,
@@ -137,27 +132,17 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
     )
 
 
-def _others(splitter: Splitter, bytes_per_s: float) -> Iterator[tuple[str, Split]]:
+def _others(splitter: Splitter, bytes_per_s: float) -> dict[str, Split]:
     """What can be done otherwise: without a link only the device can."""
-    shares = splitter.shares
-    ways = {
-        "device": rivals.all_on_device(shares),
-        "helper": rivals.all_on_helper(shares),
-        "layer cut": rivals.least_cut(shares, bytes_per_s),
-        "greedy tiling": rivals.greedy_tiling(shares, bytes_per_s),
-    }
-    for name, divisions in ways.items():
-        try:
-            yield name, splitter.evaluate(divisions, bytes_per_s, tiles=1)
-        except PlanError:
-            if bytes_per_s > 0:
-                raise
+    names = (name for name in rivals.WAYS if name != "thriftiest cut")
+    found = {name: rivals.answer(name, splitter, bytes_per_s) for name in names}
+    return {name: split for name, split in found.items() if split}
 
 
 def _figures(points: list[Point]) -> dict[str, float]:
     linked = [point for point in points if point.bytes_per_s > 0]
     shared = [point for point in linked if point.ours.sent_bytes]
-    ratios = [point.ours.latency_s / point.layer_cut_s for point in linked]
+    ratios = [point.ours.latency_s / point.others["layer cut"].latency_s for point in linked]
     return {
         "latency_saving_vs_best_single": max(1 - point.ours.latency_s / point.single_s for point in linked),
         "latency_ratio_to_layer_cut_median": median(ratios),

@@ -1,20 +1,21 @@
 """A request shared by two emulated devices: foretold and measured, next to either alone; and what dividing costs."""
 
+import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench import frame
+from potluck.bench import estimators, frame
 from potluck.graph.pace import pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, SharedPiece, lower
 from potluck.lab.script import Bandwidth
+from potluck.plan.rivals.shared_requests import WAYS
 from potluck.plan.sharing import Sharing
 from potluck.plan.split import Splitter
-from potluck.records import Plan, Stage
+from potluck.run.answers import Answer
 from potluck.run.shared_edition import Sides
 from potluck_wire.graph import Graph
 
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.home import Home
+    from potluck.run.fast import Fast
 
 SLOWER = 12  # than at home, so that this machine can play both
 MB_PER_S = (2.0, 5.0, 12.0)  # in the home's own time; the best first, for requests that are shared show the next
+TABLE_MB_PER_S = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
+FAST_MB_PER_S = 125.0  # while weights are loaded
+DEADLINE = 1.0  # times what the device takes alone: until then joules are saved
+MEANWHILE_S = 0.005  # after a request has begun, the air changes
 WIFI_MB_PER_S, WIRED_MB_PER_S = 60.0, 600.0  # between two sides as fast as this process: five times a Raspberry Pi
 LAYER_REPEATS = 9
 PIECE_S = 2e-5  # what the interpreter takes for a graph of any size
@@ -53,8 +59,11 @@ memory_bytes = { value = 8e9, basis = "estimate", source = "made up", reason = "
 """
 
 
-def figures(pixels: int, requests: int, repeats: int = 15) -> dict[str, float]:
-    """The median error of predictions, seconds of a request in the lab's time at each bandwidth, and the overhead."""
+def figures(pixels: int, requests: int, turns: int, repeats: int = 15) -> dict[str, float]:
+    """The median error of predictions, what requests take on steady and on fading air, and the overhead.
+
+    Seconds and joules are the lab's: `SLOWER` times the home's.
+    """
     import torch
 
     from potluck.graph import Model
@@ -64,7 +73,7 @@ def figures(pixels: int, requests: int, repeats: int = 15) -> dict[str, float]:
     try:
         net, x = _network(pixels)
         model = Model.from_torch(net, x, max_layers=6, name="small-vgg")
-        found = _in_the_lab(model, x, requests)
+        found = _in_the_lab(model, x, requests, turns)
         for name, mb_per_s in (("split", WIFI_MB_PER_S), ("split_wired", WIRED_MB_PER_S)):
             costs = overhead(model, x, mb_per_s * 1e6, repeats)
             found |= {f"{name}_{key}": value for key, value in costs.items()}
@@ -89,7 +98,7 @@ def _network(pixels: int) -> "tuple[torch.nn.Module, torch.Tensor]":
     return net.eval(), torch.randn(1, 3, pixels, pixels)
 
 
-def _in_the_lab(model: Any, x: "torch.Tensor", requests: int) -> dict[str, float]:
+def _in_the_lab(model: Any, x: "torch.Tensor", requests: int, turns: int) -> dict[str, float]:
     from potluck.home import Home
     from potluck.run.accelerate import accelerate
 
@@ -97,43 +106,71 @@ def _in_the_lab(model: Any, x: "torch.Tensor", requests: int) -> dict[str, float
         file = Path(folder) / "robot-small.toml"
         file.write_text(HOME, encoding="utf-8")
         with Home.lab(file, time_scale=SLOWER) as home:
-            _air(home, 125.0)  # while the weights are loaded
-            bandwidths = [mb * 1e6 / SLOWER for mb in (0.0, *MB_PER_S)]
+            _air(home, FAST_MB_PER_S)
+            bandwidths = [mb * 1e6 / SLOWER for mb in TABLE_MB_PER_S]
             made = accelerate(model, x, helper=home["shelf"], device=home["robot"], bandwidths=bandwidths)
             with made.wait() as fast:
-                runs = {name: home.deploy(_whole(model, name), model).wait() for name in ("robot", "shelf")}
-                found: dict[str, float] = {}
-                errors: list[float] = []
-                for mb in reversed(MB_PER_S):
-                    _air(home, mb)
-                    n_before = fast.stats.requests + SETTLING
-                    ours = _median_s(partial(fast, x), requests)
-                    answers = fast.stats.since(n_before).answers
-                    errors += [abs(a.predicted_s - a.latency_s) / a.latency_s for a in answers]
-                    found[f"lab, {mb:g} MB/s: shared_s"] = ours
-                    for name, run in runs.items():
-                        found[f"lab, {mb:g} MB/s: {name}_alone_s"] = _median_s(partial(run, x), requests)
-                for run in runs.values():
-                    run.close()
+                return {**_steady(home, fast, x, requests), **_fading(home, fast, x, turns)}
+
+
+def _steady(home: "Home", fast: "Fast", x: "torch.Tensor", requests: int) -> dict[str, float]:
+    """Foretold and measured where the air stays as it is."""
+    found: dict[str, float] = {}
+    errors: list[float] = []
+    for mb in reversed(MB_PER_S):
+        _air(home, mb)
+        n_before = fast.stats.requests + SETTLING
+        for _ in range(SETTLING + requests):
+            fast(x)
+        answers = fast.stats.since(n_before).answers
+        errors += [abs(a.predicted_s - a.latency_s) / a.latency_s for a in answers]
+        found[f"lab, {mb:g} MB/s: shared_s"] = median(answer.latency_s for answer in answers)
     return {"prediction_error_median_frac": median(errors), **found}
+
+
+def _fading(home: "Home", fast: "Fast", x: "torch.Tensor", turns: int) -> dict[str, float]:
+    """Requests on traces that drop to near zero, of ours and of every rival: one per step, which begins while the
+    request is under way. All go by the same estimator, and answer alone where the helper is late."""
+    deadline_s = DEADLINE * fast.alone_s
+    ways: dict[str, tuple[str, float | None]] = {"shared": ("", None), "shared thriftily": ("", deadline_s)}
+    ways |= {way: (way, deadline_s if "thrift" in way else None) for way in WAYS}
+    seen: dict[tuple[str, str], tuple[Answer, ...]] = {}
+    for way, (rival, limit_s) in ways.items():
+        _air(home, FAST_MB_PER_S)
+        with fast.like(rival, deadline_s=limit_s) as other:
+            for place in estimators.PLACES:
+                _air(home, estimators.PLACES[place][0] / 1e6)
+                for _ in range(SETTLING):
+                    other(x)
+                for rate in estimators.fade(place, turns):
+                    home.play([Bandwidth(at_s=MEANWHILE_S, medium="air", rate=rate)])
+                    other(x)
+                seen[place, way] = other.stats.since(other.stats.requests - turns).answers
+    found: dict[str, float] = {}
+    for place in estimators.PLACES:
+        seconds = {way: [answer.latency_s for answer in seen[place, way]] for way in ways}
+        joules = {way: [answer.joules or 0.0 for answer in seen[place, way]] for way in ways}
+        for way in ways:
+            found |= {f"lab {place}, {way}: latency_{name}_s": v for name, v in _middle_and_tail(seconds[way]).items()}
+            found |= {f"lab {place}, {way}: energy_{name}_j": v for name, v in _middle_and_tail(joules[way]).items()}
+        found[f"lab_{place}_latency_ratio_to_best_rival"] = _ratio_to_best(seconds, "shared")
+        found[f"lab_{place}_energy_ratio_to_thriftiest_cut"] = fmean(joules["shared thriftily"]) / fmean(
+            joules["thriftiest cut"]
+        )
+    return found
+
+
+def _middle_and_tail(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "p95": sorted(values)[math.ceil(0.95 * len(values)) - 1]}
+
+
+def _ratio_to_best(seconds: Mapping[str, Sequence[float]], ours: str) -> float:
+    """Our mean by that of whichever rival has the least on this trace, though nobody knows beforehand which."""
+    return fmean(seconds[ours]) / min(fmean(seconds[way]) for way in WAYS)
 
 
 def _air(home: "Home", mb_per_s: float) -> None:
     home.play([Bandwidth(at_s=0, medium="air", rate=mb_per_s * 1e6)])
-
-
-def _whole(model: Any, device: str) -> Plan:
-    stage = Stage(start=0, stop=len(model.layers()), devices=(device,), shares=(1,))
-    return Plan(planner="alone", model=model.name, stages=(stage,), micro_batch=1, training=False)
-
-
-def _median_s(request: Callable[[], object], n: int) -> float:
-    seconds = []
-    for _ in range(SETTLING + n):
-        begun_s = time.monotonic()
-        request()
-        seconds.append(time.monotonic() - begun_s)
-    return median(seconds[SETTLING:])
 
 
 def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) -> dict[str, float]:

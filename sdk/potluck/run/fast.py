@@ -75,7 +75,7 @@ class Fast:
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
         self.alone = self._whole[self.device].compiled[INFER]
-        self._alone_s = self._predicted_s(self.alone, self.bytes_per_s)
+        self.alone_s = self._predicted_s(self.alone, self.bytes_per_s)
         self._load(self.device)
         self._load(self.helper)
         self._share()
@@ -230,12 +230,23 @@ class Fast:
         """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
         return self._case.rivals(self.alone, bytes_per_s)
 
+    def like(self, rival: str, *, deadline_s: float | None = None) -> "Fast":
+        """Another for the same model and devices, which shares requests as a rival does, by the same estimate.
+
+        Parameters
+        ----------
+        rival
+            "device", "helper", "layer cut", "greedy tiling"; or, within `deadline_s`, "thriftiest cut". Empty: ours.
+        """
+        case = replace(self._case, rival=rival, deadline_s=deadline_s)
+        return Fast(self._link, self._members, case, self._rebuild, None, Task())
+
     def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
         """The answer of both sides; None where the helper has failed."""
         predicted_s = self._predicted_s(compiled, self.bytes_per_s)
         future = self._crew.execute(self._epoch, compiled, self._next(), batch=named)
         try:
-            execution = future.result(LATE * max(predicted_s, self._alone_s) + LATE_S)
+            execution = future.result(LATE * max(predicted_s, self.alone_s) + LATE_S)
         except TimeoutError:
             return self._race(future, compiled, named)
         except PotluckError as error:
@@ -326,7 +337,7 @@ class Fast:
         with self._lock:
             self._case, self.table, self.alone, self._epoch = case, table, alone, epoch
             self._foretold.clear()
-            self._alone_s = self._predicted_s(alone, self.bytes_per_s)
+            self.alone_s = self._predicted_s(alone, self.bytes_per_s)
             for shown in self._times.values():
                 shown.clear()
         self._crew.drop(before, (self.device, self.helper))

@@ -35,7 +35,8 @@ class SplitStore:
         ]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
         overheads = sharing.latency_s, sharing.piece_s
-        about = case.model.signature, case.batch, operators, overheads, watts, case.deadline_s, case.bandwidths
+        wishes = case.deadline_s, case.bandwidths, case.rival
+        about = case.model.signature, case.batch, operators, overheads, watts, wishes
         return self.directory / f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 
     def table(self, case: SplitCase) -> SplitTable:

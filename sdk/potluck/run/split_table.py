@@ -72,6 +72,7 @@ class SplitCase:
     emulated: frozenset[str] = frozenset()
     deadline_s: float | None = None  # with one, joules are saved
     bandwidths: tuple[float, ...] = BANDWIDTHS
+    rival: str = ""  # shared as one of `shared_requests.WAYS`, not by our own search
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -92,6 +93,8 @@ class SplitCase:
         splits: list[tuple[float, Split]] = []
         for bytes_per_s in self.bandwidths:
             split = self._best(splitter, bytes_per_s)
+            if split is None:  # a rival that needs a link
+                continue
             if not splits or not splits[-1][1].does_as(split):
                 splits.append((bytes_per_s, split))
         return tuple(splits)
@@ -116,7 +119,9 @@ class SplitCase:
         pairs = zip(compiled.programs[device].instructions, compiled.notes[device], strict=True)
         return sum(instruction_s(table, known, item, note) for item, note in pairs if item.op == "run")
 
-    def _best(self, splitter: Splitter, bytes_per_s: float) -> Split:
+    def _best(self, splitter: Splitter, bytes_per_s: float) -> Split | None:
+        if self.rival:
+            return shared_requests.answer(self.rival, splitter, bytes_per_s, self.deadline_s)
         if self.deadline_s is not None:
             try:
                 return splitter.share(bytes_per_s, deadline_s=self.deadline_s)
@@ -141,10 +146,9 @@ class SplitCase:
         """Seconds, and joules of the device, of a request as others would answer it at this bandwidth, foretold."""
         splitter = Splitter(self.sharing)
         found = {"the device alone": self.foretell(alone, bytes_per_s)}
-        helper = shared_requests.all_on_helper(splitter.shares)
-        cut = shared_requests.least_cut(splitter.shares, bytes_per_s)
-        for name, divisions in (("all on the helper", helper), ("the best layer cut", cut)):
-            program = self._program(splitter.evaluate(divisions, bytes_per_s, tiles=1))
+        for name, way in (("all on the helper", "helper"), ("the best layer cut", "layer cut")):
+            split = shared_requests.answer(way, splitter, bytes_per_s)
+            program = self._program(split) if split is not None else None
             found[name] = self.foretell(program.compiled if program is not None else alone, bytes_per_s)
         device = self.names[DEVICE]
         told = {name: (max(trace.step_s), trace.energy_j.get(device)) for name, trace in found.items()}

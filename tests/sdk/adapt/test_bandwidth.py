@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.adapt.bandwidth import LEAST_BYTES, LONG, STALE_S, Estimator
-from potluck.bench.estimators import PLACES, RULES, figures, trace
+from potluck.bench.estimators import PLACES, RULES, fade, figures, trace
 
 N = 100_000
 
@@ -55,6 +55,14 @@ def test_links_have_the_means_of_the_paper_and_drop_to_near_zero():
         rates = sorted(trace(place, 0))
         assert rates[0] < 0.05 * mean
         assert rates[len(rates) // 2] == pytest.approx(mean, rel=0.35)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_part_of_a_trace_drops_to_near_zero_in_its_middle(place):
+    mean = PLACES[place][0]
+    before, after = fade(place, 16)[:8], fade(place, 16)[8:]
+    assert min(before) > 0.1 * mean > after[0]
+    assert max(after) > 0.3 * mean  # and comes back
 
 
 def test_the_default_chooses_nearly_as_well_as_the_best_rule_and_better_than_means_and_medians():

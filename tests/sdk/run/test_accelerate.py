@@ -13,6 +13,7 @@ from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable
 from potluck.handle import Task
 from potluck.lab.specs import Spec
+from potluck.plan.rivals.shared_requests import WAYS
 from potluck.profile.measure import FLOOR_BYTES, device_of
 from potluck.profile.network import network_of
 from potluck.records import Inference, LayerCost, Problem
@@ -98,6 +99,28 @@ def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
     made = as_onnx(net, x)
     with fast_of(home, made, x) as fast:
         check_every_entry(fast, x, expected)
+
+
+def test_rivals_answer_alike_on_the_same_devices_each_in_its_own_way(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, x = family("mobilenet")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(home, net, x) as fast:
+        divided = {}
+        for way in WAYS:
+            with fast.like(way, deadline_s=1.0 if "thrift" in way else None) as other:
+                other.bytes_per_s = 1e8
+                check(other(x), expected)
+                assert other.failure is None
+                rows = other.explain(1e8).rows
+                divided[way] = [sum(place in of for of in rows.values()) > 1 for place in range(99)]
+                computing = {name for name, of in rows.items() if of}
+                assert computing == {"device": {fast.device}, "helper": {fast.helper}}.get(way, computing)
+        assert any(divided["greedy tiling"])
+        assert not any(any(divided[way]) for way in WAYS if "cut" in way)
+        with pytest.raises(UserError, match="There are device, helper"):
+            fast.like("nobody")
 
 
 def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):

@@ -5,12 +5,15 @@
 - `thriftiest_cut`: SPSO-GA (Chen et al. 2021) looks for the layer cut with the least joules under a deadline by swarm
   and genes; here every cut of the line is tried, and the least cuts of seconds and joules in five proportions.
 - `greedy_tiling`: after CoActo (Bin et al. 2024): each operator in turn goes where its rows are ready soonest.
+
+`answer` is any of them by its name in `WAYS`.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from potluck.errors import UserError
 from potluck.plan.sharing import DEVICE, HELPER, NONE, SIDES, Division, Interval, Shares, without
 
 if TYPE_CHECKING:
@@ -18,6 +21,31 @@ if TYPE_CHECKING:
 
 ENDLESS = 1e12  # seconds
 TINY = 1e-12
+WAYS = ("device", "helper", "layer cut", "thriftiest cut", "greedy tiling")
+
+
+def answer(way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float | None = None) -> "Split | None":
+    """What one of `WAYS` does at this bandwidth; None where it sends, and the link carries nothing.
+
+    The thriftiest cut needs a deadline; a layer cut may be all on one side.
+    """
+    shares = splitter.shares
+    match way:
+        case "device":
+            divisions = all_on_device(shares)
+        case "helper":
+            divisions = all_on_helper(shares)
+        case "layer cut":
+            known = (all_on_device(shares), all_on_helper(shares), least_cut(shares, bytes_per_s))
+            tried = (splitter.tried(divisions, bytes_per_s, 1) for divisions in known)
+            return min((split for split in tried if split), key=lambda split: split.latency_s)
+        case "greedy tiling":
+            divisions = greedy_tiling(shares, bytes_per_s)
+        case "thriftiest cut" if deadline_s is not None:
+            return thriftiest_cut(splitter, bytes_per_s, deadline_s)
+        case _:
+            raise UserError(f"no rival is called {way!r}.", next_step=f"There are {', '.join(WAYS)}.")
+    return splitter.tried(divisions, bytes_per_s, 1)
 
 
 def all_on_device(shares: Shares) -> tuple[Division, ...]:
