@@ -18,12 +18,13 @@ FRAMING = 1.05
 QUEUE_S = 0.05  # a full queue delays a heartbeat by so long; longer at slow media, which need some frames of room
 MIN_QUEUE_BYTES = 32 * 1024
 MIN_BURST_BYTES, BURST_S = 4 * 1024, 0.001
+SMALL_BYTES = 128  # a power of two; an acknowledgement is smaller, every message of an agent larger
 QUANTUM_BYTES = 1514  # a frame at a time from each queue
 MAX_HOSTS = 200
 BRIDGE = "air"  # the hub's own end, where all devices are plugged in
 _GATEWAY, _HOME, _FIRST = 254, 1, 10  # last number of the addresses
 _FIRST_TABLE = 100
-_FIRST_CLASS = 16
+_SMALL_CLASS, _FIRST_CLASS = 15, 16
 _CHANCES = 1_000_000
 
 
@@ -65,10 +66,11 @@ class Layout:
         names = {hop.medium for hop in self.hops}
         return tuple(medium for medium in self.network.media if medium.name in names)
 
-    def pairs(self, medium: str) -> tuple[tuple[str, str], ...]:
-        """Who sends to whom over this medium."""
-        paths = self.network.paths.items()
-        return tuple(pair for pair, path in paths if any(name == medium for name, _ in path.media))
+    def crossings(self, medium: str) -> tuple[tuple[str, str, Hop], ...]:
+        """Who sends to whom over this medium: each crossing of each pair."""
+        return tuple(
+            (*pair, hop) for pair in self.network.paths for hop in self.route(*pair) if hop.medium == medium
+        )  # fmt: skip
 
     def entrance(self, medium: str) -> str:
         """Where the shaper of a medium sits."""
@@ -162,29 +164,35 @@ def device_links(plan: Layout, name: str, interface: str) -> list[str]:
 
 
 def shapers(plan: Layout) -> list[str]:
-    """`tc -batch` lines, in the hub: every medium a shaper with a queue for each pair that crosses it.
+    """`tc -batch` lines, in the hub: every medium a shaper with a queue for each crossing of each pair.
 
-    The queues are served in turn, so that flows on a medium share it evenly.
+    The queues are served in turn, so that flows share a medium evenly: who crosses it twice goes over as fast as who
+    crosses it once, and costs it twice as much. In one queue for both crossings, what comes up pushed out what was on
+    its way down. Acknowledgements have a queue of their own: behind the bytes of the other direction they came so late
+    that two flows against each other got 0.4 of their share beside a third.
     """
     lines = []
     for medium in plan.crossed:
         device = plan.entrance(medium.name)
         lines.append(f"qdisc add dev {device} root handle 1: htb default 1")
         lines += rates(plan, medium.name, medium.capacity_bytes_per_s, "add")
-        for number, (source, target) in enumerate(plan.pairs(medium.name), _FIRST_CLASS):
+        small = f"match u16 0 {0x10000 - SMALL_BYTES:#x} at 2"  # the length of the packet
+        lines.append(f"filter add dev {device} parent 1: protocol ip prio 1 u32 {small} flowid 1:{_SMALL_CLASS:x}")
+        for number, (source, target, hop) in enumerate(plan.crossings(medium.name), _FIRST_CLASS):
             match = f"match ip src {plan.address(source)} match ip dst {plan.address(target)}"
-            lines.append(f"filter add dev {device} parent 1: protocol ip prio 1 u32 {match} flowid 1:{number:x}")
+            nth = f"match ether dst {_mac(hop, 2)}"
+            lines.append(f"filter add dev {device} parent 1: protocol ip prio 2 u32 {match} {nth} flowid 1:{number:x}")
     return lines
 
 
 def rates(plan: Layout, medium: str, bytes_per_s: float, verb: str = "replace") -> list[str]:
     """`tc -batch` lines, in the hub: let this medium carry so many bytes of ours per second."""
-    device, pairs = plan.entrance(medium), plan.pairs(medium)
+    device, n_queues = plan.entrance(medium), len(plan.crossings(medium))
     rate = bytes_per_s * FRAMING
     burst = f"burst {max(MIN_BURST_BYTES, rate * BURST_S):.0f} cburst {max(MIN_BURST_BYTES, rate * BURST_S):.0f}"
+    share = f"rate {max(rate * 8 / n_queues, 8):.0f}bit ceil {rate * 8:.0f}bit {burst} quantum {QUANTUM_BYTES}"
     lines = [f"class {verb} dev {device} parent 1: classid 1:1 htb rate {rate * 8:.0f}bit {burst}"]
-    for number in range(_FIRST_CLASS, _FIRST_CLASS + len(pairs)):
-        share = f"rate {max(rate * 8 / len(pairs), 8):.0f}bit ceil {rate * 8:.0f}bit {burst} quantum {QUANTUM_BYTES}"
+    for number in range(_SMALL_CLASS, _FIRST_CLASS + n_queues):
         lines.append(f"class {verb} dev {device} parent 1:1 classid 1:{number:x} htb {share}")
         queue = max(MIN_QUEUE_BYTES, rate * QUEUE_S)
         lines.append(f"qdisc {verb} dev {device} parent 1:{number:x} bfifo limit {queue:.0f}")

@@ -65,7 +65,21 @@ def test_a_medium_is_shaped_to_its_rate_and_shared_by_all_pairs():
     assert lines[0].startswith(
         f"class replace dev {plan.entrance('air')} parent 1: classid 1:1 htb rate {8e6 * routes.FRAMING:.0f}bit"
     )
-    assert sum("ceil" in line for line in lines) == len(plan.pairs("air")) == 12 + 2 * 3
+    n_crossings = 2 * (12 + 2 * 3)  # of all pairs, and of home, which is at a's: up and down
+    assert len(plan.crossings("air")) == n_crossings
+    assert sum("ceil" in line for line in lines) == n_crossings + 1  # and acknowledgements
+
+
+def test_up_and_down_wait_in_queues_of_their_own():
+    plan = lay("wifi", TWO_WIRED, cable_bytes_per_s=2e6)
+    between = f"src {plan.address('a')} match ip dst {plan.address('b')} "
+    queues = [line for line in routes.shapers(plan) if between in line]
+    assert [line.rpartition("ether dst ")[2].split()[0] for line in queues] == [
+        f"02:70:6c:00:{hop.table:02x}:02" for hop in plan.route("a", "b")
+    ]
+    assert len({line.rpartition("flowid ")[2] for line in queues}) == 2
+    between = f"src {plan.address('a')} match ip dst {plan.address('c')} "
+    assert sum(between in line for line in routes.shapers(plan)) == 2  # one on the air, one on c's cable
 
 
 def test_loss_is_put_where_packets_leave_a_medium():
