@@ -139,6 +139,9 @@ class Plans:
         else:
             run.committed = message.epoch
             for older in [number for number in run.epochs if number < message.epoch]:
+                if run.epochs[older].loading:
+                    text = f"epoch {message.epoch} came into force while it was loaded"
+                    self._out.refuse(key, Prepare(run=run.name, epoch=older), RefusalCode.OLD_EPOCH, text)
                 self._drop_epoch(run, older, now_s)
             self._out.say(key, Committed(run=run.name, epoch=run.committed))
 

@@ -279,6 +279,16 @@ def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
     assert talk.core.n_old_messages == 2
 
 
+def test_a_plan_that_is_loaded_while_a_newer_one_comes_into_force_is_refused():
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=2), *plan())
+    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    first, *_ = talk.hear(Commit(run="r", epoch=2))
+    text = "epoch 2 came into force while it was loaded"
+    assert first == refused(Prepare, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
+    assert talk.work(SegmentLoaded(slot="r/1/s")) == []
+
+
 def test_dropping_twice_is_fine():
     talk = Talk().begin().load(recv("x"))
     assert talk.hear(Drop(run="r")) == [ToWorker(Forget(prefix="r/1/")), ToPeer(OWNER_KEY, Dropped(run="r"))]

@@ -176,7 +176,7 @@ class Controller:
     def _forsake(self, ticket: int) -> None:
         self._asking.pop(ticket, None)
         if launched := self._launched.pop(ticket, None):
-            self._drop_everywhere(launched.launch)
+            self._fail(launched.launch, PlanError("the plan was dropped while it was in use."))
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -270,6 +270,8 @@ class Controller:
                 self._finish(launched)
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
+            if not value.run:
+                self._give_up(device, failures.rejected(device, value, rejection), lambda it: isinstance(it, Value))
             launched = self._at(device, place_of(value))
             if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))
@@ -317,10 +319,10 @@ class Controller:
 
     def _failed(self, device: str, message: Failed) -> None:
         launched = self._at(device, (message.run, message.epoch, message.program, message.step))
-        if launched is None or message.cause == FailureCause.CANCELLED:
+        if launched is None:
             return
         error = failures.failed(device, message)
-        if message.cause == FailureCause.PEER_LOST:
+        if message.cause in (FailureCause.PEER_LOST, FailureCause.CANCELLED):  # that follows from something else
             launched.suspicion = launched.suspicion or (self._now_s + PEER_LOST_GRACE_S, error)
         else:
             self._fail(launched.launch, error)
@@ -381,6 +383,7 @@ class Controller:
         for launched in tuple(self._launched.values()):
             if launched.suspicion and self._now_s > launched.suspicion[0]:
                 self._fail_all([launched], launched.suspicion[1])
+        self._start_ready()  # what waited for one that failed
 
     # --- sending ------------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class Engine:
         self.one_crossing = threading.Lock()
         self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
         self._turnstile, self._lock, self._requesting = threading.Lock(), threading.RLock(), threading.Lock()
+        self._holder = 0  # the thread that holds the boundary
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1
         name = f"run-{uuid.uuid4().hex[:12]}"
@@ -86,11 +87,16 @@ class Engine:
     @contextmanager
     def boundary(self) -> Iterator[None]:
         """Hold the run between two steps. First come, first served: a switch gets its turn during a fit."""
+        if self._holder == threading.get_ident():  # whoever is next waits for us, and we must not wait behind
+            yield
+            return
         with self._turnstile:
             self._lock.acquire()
+        self._holder = threading.get_ident()
         try:
             yield
         finally:
+            self._holder = 0
             self._lock.release()
 
     def check(self, *, training: bool = False) -> None:
@@ -165,7 +171,6 @@ class Engine:
     def end(self, error: PotluckError) -> None:
         """End the run on every device that can be reached."""
         self.failed = self.failed or error
-        self._in_flight.clear()
         self.crew.drop()
 
     def request(

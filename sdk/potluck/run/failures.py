@@ -22,6 +22,7 @@ _TOLD = {
     FailureCause.INPUT: "values of a wrong shape or type came in",
     FailureCause.ARITHMETIC: "an operator failed",
     FailureCause.PEER_LOST: "it lost the connection to another device",
+    FailureCause.CANCELLED: "it was cancelled",
     FailureCause.INTERNAL: "something went wrong inside the agent",
 }
 

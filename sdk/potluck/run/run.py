@@ -158,7 +158,7 @@ class Run:
         optimizer
             Default: the one in use.
         on_step
-            Called with (step, loss) after each step, in the background thread.
+            Called with (step, loss) after each step, in the background thread; it may do anything with the run.
         """
         self._engine.check(training=True)
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
@@ -189,24 +189,31 @@ class Run:
         n_batches = tensors.count(data, self.plan.batch)
         total = epochs * n_batches if n_batches else None
 
-        def collect(most: int) -> None:
-            while engine.n_in_flight > most:
-                loss = engine.collect()
-                task.update((engine.step - first) / total if total else 0.0, f"step {engine.step}, loss {loss:.4g}")
+        told = first
+
+        def go_on(most: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
+            nonlocal told
+            with engine.boundary():
+                if batch is not None:
+                    engine.submit(batch)
+                while engine.n_in_flight > most:
+                    engine.collect()
+                losses = engine.history.losses
+                news = losses[len(losses) - (engine.step - told) :]  # a switch may have collected some, too
+            for loss in news:
+                told += 1
+                task.update((told - first) / total if total else 0.0, f"step {told}, loss {loss:.4g}")
                 if on_step is not None:
-                    on_step(engine.step, loss)
+                    on_step(told, loss)
 
         try:
             for _ in range(epochs):
                 for batch in tensors.batches(data, self.plan.batch):
                     task.check()
-                    with engine.boundary():
-                        engine.submit(batch)
-                        collect(IN_FLIGHT - 1)
+                    go_on(IN_FLIGHT - 1, batch)
         finally:
-            with engine.boundary():
-                if engine.failed is None:
-                    collect(0)
+            if engine.failed is None:
+                go_on(0)
         h, start = engine.history, len(engine.history.losses) - (engine.step - first)
         return replace(
             h, losses=h.losses[start:], rows=h.rows[start:], step_s=h.step_s[start:], notes=h.notes[first_note:]

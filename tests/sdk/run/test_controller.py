@@ -326,6 +326,33 @@ def test_what_is_dropped_while_it_is_executed_is_waited_for_no_more(dropped, ove
     assert all(isinstance(action.error, PlanError) for action in ended.values())
 
 
+def test_one_that_is_forsaken_ends_the_others_of_its_plan():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",))
+    play.launch(ticket=2, devices=("a",), step=1)
+    play.do(Forsake(ticket=1))
+    assert isinstance(play.ended()[2].error, PlanError)
+
+
+def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_cause_comes_first():
+    play = Play("a", "b")
+    for told, cause in ((False, WorkerFailed), (True, DeviceGone)):
+        play.launch(ticket=1)
+        assert not play.ended(play.hear("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped")))
+        if told:
+            play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+        ended = play.ended() if told else play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
+        assert isinstance(ended[1].error, cause)
+
+
+def test_what_waits_behind_one_that_failed_begins():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), lane="train")
+    play.do(Launch(ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"))
+    play.hear("a", m.Failed(**place(), cause="bad-input", text="why"))
+    assert play.sent(m.Execute, play.tick(0.2, answer=("a",))) == [("a", m.Execute(**place(epoch=1, step=1)))]
+
+
 def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
     play = Play("a", "b", "c")
     play.launch(ticket=1)
@@ -370,6 +397,14 @@ def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
     assert isinstance(play.ended()[7].error, DeviceGone)
     play.do(Deliver(ticket=8, device="a", nbytes=10))
     assert isinstance(play.ended()[8].error, DeviceGone)
+
+
+def test_bytes_for_a_device_that_does_not_take_them_fail():
+    play = Play("a")
+    play.do(Deliver(ticket=7, device="a", nbytes=10))
+    ((_, value),) = play.sent(m.Value)
+    play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="too many at once"))
+    assert isinstance(play.ended()[7].error, OutOfMemory)
 
 
 def test_a_reading_is_told_by_our_clock():

@@ -124,6 +124,31 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
     run.close()
 
 
+def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(lab, model):
+    """Whoever is told of a step may ask for the next boundary: nobody waits for himself."""
+    run, told = lab.deploy(plan_of(model, "ab"), model).wait(60), []
+
+    def on_step(step, loss):
+        told.append((step, loss))
+        if step == 3:
+            assert run.switch(plan_of(model, "abc")).wait(60) is run
+            run.state_dict()
+
+    handle, (x, _) = run.fit(make_data(), epochs=FOREVER, on_step=on_step), make_data()
+    for _ in range(3):
+        answer, (step, _) = run(x[:4]), run._evaluation
+    net = make_net().eval()
+    net.load_state_dict(alone(step)[1])
+    assert torch.allclose(answer, net(x[:4]), atol=1e-6)
+    while len(told) < 3:
+        assert not handle.done
+    stop(run, handle)
+    assert run.plan == plan_of(model, "abc")
+    assert told == list(enumerate(run.history.losses, 1))
+    check_equal(run)
+    run.close()
+
+
 def test_a_switch_over_shared_stages_loses_nothing(lab):
     model = make_model(norm=False)
     run = lab.deploy(plan_of(model, "abc shared"), model).wait(60)
