@@ -144,9 +144,7 @@ def _table() -> list[list[float]]:
     for k, (count, row_bytes) in enumerate(((224, 57344), (112, 57344), (56, 57344), (28, 57344), (14, 28672))):
         window = _Window(2 if k else 1, line[-1].count)
         line.append(
-            Operator(
-                name=f"c{k}", count=count, row_bytes=row_bytes, device_s=0.03, helper_s=0.003, inputs=((k, window),)
-            )
+            Operator(name=f"c{k}", count=count, row_bytes=row_bytes, side_s=(0.03, 0.003), inputs=((k, window),))
         )
     whole = ((len(line) - 1, None),)
     line.append(Operator(name="y", count=1, row_bytes=4000, inputs=whole, divisible=False))

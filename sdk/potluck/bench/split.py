@@ -14,7 +14,7 @@ from potluck.bench.frame import Result
 from potluck.graph.pace import Pace
 from potluck.graph.shared import Shareable
 from potluck.plan.rivals import shared_requests as rivals
-from potluck.plan.sharing import Division, Sharing
+from potluck.plan.sharing import DEVICE, Division, Sharing
 from potluck.plan.sharing_steps import TILES
 from potluck.plan.split import Split, Splitter
 
@@ -94,16 +94,16 @@ def sharing_of(name: str) -> Sharing:
     traced = line(catalog.traced(name))
     first = traced.traced.graph.first_node
     nodes = {first + traced.bound[place]: node for place, node in nodes_of(traced).items()}
-    robot, server = home.specs[ROBOT], home.specs[SERVER]
-    device, helper = (
+    robot = home.specs[ROBOT]
+    paces = tuple(
         Pace(
             seconds={value: node_s(spec, node, 1)[0] for value, node in nodes.items()},
             fixed_s={value: node_s(spec, node, 0)[0] for value, node in nodes.items()},  # its launch and its weights
         )
-        for spec in (robot, server)
+        for spec in (robot, home.specs[SERVER])
     )
     return Sharing(
-        operators=Shareable(traced).operators(device, helper, batch=1),
+        operators=Shareable(traced).operators(paces, batch=1),
         bytes_per_s=0.0,
         latency_s=home.network.path(ROBOT, SERVER).latency_s,
         busy_w=robot.need("busy_w"),
@@ -179,7 +179,7 @@ def differential_evolution(splitter: Splitter, bytes_per_s: float, budget_s: flo
             best = found
         return found.latency_s if found is not None else float("inf")
 
-    start = [float(division.device[1] > 0) for division in layers[1:-1] for _ in range(2)]
+    start = [float(division[DEVICE][1] > 0) for division in layers[1:-1] for _ in range(2)]
     evolve(
         latency_s, [(0.0, 1.0)] * (2 * len(operators)), x0=start, maxiter=10**6, popsize=5, tol=0, polish=False,
         rng=0, callback=lambda *_: time.process_time() - begun_s > budget_s,
@@ -189,11 +189,11 @@ def differential_evolution(splitter: Splitter, bytes_per_s: float, budget_s: flo
 
 def _divisions(splitter: Splitter, genes: "list[float]") -> tuple[Division, ...]:
     operators = splitter.shares.operators
-    found = []
+    found: list[Division] = []
     for place, operator in enumerate(operators[1:-1]):
         end, begin = genes[2 * place], genes[2 * place + 1]
         if not operator.divisible:
             end = begin = float(end >= 0.5)
         device = round(end * operator.count)
-        found.append(Division((0, device), (min(device, round(begin * operator.count)), operator.count)))
-    return (Division((0, operators[0].count), (0, 0)), *found, Division((0, 1), (0, 0)))
+        found.append(((0, device), (min(device, round(begin * operator.count)), operator.count)))
+    return (((0, operators[0].count), (0, 0)), *found, ((0, 1), (0, 0)))

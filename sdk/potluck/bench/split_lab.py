@@ -189,19 +189,17 @@ def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) ->
     ready = {piece.name: _ready(piece.graph, state) for piece in pieces}
 
     def divided() -> None:
-        have: dict[str, dict[Any, Any]] = {DEVICE: {shareable.input_part: x}, HELPER: {}}
+        have: dict[int, dict[Any, Any]] = {DEVICE: {shareable.input_part: x}, HELPER: {}}
         for step in shared.steps:
             if isinstance(step, SharedPiece):
                 made = ready[step.name]([have[step.side][part] for part in step.takes])
                 have[step.side].update(zip(step.gives, made, strict=True))
             else:
-                side, part = step
-                rows = have[side].get(part)
-                given = x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
-                have[HELPER if side == DEVICE else DEVICE][part] = given
+                part, rows = step.part, have[step.side].get(step.part)
+                have[step.to][part] = x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
 
     seconds = frame.interleaved({"divided": divided, "whole": lambda: undivided([x])}, repeats)
-    sides = Sides(names={DEVICE: DEVICE, HELPER: HELPER}, kinds={}, sharing=sharing, batch=len(x))
+    sides = Sides(names=("device", "helper"), kinds={}, sharing=sharing, batch=len(x))
     foretold_s = sum(sides.piece_s(shareable, piece) + sharing.piece_s for piece in pieces)
     return {
         "overhead_frac": frame.ratio(seconds, "divided", "whole") - 1,
@@ -227,4 +225,4 @@ def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Shar
         layer_s.append(min(frame.interleaved({"layer": partial(layer, values)}, LAYER_REPEATS)["layer"]))
         values = list(layer(values))
     equal = pace(model.laid_out(), layer_s, len(x))
-    return Sharing(operators=shareable.operators(equal, equal, batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)
+    return Sharing(operators=shareable.operators((equal, equal), batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)

@@ -1,4 +1,4 @@
-"""A request that two sides share, as pieces: what each computes in which order, and which rows go over. Pure: no torch.
+"""A request that several sides share, as pieces: what each computes in which order, which rows go over. Pure: no torch.
 
 `Shareable.operators` makes the planner's problem of a traced model; `lower` makes pieces of the planner's answer. Nodes
 that follow each other row by row (a convolution, its normalisation and activation) are one operator to the planner.
@@ -18,7 +18,7 @@ from .pace import Pace
 from .pieces import Part, piece, rows_of
 from .row_rules import Reads
 
-__all__ = ["DEVICE", "HELPER", "Shareable", "Shared", "SharedPiece", "lower"]
+__all__ = ["DEVICE", "HELPER", "Sent", "Shareable", "Shared", "SharedPiece", "lower"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class SharedPiece:
     `computes`: the rows of every node, by value, in the order in which they run.
     """
 
-    side: str
+    side: int
     name: str
     takes: tuple[Part, ...]
     gives: tuple[Part, ...]
@@ -37,13 +37,22 @@ class SharedPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A part that one side sends to another."""
+
+    side: int
+    to: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """Everything that is to be done, in an order in which every part is there before it is used, the most urgent first.
 
-    `steps` are pieces, and parts that the named side sends to the other. `results`: the model's outputs, on the device.
+    `results`: the model's outputs, on the device.
     """
 
-    steps: tuple[SharedPiece | tuple[str, Part], ...]
+    steps: tuple[SharedPiece | Sent, ...]
     results: tuple[Part, ...]
 
 
@@ -128,8 +137,8 @@ class Shareable:
         sizes = {**traced.hints, **({BATCH: batch} if batch else {})}
         return sum(t.nbytes(sizes) for t in traced.types[value])
 
-    def operators(self, device: Pace, helper: Pace, batch: int = 0) -> tuple[Operator, ...]:
-        """The planner's operators, given what every node takes either side; the last is the result.
+    def operators(self, paces: Sequence[Pace], batch: int = 0) -> tuple[Operator, ...]:
+        """The planner's operators, given what every node takes each side; the last is the result.
 
         Sizes are those of a request of `batch` rows of the batch; 0: of the example that was traced.
         """
@@ -146,10 +155,8 @@ class Shareable:
                     name="input" if not last else graph.nodes[group[0] - graph.first_node].op,
                     count=count,
                     row_bytes=-(-self._bytes(last, batch) // count),
-                    device_s=sum(device.seconds.get(value, 0.0) for value in group),
-                    helper_s=sum(helper.seconds.get(value, 0.0) for value in group),
-                    device_fixed_s=sum(device.fixed_s.get(value, 0.0) for value in group),
-                    helper_fixed_s=sum(helper.fixed_s.get(value, 0.0) for value in group),
+                    side_s=tuple(sum(pace.seconds.get(value, 0.0) for value in group) for pace in paces),
+                    side_fixed_s=tuple(sum(pace.fixed_s.get(value, 0.0) for value in group) for pace in paces),
                     inputs=tuple(inputs),
                     divisible=self._is_divisible(last),
                 )
@@ -160,15 +167,17 @@ class Shareable:
 
 def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILES) -> Shared:
     """The pieces and transfers of a split: its divisions, and in how many parts rows go over."""
-    shares = Shares(Sharing(operators=shareable.operators(Pace(), Pace()), bytes_per_s=0.0))
-    return _Lowering(shareable).through(steps(shares, divisions, tiles))
+    n_sides = len(divisions[0])
+    operators = shareable.operators((Pace(),) * n_sides)
+    shares = Shares(Sharing(operators=operators, bytes_per_s=0.0, n_sides=n_sides))
+    return _Lowering(shareable, n_sides).through(steps(shares, divisions, tiles))
 
 
 @dataclass(slots=True)
 class _Draft:
     """A piece before it is known what later ones need of it."""
 
-    side: str
+    side: int
     computes: dict[int, Interval]
     takes: list[Part]
     makes: list[Part]
@@ -177,16 +186,18 @@ class _Draft:
 @dataclass(slots=True)
 class _Lowering:
     model: Shareable
-    parts: dict[str, dict[Ref, list[Part]]] = field(default_factory=lambda: {DEVICE: {}, HELPER: {}})
-    drafts: list[_Draft | tuple[str, Part]] = field(default_factory=list)
+    n_sides: int
+    parts: list[dict[Ref, list[Part]]] = field(default_factory=list)
+    drafts: list[_Draft | Sent] = field(default_factory=list)
 
     def through(self, todo: Sequence[Step]) -> Shared:
+        self.parts = [{} for _ in range(self.n_sides)]
         self.parts[DEVICE][Ref(0)] = [self.model.input_part]
         for step in todo:
-            if step.sends:
+            if step.to is not None:
                 ((place, rows),) = step.rows
                 for part in self._items(self.model.groups[place][-1], rows):
-                    self._send(step.side, part)
+                    self._send(step.side, step.to, part)
             else:
                 groups = (group for group in step.rows if group[0] < len(self.model.groups))
                 computes = {value: rows for place, rows in groups for value in self.model.groups[place]}
@@ -199,14 +210,14 @@ class _Lowering:
         n_items = len(self.model.line.traced.types[value])
         return [Part(value, *rows, item if n_items > 1 else None) for item in range(n_items)]
 
-    def _send(self, side: str, rows: Part) -> None:
+    def _send(self, side: int, to: int, rows: Part) -> None:
         """Rows go over as one part, or as those of the several pieces that made them."""
         for made in _covering(self.parts[side].get(rows.ref, []), (rows.start, rows.stop)):
             part = Part(rows.value, max(made.start, rows.start), min(made.stop, rows.stop), rows.item)
-            self.drafts.append((side, part))
-            self.parts[_other(side)].setdefault(part.ref, []).append(part)
+            self.drafts.append(Sent(side=side, to=to, part=part))
+            self.parts[to].setdefault(part.ref, []).append(part)
 
-    def _run(self, side: str, computes: dict[int, Interval]) -> None:
+    def _run(self, side: int, computes: dict[int, Interval]) -> None:
         mine = self.parts[side]
         takes: dict[Part, None] = {}
         for value, rows in computes.items():
@@ -231,14 +242,12 @@ class _Lowering:
 
     def _finished(self, results: list[Part]) -> Shared:
         """Every piece gives what later ones take of it, what is sent, and the results."""
-        wanted: dict[str, dict[Part, None]] = {DEVICE: dict.fromkeys(results), HELPER: {}}
+        wanted: list[dict[Part, None]] = [{} for _ in range(self.n_sides)]
+        wanted[DEVICE] = dict.fromkeys(results)
         for draft in self.drafts:
-            if isinstance(draft, _Draft):
-                wanted[draft.side] |= dict.fromkeys(draft.takes)
-            else:
-                wanted[draft[0]] |= {draft[1]: None}
-        found: list[SharedPiece | tuple[str, Part]] = []
-        count = {DEVICE: 0, HELPER: 0}
+            wanted[draft.side] |= dict.fromkeys(draft.takes if isinstance(draft, _Draft) else (draft.part,))
+        found: list[SharedPiece | Sent] = []
+        count = [0] * self.n_sides
         for draft in self.drafts:
             if not isinstance(draft, _Draft):
                 found.append(draft)
@@ -252,7 +261,7 @@ class _Lowering:
             found.append(
                 SharedPiece(
                     side=draft.side,
-                    name=f"{draft.side}-{count[draft.side]}",
+                    name=f"side-{draft.side}-{count[draft.side]}",
                     takes=tuple(takes),
                     gives=tuple(gives),
                     graph=graph,
@@ -272,10 +281,6 @@ def _covering(parts: Sequence[Part], rows: Interval) -> list[Part]:
             found.append(part)
             reached = part.stop
     return found
-
-
-def _other(side: str) -> str:
-    return HELPER if side == DEVICE else DEVICE
 
 
 def _inside(part: Part, other: Part) -> bool:

@@ -1,21 +1,22 @@
-"""Sharing one request between a device and a helper: operators, which rows each side computes, where rows may change
-hands.
+"""Sharing one request between a device and its helpers: operators, which rows each side computes, where rows may
+change hands.
 
 Any place in the line of operators is a cut: behind it some values are alive, each of which the sides may hold by rows.
 Between two cuts each side computes what it needs of every operator; where windows overlap, both compute the same rows
-(the replication of Intra-DP, section IV-C), so that nothing waits inside.
+(the replication of Intra-DP, section IV-C), so that nothing waits inside. Sides are numbered in the order of their
+rows: the device has the first, then its helper, then further helpers.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from potluck.errors import PlanError
 
 Interval = tuple[int, int]  # rows [start, stop)
-DEVICE, HELPER = "device", "helper"
-SIDES = (DEVICE, HELPER)
+Route = tuple[tuple[int, int], ...]  # (medium, how often it is crossed)
+DEVICE, HELPER = 0, 1  # and further helpers from 2 on
 NONE: Interval = (0, 0)
 MAX_CUTS = 16  # tried as places where rows change hands: those that carry the fewest bytes, some way apart
 APART_FRAC = 1 / 32  # of the device's time for all of the request
@@ -31,17 +32,16 @@ class Reads(Protocol):
 class Operator:
     """An operator, or (first of all) the input. Its inputs are earlier operators; None: all of that input is needed.
 
-    `device_s` and `helper_s` for all of its `count` rows. Of these the `fixed` seconds are there however few rows are
-    computed: being called, reading the weights. One that is not `divisible` is computed whole or not at all.
+    `side_s`: seconds for all of its `count` rows, by side; empty where it takes no time. Of these the `fixed` ones are
+    there however few rows are computed: being called, reading the weights. One that is not `divisible` is computed
+    whole or not at all.
     """
 
     name: str
     count: int
     row_bytes: int
-    device_s: float = 0.0
-    helper_s: float = 0.0
-    device_fixed_s: float = 0.0
-    helper_fixed_s: float = 0.0
+    side_s: tuple[float, ...] = ()
+    side_fixed_s: tuple[float, ...] = ()
     inputs: tuple[tuple[int, Reads | None], ...] = ()
     divisible: bool = True
 
@@ -49,59 +49,124 @@ class Operator:
     def nbytes(self) -> int:
         return self.count * self.row_bytes
 
+    def seconds(self, side: int) -> float:
+        """What all of it takes a side."""
+        return self.side_s[side] if self.side_s else 0.0
+
+    def fixed_s(self, side: int) -> float:
+        """What any of it takes a side."""
+        return self.side_fixed_s[side] if self.side_fixed_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """From one side to another: the media that are crossed, and the latency. Medium 0 is the device's own link."""
+
+    media: Route = ((0, 1),)
+    latency_s: float = 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The problem: operators in topological order, and what the two sides and their link can do.
+    """The problem: operators in topological order, and what the sides and their links can do.
 
     The first operator is the input, the last the result, which the device needs whole; neither takes time.
 
     Powers are the device's, in watts: computing, sending or receiving, and waiting. `latency_s` is paid per transfer,
     and `piece_s` for whatever a side is told to compute in one go.
+
+    All that the device sends or receives shares its link of `bytes_per_s`, and so does all else without a line of its
+    own. `lines`: from side to side. `media_bytes_per_s`: of the media beside the device's link, which are 1, 2 ...
     """
 
     operators: tuple[Operator, ...]
     bytes_per_s: float
+    n_sides: int = 2
     latency_s: float = 0.0
     piece_s: float = 0.0
     busy_w: float = 0.0
     radio_w: float = 0.0
     idle_w: float = 0.0
+    lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
+    media_bytes_per_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.operators) < 2:
             raise PlanError("A request that is to be shared needs an input and a result.")
+        if self.n_sides < 2:
+            raise PlanError(f"A request is shared by a device and at least one helper, not by {self.n_sides}.")
         for place, operator in enumerate(self.operators):
             if any(source >= place for source, _ in operator.inputs):
                 raise PlanError(f"{operator.name} reads an operator that comes after it.")
+            for known in (operator.side_s, operator.side_fixed_s):
+                if len(known) not in (0, self.n_sides):
+                    raise PlanError(f"{operator.name} has the seconds of {len(known)} sides, not of {self.n_sides}.")
         if not self.bytes_per_s >= 0:
             raise PlanError(f"The link cannot carry {self.bytes_per_s} bytes a second.")
 
-    def seconds(self, side: str, place: int, rows: int) -> float:
+    @property
+    def sides(self) -> range:
+        """The device, and every helper."""
+        return range(self.n_sides)
+
+    def seconds(self, side: int, place: int, rows: int) -> float:
         """What so many rows of an operator take one side."""
         operator = self.operators[place]
-        whole_s, fixed_s = operator.device_s, operator.device_fixed_s
-        if side == HELPER:
-            whole_s, fixed_s = operator.helper_s, operator.helper_fixed_s
-        return fixed_s + (whole_s - fixed_s) * rows / operator.count if rows else 0.0
+        fixed_s = operator.fixed_s(side)
+        return fixed_s + (operator.seconds(side) - fixed_s) * rows / operator.count if rows else 0.0
+
+    def line(self, source: int, target: int) -> Line:
+        """How rows get from one side to another."""
+        return self.lines.get((source, target)) or Line(latency_s=self.latency_s)
+
+    def link_bytes_per_s(self, bytes_per_s: float) -> float:
+        """What one transfer gets between the device and its first helper, where the device's link carries so much."""
+        capacity = (bytes_per_s, *self.media_bytes_per_s)
+        both = (*self.line(DEVICE, HELPER).media, *self.line(HELPER, DEVICE).media)
+        return min(capacity[medium] / times for medium, times in both)
+
+    def among(self, sides: Sequence[int]) -> "Sharing":
+        """The problem of these sides alone, the device first."""
+        operators = tuple(
+            replace(
+                operator,
+                side_s=tuple(operator.seconds(side) for side in sides),
+                side_fixed_s=tuple(operator.fixed_s(side) for side in sides),
+            )
+            for operator in self.operators
+        )
+        number = {side: new for new, side in enumerate(sides)}
+        lines = {(number[a], number[b]): line for (a, b), line in self.lines.items() if a in number and b in number}
+        latency_s = self.line(DEVICE, sides[1]).latency_s
+        return replace(self, operators=operators, n_sides=len(sides), lines=lines, latency_s=latency_s)
+
+    def merged(self) -> "Sharing":
+        """The problem with one helper that is as fast as all of them together."""
+        operators = []
+        for operator in self.operators:
+            helpers = self.sides[1:]
+            fixed_s = max(operator.fixed_s(side) for side in helpers)
+            moving_s = [operator.seconds(side) - operator.fixed_s(side) for side in helpers]
+            together_s = 1.0 / sum(1.0 / s for s in moving_s) if all(s > 0 for s in moving_s) else 0.0
+            operators.append(
+                replace(
+                    operator,
+                    side_s=(operator.seconds(DEVICE), fixed_s + together_s),
+                    side_fixed_s=(operator.fixed_s(DEVICE), fixed_s),
+                )
+            )
+        return replace(self, operators=tuple(operators), n_sides=2)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Division:
-    """Which rows of an operator each side computes. They may overlap, and be more than anybody needs."""
-
-    device: Interval
-    helper: Interval
-
-    def of(self, side: str) -> Interval:
-        return self.device if side == DEVICE else self.helper
+# Which rows of an operator each side computes, by side. They may overlap, and be more than anybody needs.
+Division = tuple[Interval, ...]
 
 
 class Shares:
     """A problem prepared: which rows are read for which, what is alive where. Independent of times and bandwidth."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self.sharing, self.operators = sharing, sharing.operators
+        self.sharing, self.operators, self.sides = sharing, sharing.operators, sharing.sides
         tables: dict[tuple[object, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         # per operator and input: (source, first row read by each row, end of the rows read by each row); None: all
         self.windows: list[list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]] | None]]] = []

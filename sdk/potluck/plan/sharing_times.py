@@ -1,17 +1,18 @@
-"""When each step of a shared request starts and ends: two sides that compute, and one link between them.
+"""When each step of a shared request starts and ends: sides that compute, and what joins them.
 
 As the agents do it: a side carries out the most urgent of its pieces that has all it takes, one after the other; rows
-that are sent go one after the other in each direction; both directions together share the link.
+that it sends go one after the other, to whomever; media are shared by all that is on them.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from .sharing import DEVICE, HELPER, Sharing
+from potluck.simulate.fairness import max_min_rates
+
+from .sharing import DEVICE, Sharing
 from .sharing_steps import Step
-
-_UP, _DOWN = "up", "down"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +23,17 @@ class Times:
     stop_s: tuple[float, ...]
     latency_s: float
     busy_s: float  # the device computes
-    radio_s: float  # something is on the link
+    radio_s: float  # it sends or receives
     sent_bytes: int
     received_bytes: int
 
 
 def times(sharing: Sharing, steps: Sequence[Step], bytes_per_s: float) -> Times | None:
     """How the steps take place at that bandwidth; None where something has to go over a link that carries nothing."""
-    work, lanes = [], []
+    n_sides, work, lanes = len(sharing.sides), [], []
     for step in steps:
-        lanes.append(step.side if not step.sends else _UP if step.side == DEVICE else _DOWN)
-        if step.sends:
+        lanes.append(step.side if step.to is None else n_sides + step.side)
+        if step.to is not None:
             ((place, rows),) = step.rows
             work.append(float(sharing.operators[place].row_bytes * (rows[1] - rows[0])))
         else:
@@ -40,62 +41,71 @@ def times(sharing: Sharing, steps: Sequence[Step], bytes_per_s: float) -> Times 
             work.append(seconds + sharing.piece_s if step.rows[0][0] < len(sharing.operators) - 1 else seconds)
     if bytes_per_s <= 0 and any(step.sends for step in steps):
         return None
-    start, stop, radio_s = _run(steps, work, lanes, bytes_per_s, sharing.latency_s)
+    start, stop, radio_s = _run(sharing, steps, work, lanes, bytes_per_s)
     return Times(
         start_s=tuple(start),
         stop_s=tuple(stop),
         latency_s=max((stop[i] for i in range(len(steps)) if lanes[i] == DEVICE), default=0.0),
         busy_s=sum(work[i] for i in range(len(steps)) if lanes[i] == DEVICE),
         radio_s=radio_s,
-        sent_bytes=round(sum(work[i] for i in range(len(steps)) if lanes[i] == _UP)),
-        received_bytes=round(sum(work[i] for i in range(len(steps)) if lanes[i] == _DOWN)),
+        sent_bytes=round(sum(work[i] for i in range(len(steps)) if lanes[i] == n_sides + DEVICE)),
+        received_bytes=round(sum(work[i] for i, step in enumerate(steps) if step.to == DEVICE)),
     )
 
 
 def _run(
-    steps: Sequence[Step], work: Sequence[float], lanes: Sequence[str], bytes_per_s: float, latency_s: float
+    sharing: Sharing, steps: Sequence[Step], work: Sequence[float], lanes: Sequence[int], bytes_per_s: float
 ) -> tuple[list[float], list[float], float]:
-    """Start and end of every step, and the seconds in which the link was in use."""
+    """Start and end of every step, and the seconds in which the device sent or received."""
+    n_sides, capacity = len(sharing.sides), (bytes_per_s, *sharing.media_bytes_per_s)
+    lines = {(step.side, step.to): sharing.line(step.side, step.to) for step in steps if step.to is not None}
+
+    @cache
+    def rates(pairs: tuple[tuple[int, int], ...]) -> dict[int, float]:
+        """By lane, where these transfers are under way."""
+        found = max_min_rates({a: lines[a, b].media for a, b in pairs}, capacity)
+        return {n_sides + source: rate for source, rate in found.items()}
+
     missing = [len(step.after) for step in steps]
     users: list[list[int]] = [[] for _ in steps]
     for number, step in enumerate(steps):
         for before in step.after:
             users[before].append(number)
-    ready: dict[str, list[int]] = {lane: [] for lane in (DEVICE, HELPER, _UP, _DOWN)}
+    ready: list[list[int]] = [[] for _ in range(2 * n_sides)]
     for number, lane in enumerate(lanes):
         if not missing[number]:
             heapq.heappush(ready[lane], number)
     start, stop = [0.0] * len(steps), [0.0] * len(steps)
-    left: dict[str, float] = {}
-    running: dict[str, int] = {}
+    left: dict[int, float] = {}
+    running: dict[int, int] = {}
     arrivals: list[tuple[float, int]] = []
     now_s = radio_s = 0.0
     while True:
-        for lane, waiting in ready.items():
+        for lane, waiting in enumerate(ready):
             if waiting and lane not in running:
                 number = running[lane] = heapq.heappop(waiting)
                 left[lane], start[number] = work[number], now_s
         if not running and not arrivals:
             return start, stop, radio_s
-        flows = (_UP in running) + (_DOWN in running)
-        rate = {DEVICE: 1.0, HELPER: 1.0}
-        if flows:
-            rate[_UP] = rate[_DOWN] = bytes_per_s / flows
-        ends = {lane: now_s + left[lane] / rate[lane] for lane in running}
+        pairs = tuple((lane - n_sides, to) for lane, number in running.items() if (to := steps[number].to) is not None)
+        rate = rates(pairs) if pairs else {}
+        ends = {lane: now_s + left[lane] / rate.get(lane, 1.0) for lane in running}
         then_s = min([*ends.values(), *(t for t, _ in arrivals[:1])])
-        radio_s += (then_s - now_s) if flows else 0.0
+        radio_s += (then_s - now_s) if any(DEVICE in pair for pair in pairs) else 0.0
         done = [number for t, number in arrivals if t <= then_s]
         arrivals = [(t, number) for t, number in arrivals if t > then_s]
         for lane, number in list(running.items()):
             if ends[lane] <= then_s:
                 stop[number] = then_s
                 del running[lane]
-                if lane in (_UP, _DOWN) and latency_s:
-                    heapq.heappush(arrivals, (then_s + latency_s, number))
+                to = steps[number].to
+                latency_s = lines[steps[number].side, to].latency_s if to is not None else 0.0
+                if latency_s:
+                    arrivals.append((then_s + latency_s, number))
                 else:
                     done.append(number)
             else:
-                left[lane] -= (then_s - now_s) * rate[lane]
+                left[lane] -= (then_s - now_s) * rate.get(lane, 1.0)
         now_s = then_s
         arrivals.sort()
         for before in done:

@@ -1,21 +1,26 @@
-"""Share one request inside its operators between a device and a helper: which rows where (Intra-DP's LOSS, IV-C).
+"""Share one request inside its operators between a device and helpers: which rows where (Intra-DP's LOSS, IV-C).
 
 The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts and levels
 (`split_search`) names some promising ways, which are then carried out in time step by step, as the agents would
 (`sharing_times`), next to what others would do (`rivals.shared_requests`); the best of them is improved by moving rows,
 moving cuts and changing the size of what is sent, while that helps. So it is never worse than any of the others.
+
+With several helpers (the paper has one) the search takes them for one that is as fast as all together, whose rows are
+then divided among them by their speed. What is best without the last helper, and with it alone, is among the
+candidates: a further helper never makes it worse.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, combinations, pairwise
 
 from potluck.errors import PlanError
 
 from .rivals import shared_requests as rivals
-from .sharing import Division, Shares, Sharing, common
+from .sharing import NONE, Division, Shares, Sharing, common
 from .sharing_steps import TILES, steps, useful
 from .sharing_times import times
-from .split_search import LEVELS, MARGIN, Blocks, Way, alone, cuts, divided, search
+from .split_search import LEVELS, MARGIN, Blocks, Handover, Way, alone, cuts, divided, search
 
 N_WAYS = 6  # of those that the search found, carried out in time
 N_IMPROVED = 2  # of those, made better
@@ -59,7 +64,13 @@ class Splitter:
 
     def __init__(self, sharing: Sharing, *, rules: Rules | None = None, levels: int = LEVELS) -> None:
         self.shares, self.rules, self.levels = Shares(sharing), rules or Rules(), levels
-        self.blocks = Blocks(self.shares, cuts(self.shares))
+        one_helper, sides = self.shares, tuple(sharing.sides)
+        self.fewer: list[tuple[tuple[int, ...], Splitter]] = []  # the sides that are left, and what they can do
+        if len(sides) > 2:
+            one_helper = Shares(sharing.merged())
+            for left in (sides[:-1], (sides[0], sides[-1])):
+                self.fewer.append((left, Splitter(sharing.among(left), rules=rules, levels=levels)))
+        self.blocks = Blocks(one_helper, cuts(one_helper))
 
     def share(self, bytes_per_s: float, *, deadline_s: float | None = None, near: Sequence[Split] = ()) -> Split:
         """The split with the least latency; with `deadline_s`, the one with the least joules of the device within it.
@@ -129,12 +140,14 @@ class Splitter:
         tried = (self.tried(divisions, bytes_per_s, tiles) for divisions, tiles in known if self._allowed(divisions))
         splits = [split for split in tried if split]
         limit_s = MARGIN * min(split.latency_s for split in splits) if deadline_s is None else deadline_s
+        link_bytes_per_s = self.shares.sharing.link_bytes_per_s(bytes_per_s)
         ways = search(
-            self.blocks, bytes_per_s, N_WAYS, limit_s=limit_s, levels=self.levels, thrifty=deadline_s is not None
+            self.blocks, link_bytes_per_s, N_WAYS, limit_s=limit_s, levels=self.levels, thrifty=deadline_s is not None
         )
         ranked = []
         seen = set()
-        for way in (*ways, alone(self.shares)):
+        promising = [way for found in ways for way in self._handed_on(found)]
+        for way in (*promising, alone(self.shares)):
             split = self._of_way(way, bytes_per_s, TILES)
             if split and split.divisions not in seen:
                 seen.add(split.divisions)
@@ -145,7 +158,12 @@ class Splitter:
         return min(splits, key=lambda split: _rank(split, deadline_s))
 
     def _rivals(self, bytes_per_s: float, deadline_s: float | None) -> Iterator[tuple[tuple[Division, ...], int]]:
-        """What others would do, in one part and in several."""
+        """What others would do, in one part and in several; or what fewer helpers do."""
+        for sides, splitter in self.fewer:
+            split = splitter._best(bytes_per_s, deadline_s, ())
+            yield tuple(self._widened(division, sides) for division in split.divisions), split.tiles
+        if self.fewer:
+            return
         found = [rivals.all_on_device(self.shares), rivals.all_on_helper(self.shares)]
         found += [rivals.least_cut(self.shares, bytes_per_s), rivals.greedy_tiling(self.shares, bytes_per_s)]
         if deadline_s is not None:
@@ -153,6 +171,33 @@ class Splitter:
         for divisions in dict.fromkeys(found):
             yield divisions, 1
             yield divisions, TILES
+
+    def _widened(self, division: Division, sides: Sequence[int]) -> Division:
+        """A division among these sides, as one of all."""
+        rows = dict(zip(sides, division, strict=True))
+        return tuple(rows.get(side, NONE) for side in self.shares.sides)
+
+    def _handed_on(self, way: Way) -> Iterator[Way]:
+        """A way of the device and one helper as ways of all: its rows divided by speed, there and at every cut."""
+        if not self.fewer:
+            yield way
+            return
+        rest = self._by_speed()
+        yield tuple(replace(at, rest=rest) for at in way)
+        often = [way[0]]
+        for before, after in pairwise(way):
+            if not after.share:  # the device does nothing meanwhile
+                often += [Handover(p, 0.0) for p in self.blocks.places if before.place < p < after.place]
+            often.append(after)
+        if len(often) > len(way):
+            yield tuple(replace(at, rest=rest) for at in often)
+
+    def _by_speed(self) -> tuple[float, ...]:
+        """Up to which share of the helpers' rows the first, the second ... do them, so that all take equally long."""
+        sharing = self.shares.sharing
+        seconds = [sum(operator.seconds(side) for operator in sharing.operators) for side in sharing.sides[1:]]
+        speed = [1.0 / s if s else 0.0 for s in seconds]
+        return tuple(part / sum(speed) for part in accumulate(speed[:-1]))
 
     def _of_way(self, way: Way, bytes_per_s: float, tiles: int) -> Split | None:
         divisions = divided(self.shares, way, replicate=self.rules.replicate)
@@ -163,10 +208,10 @@ class Splitter:
             return True
         own, lacking = useful(self.shares, divisions)
         operators = self.shares.operators
-        both = any(common(a, b)[1] for a, b in zip(*own.values(), strict=True))
+        both = any(common(a, b)[1] for one, other in combinations(own, 2) for a, b in zip(one, other, strict=True))
         large = any(
             parts and operators[place].nbytes > operators[0].nbytes
-            for side in lacking.values()
+            for side in lacking
             for place, parts in enumerate(side)
         )
         return not (both and not self.rules.replicate) and not (large and self.rules.raw_bound)
@@ -198,12 +243,34 @@ class Splitter:
             at = way[i]
             yield (*way[:i], *way[i + 1 :]), tiles
             changed = [replace(at, share=min(max(at.share + d, 0.0), 1.0)) for d in (-size, size) if not at.both]
+            changed += [
+                replace(at, rest=(*at.rest[:k], min(max(end + d, 0.0), 1.0), *at.rest[k + 1 :]))
+                for k, end in enumerate(at.rest)
+                for d in (-size, size)
+            ]
             if at.place in places:
                 k = places.index(at.place)
                 changed += [replace(at, place=p) for p in (places[k - 1], places[k + 1])]
             for other in changed:
                 if way[i - 1].place < other.place < way[i + 1].place:
                     yield (*way[:i], other, *way[i + 1 :]), tiles
+        if self.fewer:
+            yield from ((other, tiles) for other in self._more_changes(way, size))
+
+    def _more_changes(self, way: Way, size: float) -> Iterator[Way]:
+        """Of several helpers: another share of one everywhere, one handover more."""
+        for k in range(len(self.shares.sides) - 2):
+            for d in (-size, size):
+                yield tuple(
+                    replace(at, rest=(*at.rest[:k], min(max(at.rest[k] + d, 0.0), 1.0), *at.rest[k + 1 :]))
+                    if at.rest
+                    else at
+                    for at in way
+                )
+        for i, (before, after) in enumerate(pairwise(way)):
+            for place in self.blocks.places:
+                if before.place < place < after.place and after.rest:
+                    yield (*way[: i + 1], replace(after, place=place, share=after.share), *way[i + 1 :])
 
 
 def share(sharing: Sharing, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .sharing import APART_FRAC, DEVICE, HELPER, MAX_CUTS, NONE, SIDES, Division, Interval, Shares, Sharing, common
+from .sharing import APART_FRAC, DEVICE, HELPER, MAX_CUTS, NONE, Division, Interval, Shares, Sharing, common
 from .sharing_steps import TILES
 
 LEVELS = 11  # shares of the rows behind a cut that are tried: 0, a tenth, ... all
@@ -19,14 +19,27 @@ MAX_LABELS = 6  # kept per cut and level: the ones that are ready first
 
 @dataclass(frozen=True, slots=True, order=True)
 class Handover:
-    """Behind operator `place` the device holds this share of the rows of all that is alive, the helper the others.
+    """Behind operator `place` the device holds this share of the rows of all that is alive, the helpers the others.
 
-    `both`: each of them holds all rows.
+    `rest`: up to which share of those others the first helpers hold them, and the last one what is left; with none the
+    first helper holds all. `both`: each of them that has a share holds all rows.
     """
 
     place: int
     share: float
     both: bool = False
+    rest: tuple[float, ...] = ()
+
+    def bounds(self, side: int) -> tuple[float, float]:
+        """The share of the rows at which a side's begin, and end."""
+        if side == DEVICE:
+            return 0.0, self.share
+        ends = (0.0, *self.rest, 1.0)
+        if side >= len(ends):
+            return 1.0, 1.0
+        of_others = 1.0 - self.share
+        first = self.share + of_others * ends[side - 1] if side > HELPER else self.share
+        return first, self.share + of_others * ends[side] if ends[side] < 1.0 else 1.0
 
 
 Way = tuple[Handover, ...]  # from the input to the result
@@ -37,46 +50,51 @@ def alone(shares: Shares) -> Way:
     return (Handover(0, 1.0), Handover(shares.last, 1.0))
 
 
-def held(shares: Shares, handover: Handover, side: str) -> dict[int, Interval]:
+def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
     """The rows that a side holds behind a cut. What cannot be divided is on one side."""
     found = {}
+    first, end = handover.bounds(side)
+    holds = handover.both and (side == DEVICE or first < end or (not handover.rest and side == HELPER))
     for u in shares.alive[handover.place]:
         operator = shares.operators[u]
-        cut = round(handover.share * (operator.count if operator.divisible else 1))
-        cut = cut if operator.divisible else cut * operator.count
-        rows = (0, cut) if side == DEVICE else (cut, operator.count)
-        found[u] = (0, operator.count) if handover.both else rows
+        size = operator.count if operator.divisible else 1
+        rows = (round(first * size), round(end * size))
+        rows = rows if operator.divisible else (rows[0] * operator.count, rows[1] * operator.count)
+        found[u] = (0, operator.count) if holds else rows
     return found
 
 
 def divided(shares: Shares, way: Way, *, replicate: bool = True) -> tuple[Division, ...]:
-    """The rows that each side computes on such a way; without `replicate` no row is computed by both sides."""
-    rows: dict[str, list[Interval]] = {side: [NONE] * len(shares.operators) for side in SIDES}
+    """The rows that each side computes on such a way; without `replicate` no row is computed by two sides."""
+    rows: list[list[Interval]] = [[NONE] * len(shares.operators) for _ in shares.sides]
     rows[DEVICE][0] = (0, shares.operators[0].count)
     for before, after in pairwise(way):
-        if not replicate:
-            _evenly(shares, before, after, rows)
-            continue
-        for side in SIDES:
+        for side in shares.sides:
+            if not replicate:
+                _evenly(shares, before, after, side, rows[side])
+                continue
             needed = shares.needed(after.place, held(shares, after, side), before.place)
             for place in range(before.place + 1, after.place + 1):
                 rows[side][place] = needed.get(place, NONE)
-    return tuple(map(Division, rows[DEVICE], rows[HELPER]))
+    return tuple(zip(*rows, strict=True))
 
 
-def _evenly(shares: Shares, before: Handover, after: Handover, rows: dict[str, list[Interval]]) -> None:
+def _evenly(shares: Shares, before: Handover, after: Handover, side: int, rows: list[Interval]) -> None:
     """Every operator between two cuts is divided like the values behind the later one: neighbours exchange rows."""
+    first, end = after.bounds(side)
     for place in range(before.place + 1, after.place + 1):
         operator = shares.operators[place]
-        cut = round(after.share * operator.count) if operator.divisible else operator.count * round(after.share)
-        rows[DEVICE][place], rows[HELPER][place] = (0, cut), (cut, operator.count)
+        if operator.divisible:
+            rows[place] = round(first * operator.count), round(end * operator.count)
+        else:
+            rows[place] = operator.count * round(first), operator.count * round(end)
 
 
 def cuts(shares: Shares) -> tuple[int, ...]:
     """Places where little is alive, some way apart; the input and the result are among them."""
     so_far, total = [], 0.0
     for operator in shares.operators:
-        total += operator.device_s
+        total += operator.seconds(DEVICE)
         so_far.append(total)
     chosen: list[int] = []
     for place in sorted(range(1, shares.last), key=lambda p: (shares.cut_bytes(p), p)):
@@ -133,8 +151,8 @@ class Blocks:
 
     shares: Shares
     places: tuple[int, ...]
-    blocks: dict[tuple[Handover, str], dict[int, _Block]] = field(default_factory=dict)
-    holds: dict[tuple[Handover, str], dict[int, Interval]] = field(default_factory=dict)
+    blocks: dict[tuple[Handover, int], dict[int, _Block]] = field(default_factory=dict)
+    holds: dict[tuple[Handover, int], dict[int, Interval]] = field(default_factory=dict)
     legs: dict[tuple[Handover, int], list[_Leg]] = field(default_factory=dict)
     left: list[tuple[float, float]] = field(default_factory=list)
 
@@ -143,8 +161,9 @@ class Blocks:
         left_s, faster = 0.0, 1.0
         for operator in reversed(self.shares.operators):
             self.left.append((left_s, faster))
-            left_s += operator.device_s
-            faster = max(faster, operator.device_s / operator.helper_s if operator.helper_s > 0 else 1.0)
+            device_s, helper_s = operator.seconds(DEVICE), operator.seconds(HELPER)
+            left_s += device_s
+            faster = max(faster, device_s / helper_s if helper_s > 0 else 1.0)
         self.left.reverse()
 
     def soonest_s(self, label: "Label") -> float:
@@ -174,19 +193,19 @@ class Blocks:
         down = _lacking(self.shares.operators, device.takes, self.held(at, DEVICE))
         return _Leg(to, device, helper, up, down)
 
-    def block(self, before: Handover, after: Handover, side: str) -> _Block:
+    def block(self, before: Handover, after: Handover, side: int) -> _Block:
         key = (after, side)
         if key not in self.blocks:
             self.blocks[key] = self._sweep(after, side)
         return self.blocks[key][before.place]
 
-    def held(self, at: Handover, side: str) -> dict[int, Interval]:
+    def held(self, at: Handover, side: int) -> dict[int, Interval]:
         key = (at, side)
         if key not in self.holds:
             self.holds[key] = held(self.shares, at, side)
         return self.holds[key]
 
-    def _sweep(self, after: Handover, side: str) -> dict[int, _Block]:
+    def _sweep(self, after: Handover, side: int) -> dict[int, _Block]:
         shares, wanted = self.shares, set(self.places)
         needed = shares.needed(after.place, self.held(after, side))
         found: dict[int, _Block] = {}

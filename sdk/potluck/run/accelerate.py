@@ -2,7 +2,7 @@
 
 import platform
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelError, UserError
 from potluck.graph.pace import Pace, pace
-from potluck.graph.shared import DEVICE, HELPER, Shareable
+from potluck.graph.shared import Shareable
 from potluck.handle import Handle, Task, resolved
 from potluck.lab.local import LocalAgents
 from potluck.lab.specs import Spec
@@ -96,7 +96,7 @@ def accelerate(
             task.update(0.1, "measuring")
             profile = home.profile(made, train=False, rows=(batch,)).wait()
             task.update(0.6, "planning")
-            case = _case(made, profile, {DEVICE: name, HELPER: helper.name}, batch, home)
+            case = _case(made, profile, (name, helper.name), batch, home)
             case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths))
             store = SplitStore() if home._ring is not None else None
             return Fast(home._link, home.devices, case, rebuild, agents, task, store)
@@ -142,17 +142,17 @@ def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:
     return lambda found: pytree.tree_unflatten(found, structure)
 
 
-def _case(model: Any, profile: Profile, names: Mapping[str, str], batch: int, home: "Home") -> SplitCase:
+def _case(model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home") -> SplitCase:
     problem = profile.problem(Inference(batch=batch))
     return SplitCase(
         model=model,
         shareable=Shareable(model.traced_line()),
         problem=problem,
         names=names,
-        paces={side: measured_pace(model, profile, name, batch) for side, name in names.items()},
+        paces=tuple(measured_pace(model, profile, name, batch) for name in names),
         batch=batch,
         lender=f"0/layers-0-{len(model.layers())}",
-        emulated=frozenset(n for n in names.values() if home.devices[n].capability.get("emulated")),
+        emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
     )
 
 

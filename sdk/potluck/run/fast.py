@@ -70,7 +70,7 @@ class Fast:
         self._estimator = Estimator(self.bytes_per_s, latency_s=path.latency_s)
         self._heard_s = time.monotonic()
         self._answers: list[Answer] = []
-        self._times: dict[str, deque[float]] = {side: deque(maxlen=SHOWN) for side in case.names}
+        self._times: dict[int, deque[float]] = {side: deque(maxlen=SHOWN) for side in range(len(case.names))}
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
@@ -293,7 +293,7 @@ class Fast:
         if self.helper in compiled.programs:
             for nbytes, seconds in transfers(execution, compiled, (self.device, self.helper)):
                 self._heard(nbytes, seconds)
-        for side, name in self._case.names.items():
+        for side, name in enumerate(self._case.names):
             if name in compiled.programs and name not in self._case.emulated:
                 expected_s = self._case.computing_s(compiled, name)
                 if expected_s > 0:
@@ -323,12 +323,12 @@ class Fast:
                 except PotluckError as error:
                     self.failure = error
 
-    def _wrong(self) -> dict[str, float]:
+    def _wrong(self) -> dict[int, float]:
         """The sides that take another time than was thought, request after request: how many times as long."""
         shown = {side: median(times) for side, times in self._times.items() if len(times) == SHOWN}
         return {side: times for side, times in shown.items() if not 1 / WRONG < times < WRONG}
 
-    def _correct(self, times: dict[str, float]) -> None:
+    def _correct(self, times: dict[int, float]) -> None:
         """Plan anew by what the sides have shown, load that, and go over to it."""
         case = self._case.corrected(times)
         table, epoch, before = case.table(), self._take_epoch(), self._epoch

@@ -1,7 +1,7 @@
-"""A shared request as programs: the pieces of both sides become segments that borrow their weights, and ordinary
+"""A shared request as programs: the pieces of all sides become segments that borrow their weights, and ordinary
 instructions run, send, receive and slice. Pure.
 
-Values keep the names of their parts on both sides. Each side does its pieces in the order in which they were drawn up;
+Values keep the names of their parts on all sides. Each side does its pieces in the order in which they were drawn up;
 what is sent first is needed first.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.graph.pieces import Interval, Part, part_type
-from potluck.graph.shared import DEVICE, HELPER, Shareable, Shared, SharedPiece
+from potluck.graph.shared import DEVICE, Sent, Shareable, Shared, SharedPiece
 from potluck.plan.sharing import Sharing
 from potluck.records import HOME, Segment
 from potluck.run.edition import Piece, Request, request
@@ -24,9 +24,9 @@ from potluck_wire.messages import Prepare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """Who the two sides are, by device name, what kind of piece each takes, and what every operator costs them."""
+    """Who the sides are, by device name, what kind of piece each takes, and what every operator costs them."""
 
-    names: Mapping[str, str]  # side -> device
+    names: tuple[str, ...]  # of the devices, by side
     kinds: Mapping[str, str]  # device -> kind
     sharing: Sharing
     batch: int
@@ -63,10 +63,10 @@ def compile_shared(
     shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, lender: str
 ) -> SharedProgram:
     """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it."""
-    build = _Build(shareable, sides, Assembler(name, tuple(sides.names.values()), HOME))
+    build = _Build(shareable, sides, Assembler(name, sides.names, HOME))
     build.feed(shareable.line.traced.graph.inputs[0].name)
-    pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names.values()}
-    rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names.values()}
+    pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names}
+    rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names}
     for turn, step in enumerate(shared.steps):
         if isinstance(step, SharedPiece):
             device = sides.names[step.side]
@@ -77,7 +77,7 @@ def compile_shared(
                 known = rows[sides.names[step.side]].get(shareable.place[value], (start, stop))
                 rows[sides.names[step.side]][shareable.place[value]] = min(known[0], start), max(known[1], stop)
         else:
-            build.send(*step, turn)
+            build.send(step, turn)
     build.results(shared.results)
     loaded = {device: tuple(found.values()) for device, found in pieces.items()}
     return SharedProgram(compiled=build.programs.finish(), pieces=loaded, rows=rows)
@@ -128,7 +128,7 @@ def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:
 class _Build:
     def __init__(self, shareable: Shareable, sides: Sides, programs: Assembler) -> None:
         self.model, self.sides, self.programs = shareable, sides, programs
-        self.here: dict[str, set[str]] = {side: set() for side in sides.names}  # the values of each side
+        self.here: list[set[str]] = [set() for _ in sides.names]  # the values of each side
 
     def feed(self, tensor: str) -> None:
         """The input comes from home to the device."""
@@ -153,9 +153,10 @@ class _Build:
         )  # fmt: skip
         self.here[side].update(outputs)
 
-    def send(self, side: str, part: Part, turn: int) -> None:
+    def send(self, step: Sent, turn: int) -> None:
         """Rows go over; those of the input are cut out of it first."""
-        source, target = self.sides.names[side], self.sides.names[HELPER if side == DEVICE else DEVICE]
+        side, part = step.side, step.part
+        source, target = self.sides.names[side], self.sides.names[step.to]
         if part.name not in self.here[side]:
             whole, axis = self.model.input_part, self.model.rows_of(part.value)[0]
             nbytes = self._bytes(part)
@@ -165,7 +166,7 @@ class _Build:
             )  # fmt: skip
             self.here[side].add(part.name)
         self.programs.send(source, part.name, target, part.name, label=_rows(part), priority=turn)
-        self.here[HELPER if side == DEVICE else DEVICE].add(part.name)
+        self.here[step.to].add(part.name)
 
     def results(self, parts: Sequence[Part]) -> None:
         """The outputs go home."""

@@ -1,6 +1,6 @@
 """Split tables on disk, so that the next `accelerate` of the same model on the same devices need not search.
 
-One JSON file per model, times of both sides, link latency and wishes. A file that is corrupt, or of another version, is
+One JSON file per model, times of all sides, links and wishes. A file that is corrupt, or of another version, is
 made anew.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from potluck.plan.sharing import Division
+from potluck.plan.sharing import Sharing
 from potluck.plan.split import Split
 from potluck.profile.store import cache_dir
 from potluck.run.split_table import Found, SplitCase, SplitTable
 
-SCHEMA = 2  # a change of the search or of the file makes tables anew
+SCHEMA = 3  # a change of the search or of the file makes tables anew
 
 
 class SplitStore:
@@ -29,45 +29,45 @@ class SplitStore:
     def path(self, case: SplitCase) -> Path:
         """Where the table of a case is kept: by all that the search depends on."""
         sharing = case.sharing
-        operators = [
-            (o.name, o.count, o.row_bytes, o.device_s, o.helper_s, o.device_fixed_s, o.helper_fixed_s)
-            for o in sharing.operators
-        ]
+        operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s) for o in sharing.operators]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
-        overheads = sharing.latency_s, sharing.piece_s
+        links = sharing.latency_s, sharing.piece_s, sorted(sharing.lines.items()), sharing.media_bytes_per_s
         wishes = case.deadline_s, case.bandwidths, case.rival
-        about = case.model.signature, case.batch, operators, overheads, watts, wishes
+        about = case.model.signature, case.batch, operators, links, watts, wishes
         return self.directory / f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 
     def table(self, case: SplitCase) -> SplitTable:
         """The table of a case: as it was kept, or searched for and kept."""
         path = self.path(case)
-        found = _read(path, [operator.count for operator in case.sharing.operators])
+        found = _read(path, case.sharing)
         if found is None:
             found = case.search()
             _write(path, found)
         return case.table(found)
 
 
-def _read(path: Path, counts: list[int]) -> Found | None:
+def _read(path: Path, sharing: Sharing) -> Found | None:
     try:
         document = json.loads(path.read_bytes())
         found = tuple((float(row["bytes_per_s"]), _split(row["split"])) for row in document["entries"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    whole = found and found[0][0] == 0 and all(_fits(split, counts) for _, split in found)
+    whole = found and found[0][0] == 0 and all(_fits(split, sharing) for _, split in found)
     return found if whole else None
 
 
-def _fits(split: Split, counts: list[int]) -> bool:
-    if len(split.divisions) != len(counts) or split.tiles < 1:
+def _fits(split: Split, sharing: Sharing) -> bool:
+    if len(split.divisions) != len(sharing.operators) or split.tiles < 1:
         return False
-    pairs = zip(split.divisions, counts, strict=True)
-    return all(0 <= start <= stop <= n for d, n in pairs for start, stop in (d.device, d.helper))
+    pairs = zip(split.divisions, sharing.operators, strict=True)
+    return all(
+        len(division) == sharing.n_sides and all(0 <= start <= stop <= operator.count for start, stop in division)
+        for division, operator in pairs
+    )
 
 
 def _split(row: dict[str, Any]) -> Split:
-    divisions = tuple(Division(device=_rows(d["device"]), helper=_rows(d["helper"])) for d in row["divisions"])
+    divisions = tuple(tuple(map(_rows, division)) for division in row["divisions"])
     return Split(
         divisions=divisions, tiles=int(row["tiles"]), latency_s=float(row["latency_s"]),
         energy_j=float(row["energy_j"]), sent_bytes=int(row["sent_bytes"]), received_bytes=int(row["received_bytes"]),

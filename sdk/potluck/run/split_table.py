@@ -65,8 +65,8 @@ class SplitCase:
     model: Any
     shareable: Shareable
     problem: Problem
-    names: Mapping[str, str]  # side -> device
-    paces: Mapping[str, Pace]  # by side
+    names: tuple[str, ...]  # of the devices, by side
+    paces: tuple[Pace, ...]  # by side
     batch: int
     lender: str  # the segment that has the weights
     emulated: frozenset[str] = frozenset()
@@ -79,12 +79,15 @@ class SplitCase:
         """The planner's problem; its link is still open."""
         device, helper = self.problem.device(self.names[DEVICE]), self.problem.device(self.names[HELPER])
         paces, path = self.paces, self.problem.network.path(device.name, helper.name)
+        busy_w, radio_w, idle_w = _watts(device)
         return Sharing(
-            operators=self.shareable.operators(paces[DEVICE], paces[HELPER], self.batch),
+            operators=self.shareable.operators(paces, self.batch),
             bytes_per_s=0.0,
             latency_s=path.latency_s + device.overhead_s,
             piece_s=device.overhead_s,
-            **_watts(device),
+            busy_w=busy_w,
+            radio_w=radio_w,
+            idle_w=idle_w,
         )
 
     def search(self) -> Found:
@@ -104,9 +107,9 @@ class SplitCase:
         splits = self.search() if found is None else found
         return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
 
-    def corrected(self, times: Mapping[str, float]) -> "SplitCase":
+    def corrected(self, times: Mapping[int, float]) -> "SplitCase":
         """The same where a side (by name) takes so many times as long as was thought."""
-        paces = {side: known.times(times.get(side, 1.0)) for side, known in self.paces.items()}
+        paces = tuple(known.times(times.get(side, 1.0)) for side, known in enumerate(self.paces))
         costs = dict(self.problem.costs)
         for side, factor in times.items():
             name = self.names[side]
@@ -134,8 +137,7 @@ class SplitCase:
             return None
         shared = lower(self.shareable, split.divisions, split.tiles)
         kinds = {
-            name: kind_on(self.model, name, self.problem.device(name).backends, train=False)
-            for name in self.names.values()
+            name: kind_on(self.model, name, self.problem.device(name).backends, train=False) for name in self.names
         }
         sides = Sides(names=self.names, kinds=kinds, sharing=self.sharing, batch=self.batch)
         name = f"share-{hashlib.sha256(repr((split.divisions, split.tiles)).encode()).hexdigest()[:16]}"
@@ -190,7 +192,8 @@ class SplitCase:
         return replace(self.problem, network=network)
 
 
-def _watts(device: Device) -> dict[str, float]:
+def _watts(device: Device) -> tuple[float, float, float]:
+    """Computing, sending and waiting; zeros where a device's power is not known."""
     if device.idle_w is None or device.busy_w is None:
-        return {}
-    return {"idle_w": device.idle_w, "busy_w": device.busy_w, "radio_w": device.radio_w or 0.0}
+        return 0.0, 0.0, 0.0
+    return device.busy_w, device.radio_w or 0.0, device.idle_w

@@ -26,15 +26,15 @@ def test_a_layers_time_is_divided_over_its_operators(model):
 
 def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_their_share(model):
     found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
-    operators = Shareable(model.traced_line()).operators(found, found)
+    operators = Shareable(model.traced_line()).operators((found, found))
     sharing = Sharing(operators=operators, bytes_per_s=0.0)
 
     def beyond(place):
         """Seconds of a row, in shares of the whole."""
         whole = operators[place]
-        return sharing.seconds(DEVICE, place, 1) / whole.device_s * whole.count
+        return sharing.seconds(DEVICE, place, 1) / whole.side_s[DEVICE] * whole.count
 
     wide, narrow = (p for p, operator in enumerate(operators) if "conv" in operator.name)
     assert 1 < beyond(wide) < beyond(narrow)
-    assert sharing.seconds(DEVICE, narrow, operators[narrow].count) == pytest.approx(operators[narrow].device_s)
+    assert sharing.seconds(DEVICE, narrow, operators[narrow].count) == pytest.approx(operators[narrow].side_s[DEVICE])
     assert sharing.seconds(DEVICE, narrow, 0) == 0

@@ -1,7 +1,9 @@
-"""A request shared by two sides gives what one machine gives: every family, every table entry, any division of rows."""
+"""A request that sides share gives what one machine gives: every family, every table entry, any division of rows."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from potluck.errors import ModelError
 from potluck.graph.model import Model
 from potluck.graph.pace import Pace
-from potluck.graph.shared import DEVICE, HELPER, Shareable, Shared, SharedPiece, lower
+from potluck.graph.shared import DEVICE, Shareable, Shared, SharedPiece, lower
 from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing import NONE, Division, Sharing
 from potluck.plan.split import Splitter
@@ -35,13 +37,13 @@ class Case:
             answer = self.net(self.x)
         self.answer = answer if isinstance(answer, tuple) else (answer,)
         values = self.shareable.values
-        operators = self.shareable.operators(*(Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)))
+        operators = self.shareable.operators([Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)])
         self.splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e6, latency_s=1e-3))
 
     def run(self, shared: Shared) -> list[torch.Tensor]:
         """Both sides' pieces, in the worker's interpreter, each with nothing but its own parts and those received."""
         state = self.model.state()
-        have = {DEVICE: {self.shareable.input_part: self.x}, HELPER: {}}
+        have = defaultdict(dict, {DEVICE: {self.shareable.input_part: self.x}})
         for step in shared.steps:
             if isinstance(step, SharedPiece):
                 graph = loads(dumps(step.graph))
@@ -51,12 +53,11 @@ class Case:
                     zip(step.gives, Interpreter(graph).run(inputs, states, train=False), strict=True)
                 )
             else:
-                side, part = step
-                whole = have[side].get(self.shareable.input_part)
-                sent = have[side].get(part)
+                part, whole = step.part, have[step.side].get(self.shareable.input_part)
+                sent = have[step.side].get(part)
                 if sent is None and part.value == 0:
                     sent = whole.narrow(2, part.start, part.stop - part.start)
-                have[HELPER if side == DEVICE else DEVICE][part] = sent
+                have[step.to][part] = sent
         return [have[DEVICE][part] for part in shared.results]
 
     def check(self, divisions: Sequence[Division], tiles: int) -> None:
@@ -95,13 +96,26 @@ def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name,
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, data):
     home, shares = case(name), case(name).splitter.shares
-    divisions = [Division((0, shares.operators[0].count), NONE)]
+    divisions = [((0, shares.operators[0].count), NONE)]
     for operator in shares.operators[1:-1]:
         cut = data.draw(st.sampled_from((0, 1, operator.count - 1, operator.count)) | st.integers(0, operator.count))
         if not operator.divisible:
             cut = operator.count if cut else 0
-        divisions.append(Division((0, cut), (cut, operator.count)))
-    home.check([*divisions, Division((0, 1), NONE)], data.draw(st.integers(1, 4)))
+        divisions.append(((0, cut), (cut, operator.count)))
+    home.check([*divisions, ((0, 1), NONE)], data.draw(st.integers(1, 4)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator_on_three_sides(name, data):
+    home, shares = case(name), case(name).splitter.shares
+    divisions = [((0, shares.operators[0].count), NONE, NONE)]
+    for operator in shares.operators[1:-1]:
+        size = operator.count if operator.divisible else 1
+        bounds = sorted(data.draw(st.integers(0, size)) * (operator.count // size) for _ in range(2))
+        divisions.append(tuple(pairwise((0, *bounds, operator.count))))
+    home.check([*divisions, ((0, 1), NONE, NONE)], data.draw(st.integers(1, 4)))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

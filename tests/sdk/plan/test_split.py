@@ -1,4 +1,4 @@
-"""Sharing one request between a device and a helper: worked by hand, against every division, and at the edges."""
+"""Sharing one request between a device and its helpers: worked by hand, against every division, and at the edges."""
 
 import itertools
 import random
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from potluck.errors import PlanError
 from potluck.plan.rivals import shared_requests as rivals
-from potluck.plan.sharing import DEVICE, HELPER, NONE, Division, Operator, Shares, Sharing, without
+from potluck.plan.sharing import DEVICE, HELPER, NONE, Division, Line, Operator, Shares, Sharing, without
 from potluck.plan.sharing_steps import steps, useful
 from potluck.plan.sharing_times import times
 from potluck.plan.split import Rules, Splitter, share
@@ -36,13 +36,11 @@ def chain(
     for i in range(n):
         operators.append(
             Operator(
-                name=f"window {i}", count=count, row_bytes=row_bytes, device_s=device_s, helper_s=helper_s,
+                name=f"window {i}", count=count, row_bytes=row_bytes, side_s=(device_s, helper_s),
                 inputs=((i, Window(count, reach)),),
             )
         )  # fmt: skip
-    operators.append(
-        Operator(name="head", count=1, row_bytes=10, device_s=tail_s, helper_s=tail_s / 2, inputs=((n, None),))
-    )
+    operators.append(Operator(name="head", count=1, row_bytes=10, side_s=(tail_s, tail_s / 2), inputs=((n, None),)))
     operators.append(Operator(name="result", count=1, row_bytes=10, inputs=((n + 1, None),)))
     return Sharing(operators=tuple(operators), bytes_per_s=bytes_per_s, latency_s=latency_s, **link)
 
@@ -56,8 +54,9 @@ def branched(draw: random.Random) -> Sharing:
         inputs = tuple((u, Window(count, draw.randint(0, 1)) if draw.random() < 0.8 else None) for u in sorted(read))
         operators.append(
             Operator(
-                name=str(i), count=count, row_bytes=draw.randint(10, 200), device_s=draw.uniform(0.1, 1.0),
-                helper_s=draw.uniform(0.01, 1.0), inputs=inputs, divisible=draw.random() < 0.9,
+                name=str(i), count=count, row_bytes=draw.randint(10, 200),
+                side_s=(draw.uniform(0.1, 1.0), draw.uniform(0.01, 1.0)),
+                inputs=inputs, divisible=draw.random() < 0.9,
             )
         )  # fmt: skip
     last = len(operators)
@@ -68,10 +67,21 @@ def branched(draw: random.Random) -> Sharing:
     )  # fmt: skip
 
 
+def with_another_helper(sharing: Sharing, draw: random.Random) -> Sharing:
+    """One helper more, joined to the first by a cable or by the same air."""
+    operators = tuple(
+        replace(op, side_s=(*op.side_s, op.seconds(HELPER) * draw.uniform(0.3, 3))) if op.side_s else op
+        for op in sharing.operators
+    )
+    cable = Line(media=((1, 1),), latency_s=0.001)
+    wired = {"lines": {(1, 2): cable, (2, 1): cable}, "media_bytes_per_s": (1e5,)} if draw.random() < 0.5 else {}
+    return replace(sharing, operators=operators, n_sides=3, **wired)
+
+
 def plain(sharing: Sharing, cut: int) -> list[Division]:
     """The device computes the rows up to `cut` of every operator with windows, and the head."""
     *front, _, _ = sharing.operators
-    return [*(Division((0, cut), (cut, op.count)) for op in front), Division((0, 1), NONE), Division((0, 1), NONE)]
+    return [*(((0, cut), (cut, op.count)) for op in front), ((0, 1), NONE), ((0, 1), NONE)]
 
 
 def test_rows_are_needed_ever_further_out_towards_the_input():
@@ -141,13 +151,13 @@ def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
     # The front is much smaller behind it and has to run on the device: its rows go over while the next are computed.
     operators = (
         Operator(name="input", count=8, row_bytes=10**6),
-        Operator(name="front", count=8, row_bytes=100, device_s=0.8, helper_s=0.1, inputs=((0, Window(8)),)),
-        Operator(name="back", count=8, row_bytes=100, device_s=8.0, helper_s=0.8, inputs=((1, Window(8)),)),
+        Operator(name="front", count=8, row_bytes=100, side_s=(0.8, 0.1), inputs=((0, Window(8)),)),
+        Operator(name="back", count=8, row_bytes=100, side_s=(8.0, 0.8), inputs=((1, Window(8)),)),
         Operator(name="result", count=1, row_bytes=1, inputs=((2, None),)),
     )
     splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e3))
     cut = rivals.least_cut(splitter.shares, 1e3)
-    assert cut == (Division((0, 8), NONE), Division((0, 8), NONE), Division(NONE, (0, 8)), Division((0, 1), NONE))
+    assert cut == (((0, 8), NONE), ((0, 8), NONE), (NONE, (0, 8)), ((0, 1), NONE))
     assert splitter.evaluate(cut, 1e3, tiles=1).latency_s == pytest.approx(0.8 + 0.8 + 0.8 + 0.8)
     # in eight parts of 0.1 s each: the fourth stage of the pipeline ends at 0.1 x (8 + 3); both ways share the air
     assert splitter.evaluate(cut, 1e3, tiles=8).latency_s < 2.0
@@ -194,25 +204,32 @@ def test_the_least_cut_is_the_best_of_all_cuts_of_the_graph(seed):
             if closed:
                 best = min(best, in_turn_s(shares, frozenset(chosen), rate))
     cut = rivals.least_cut(shares, rate)
-    found = frozenset(place for place in inner if cut[place].device != NONE)
+    found = frozenset(place for place in inner if cut[place][DEVICE] != NONE)
     assert in_turn_s(shares, found, rate) == pytest.approx(best)
 
 
-@settings(max_examples=6)
+def divisions_of(count: int, n_sides: int) -> list[Division]:
+    """All ways to give every side some neighbouring rows, or none, in the order of the sides."""
+    bounds = itertools.combinations_with_replacement(range(count + 1), n_sides - 1)
+    return [tuple(itertools.pairwise((0, *inner, count))) for inner in bounds]
+
+
+@pytest.mark.parametrize("n_sides", [2, 3])
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_close_to_the_best_of_all_divisions_without_rows_computed_twice(seed):
+def test_close_to_the_best_of_all_divisions_without_rows_computed_twice(n_sides, seed):
     draw = random.Random(seed)
     sharing = chain(
         2, count=3, reach=draw.randint(0, 1), helper_s=draw.uniform(0.05, 1), bytes_per_s=10 ** draw.uniform(2, 4),
         latency_s=draw.uniform(0, 0.05), tail_s=draw.random(),
     )  # fmt: skip
+    sharing = sharing if n_sides == 2 else with_another_helper(sharing, draw)
     splitter, rate = Splitter(sharing), sharing.bytes_per_s
-    best = float("inf")
-    for a, b, head in itertools.product(range(4), range(4), (0, 1)):
-        rows = [Division((0, 3), NONE), Division((0, a), (a, 3)), Division((0, b), (b, 3))]
-        rows += [Division((0, head), (head, 1)), Division((0, 1), NONE)]
+    best, idle = float("inf"), (NONE,) * (n_sides - 1)
+    for inner in itertools.product(*(divisions_of(count, n_sides) for count in (3, 3, 1))):
         for tiles in (1, 3):
-            best = min(best, splitter.evaluate(rows, rate, tiles).latency_s)
+            found = splitter.evaluate([((0, 3), *idle), *inner, ((0, 1), *idle)], rate, tiles)
+            best = min(best, found.latency_s)
     assert splitter.share(rate).latency_s <= 1.1 * best
 
 
@@ -268,8 +285,8 @@ def test_more_bandwidth_never_hurts():
 
 def test_rows_that_nobody_computes_are_named():
     sharing = chain(2)
-    rows = [Division((0, 10), NONE), Division((0, 4), (6, 10)), *plain(sharing, 5)[2:]]
-    with pytest.raises(PlanError, match=r"rows \(4, 5\) of window 0 are needed, but neither side computes them"):
+    rows = [((0, 10), NONE), ((0, 4), (6, 10)), *plain(sharing, 5)[2:]]
+    with pytest.raises(PlanError, match=r"rows \(4, 5\) of window 0 are needed, but no side computes them"):
         Splitter(sharing).evaluate(rows, 1e3)
 
 
@@ -284,3 +301,40 @@ def test_what_has_to_be_sent_cannot_be_over_a_link_that_carries_nothing():
 def test_problems_that_make_no_sense_are_refused(bad):
     with pytest.raises(PlanError):
         Sharing(**{"operators": chain().operators, "bytes_per_s": 1.0, **bad})
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_another_helper_never_makes_it_worse_and_every_side_has_what_it_uses(seed):
+    draw = random.Random(seed)
+    sharing = with_another_helper(branched(draw), draw)
+    splitter, rate = Splitter(sharing), sharing.bytes_per_s
+    best = splitter.share(rate)
+    for sides in ((0, 1), (0, 2)):
+        assert best.latency_s <= Splitter(sharing.among(sides)).share(rate).latency_s + 1e-12
+    any_rows = [((0, sharing.operators[0].count), NONE, NONE)]
+    for operator in sharing.operators[1:-1]:
+        a, b = sorted(draw.randint(0, operator.count) for _ in range(2))
+        if not operator.divisible:
+            a, b = (a > 0) * operator.count, ((a > 0) or (b > 0)) * operator.count
+        any_rows.append(((0, a), (a, b), (b, operator.count)))
+    for divisions in (best.divisions, [*any_rows, ((0, 1), NONE, NONE)]):
+        check_steps(splitter.shares, steps(splitter.shares, divisions))
+
+
+def check_steps(shares: Shares, todo) -> None:
+    """Every step finds all rows that it takes on its side, made or received by steps that it waits for."""
+    have = [[set() for _ in shares.operators] for _ in shares.sides]
+    have[DEVICE][0] = set(range(shares.operators[0].count))
+    for number, step in enumerate(todo):
+        assert all(before < number for before in step.after)
+        for place, (start, stop) in step.rows:
+            rows = set(range(start, stop))
+            if step.to is not None:
+                assert rows <= have[step.side][place]
+                have[step.to][place] |= rows
+                continue
+            for source, read in shares.reads(place, (start, stop)):
+                assert set(range(*read)) <= have[step.side][source]
+            have[step.side][place] |= rows
+    assert have[DEVICE][shares.last]

@@ -10,7 +10,7 @@ from tests.sdk.graph.families import FAMILIES, as_onnx, family
 import potluck
 from potluck.errors import ModelError, UserError
 from potluck.graph.pace import Pace
-from potluck.graph.shared import DEVICE, HELPER, Shareable
+from potluck.graph.shared import Shareable
 from potluck.handle import Task
 from potluck.lab.specs import Spec
 from potluck.plan.rivals.shared_requests import WAYS
@@ -43,12 +43,12 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         costs=dict.fromkeys(names, (cost,) * len(model.layers())),
     )  # fmt: skip
     shareable = Shareable(model.traced_line())
-    paces = {
-        side: Pace(seconds=dict.fromkeys(shareable.values, s), fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)))
-        for side, s in ((DEVICE, slow_s), (HELPER, fast_s))
-    }
+    paces = tuple(
+        Pace(seconds=dict.fromkeys(shareable.values, s), fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)))
+        for s in (slow_s, fast_s)
+    )
     return SplitCase(
-        model=model, shareable=shareable, problem=problem, names={DEVICE: names[0], HELPER: names[1]}, paces=paces,
+        model=model, shareable=shareable, problem=problem, names=tuple(names), paces=paces,
         batch=len(x), lender=f"0/layers-0-{len(model.layers())}", bandwidths=BANDWIDTHS, **more,
     )  # fmt: skip
 

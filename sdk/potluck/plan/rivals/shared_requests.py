@@ -1,5 +1,7 @@
 """What others do with one request and a helper: all of it on one side, a cut between layers, greedy tiling.
 
+Of several helpers they know the first.
+
 - `least_cut`: DNN surgery (Hu et al. 2019; Liang et al. 2023), or DSCCS, the baseline of Intra-DP: every layer wholly
   on one side; the least sum of seconds is found exactly, as a minimum cut of the graph of layers.
 - `thriftiest_cut`: SPSO-GA (Chen et al. 2021) looks for the layer cut with the least joules under a deadline by swarm
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
-from potluck.plan.sharing import DEVICE, HELPER, NONE, SIDES, Division, Interval, Shares, without
+from potluck.plan.sharing import DEVICE, HELPER, NONE, Division, Interval, Shares, without
 
 if TYPE_CHECKING:
     from potluck.plan.split import Split, Splitter
@@ -58,9 +60,9 @@ def all_on_helper(shares: Shares) -> tuple[Division, ...]:
 
 def layers_on(shares: Shares, on_device: frozenset[int]) -> tuple[Division, ...]:
     """These operators on the device, all others on the helper; input and result are on the device."""
-    last = shares.last
+    last, idle = shares.last, (NONE,) * (len(shares.sides) - 2)
     return tuple(
-        Division((0, op.count), NONE) if place in on_device or place in (0, last) else Division(NONE, (0, op.count))
+        ((0, op.count), NONE, *idle) if place in on_device or place in (0, last) else (NONE, (0, op.count), *idle)
         for place, op in enumerate(shares.operators)
     )
 
@@ -122,18 +124,18 @@ def thriftiest_cut(splitter: "Splitter", bytes_per_s: float, deadline_s: float) 
 
 def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tuple[Division, ...]:
     """Each operator in turn is divided so that its last rows are ready soonest; nobody looks ahead."""
-    sharing, last = shares.sharing, shares.last
-    found = [Division((0, shares.operators[0].count), NONE)]
+    sharing, last, idle = shares.sharing, shares.last, (NONE,) * (len(shares.sides) - 2)
+    found: list[Division] = [((0, shares.operators[0].count), NONE, *idle)]
     ready = {DEVICE: 0.0, HELPER: 0.0}
     for place in range(1, last):
         operator = shares.operators[place]
         options = []
         for level in range(n_shares) if operator.divisible and operator.count > 1 else (0, n_shares - 1):
             cut = round(operator.count * level / (n_shares - 1))
-            division = Division((0, cut), (cut, operator.count))
+            division: Division = ((0, cut), (cut, operator.count), *idle)
             after = dict(ready)
-            for side in SIDES:
-                rows = division.of(side)
+            for side in ready:
+                rows = division[side]
                 if rows[0] < rows[1]:
                     sent = _fetched_bytes(shares, found, place, side, rows)
                     if sent and bytes_per_s <= 0:
@@ -141,17 +143,17 @@ def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tupl
                     begins_s = max(ready.values()) + sent / bytes_per_s + sharing.latency_s if sent else ready[side]
                     after[side] = begins_s + sharing.seconds(side, place, rows[1] - rows[0])
             else:
-                options.append((max(after[s] for s in SIDES if division.of(s) != NONE), level, division, after))
+                options.append((max(after[s] for s in ready if division[s] != NONE), level, division, after))
         _, _, division, ready = min(options, key=lambda option: (option[0], -option[1]))
         found.append(division)
-    return (*found, Division((0, 1), NONE))
+    return (*found, ((0, 1), NONE, *idle))
 
 
-def _fetched_bytes(shares: Shares, divisions: list[Division], place: int, side: str, rows: Interval) -> int:
+def _fetched_bytes(shares: Shares, divisions: list[Division], place: int, side: int, rows: Interval) -> int:
     """What one side has to fetch of the inputs before it can compute these rows."""
     total = 0
     for source, read in shares.reads(place, rows):
-        parts = without(read, [divisions[source].of(side)])
+        parts = without(read, [divisions[source][side]])
         total += sum(b - a for a, b in parts) * shares.operators[source].row_bytes
     return total
 
