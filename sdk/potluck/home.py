@@ -256,8 +256,9 @@ class Home:
     # --- the flow -----------------------------------------------------------------------------------------------------
 
     def profile(
-        self, model: Any, *, train: bool = True, rows: Sequence[int] = ROWS, repeats: int = 3, fresh: bool = False
-    ) -> "Handle[Profile]":
+        self, model: Any, *, train: bool = True, rows: Sequence[int] = ROWS, repeats: int = 3, fresh: bool = False,
+        devices: Sequence[str] | None = None,
+    ) -> "Handle[Profile]":  # fmt: skip
         """Measure how fast each device runs each layer of `model`, and how the devices are connected.
 
         Parameters
@@ -268,31 +269,35 @@ class Home:
             Batch sizes to measure.
         fresh
             Measure again what the cache already holds.
+        devices
+            Only these, and it is not kept as the home's profile. Default: all that are ready.
         """
         from potluck.lab import profiling
         from potluck.profile.measure import name_of, profile
+        from potluck.profile.store import Store
 
         if not hasattr(model, "signature"):
             raise UserError(
                 f"a potluck.Model is profiled, got {type(model).__name__}.",
                 next_step="Make one: potluck.Model.from_torch(net, example), or .from_onnx(path).",
             )
-        from potluck.profile.store import Store
-
         self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
 
         def work(task: Task) -> "Profile":
-            if self._lab is not None and self._lab.emulation is not None:
+            emulation = self._lab.emulation if self._lab is not None else None
+            if emulation is not None:
                 measured = profiling.profile(
-                    self._link, self._members, model, task, self._lab.emulation, train=train, rows=rows, repeats=repeats
-                )
+                    self._link, self._members, model, task, emulation, train=train, rows=rows, repeats=repeats,
+                    devices=devices,
+                )  # fmt: skip
             else:
                 measured = profile(
                     self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
-                    store=None if fresh else store, save=store,
+                    store=None if fresh else store, save=store, devices=devices,
                 )  # fmt: skip
-            self._profiles[model.signature] = measured
+            if devices is None:
+                self._profiles[model.signature] = measured
             return measured
 
         return Handle(work, f"profiling {name_of(model)}")

@@ -2,9 +2,9 @@
 
 The links: WiFi of 93 Mbit/s indoors and 73 outdoors (Intra-DP's means), a first-order autoregression in the logarithm,
 and a Gilbert-Elliott chain that takes it to near zero for seconds. A transfer shows the bandwidth with noise, rarely a
-burst out of a buffer or a stall. As in `run/fast.py`, nothing is seen while the device answers alone but for a probe
-every three seconds, and a late request is begun again on the device. A rule's regret: seconds of all requests over
-those of whoever knows the bandwidth, minus one.
+burst out of a buffer or a stall. As in `run/fast.py`, nothing is seen while the device answers alone but by asking, and
+a late request is begun again on the device. A rule's regret: seconds of all requests over those of whoever knows the
+bandwidth, minus one.
 """
 
 import math
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from statistics import fmean, harmonic_mean, median
 from typing import Protocol
 
-from potluck.adapt.bandwidth import LONG, SHORT, Estimator
+from potluck.adapt.bandwidth import LONG, SHORT, Asking, Estimator
 from potluck.plan.sharing import Operator, Sharing
 from potluck.plan.split import Splitter
-from potluck.run.fast import LATE, LATE_S, PROBE_AFTER_S, PROBE_BYTES
+from potluck.run.fast import LATE, LATE_S, PROBE_BYTES
 
 PLACES = {"indoors": (93e6 / 8, 0.35, 0.02), "outdoors": (73e6 / 8, 0.6, 0.06)}  # mean, spread, drops per second
 EVERY_S, LASTS_S = 0.25, 600.0  # between two requests; of a trace
@@ -115,10 +115,11 @@ def fade(place: str, n: int, seed: int = 0) -> tuple[float, ...]:
 
 def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> float:
     rng = random.Random(f"noise {place} {seed}")
-    taken_s = best_s = probed_s = 0.0
-    alone_s = latency_s[0][0]
+    taken_s = best_s = 0.0
+    alone_s, asking = latency_s[0][0], Asking(0.0)
     for turn, truth in enumerate(trace(place, seed)):
-        at_s, now, thought = turn * EVERY_S, _nearest(truth), _nearest(rule.bytes_per_s)
+        at_s, now, believed = turn * EVERY_S, _nearest(truth), rule.bytes_per_s
+        thought = _nearest(believed)
         late_s = LATE * max(latency_s[thought][thought], alone_s) + LATE_S
         chosen_s = latency_s[thought][now]
         taken_s += chosen_s if chosen_s <= late_s else min(chosen_s, late_s + alone_s)
@@ -127,10 +128,10 @@ def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> 
         shown = truth * math.exp(rng.gauss(0, NOISE))
         shown *= BURST if odd < ODD_FRAC / 2 else STALL if odd < ODD_FRAC else 1.0
         shares = latency_s[thought] != latency_s[0]
-        if shares or at_s >= probed_s + PROBE_AFTER_S:
+        if shares or asking.is_due(at_s, alone=True):
             nbytes = SENT_BYTES if shares else PROBE_BYTES
             rule.observe(nbytes, nbytes / shown, at_s)
-            probed_s = at_s
+            asking.heard(at_s, shown, believed, asked=not shares)
     return taken_s / best_s - 1
 
 

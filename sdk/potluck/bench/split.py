@@ -7,7 +7,8 @@ roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time. Then in 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 
 from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
@@ -17,6 +18,7 @@ from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing import DEVICE, Division, Sharing
 from potluck.plan.sharing_steps import TILES
 from potluck.plan.split import Split, Splitter
+from potluck.run.split_table import BANDWIDTHS
 
 SETTINGS: Mapping[str, float] = {
     "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "de_s": 5, "lab": 1, "lab_pixels": 96,
@@ -28,6 +30,7 @@ GOALS = {
     "never_worse_than_rivals_frac": (">=", 1.0),
     "energy_saving_max": (">=", 0.75),  # Intra-DP: up to 0.75
     "loss_solve_s_per_bandwidth": ("<=", 0.5),
+    "table_loss_mean_frac": ("<=", 0.01),
     "ratio_to_de": ("<=", 1.0),
     "prediction_error_median_frac": ("<=", 0.1),
 }
@@ -75,6 +78,7 @@ def run(settings: Mapping[str, float]) -> Result:
     figures = _figures([point for several in points.values() for point in several])
     first = splitters[names[0]]
     figures["ratio_to_de"] = max(_ratio_to_de(first, mb * 1e6, settings["de_s"]) for mb in DE_MB_PER_S)
+    figures |= _table_losses(first)
     if settings["lab"]:
         figures |= split_lab.figures(int(settings["lab_pixels"]), int(settings["requests"]), int(settings["turns"]))
     figures |= estimators.figures()
@@ -153,6 +157,17 @@ def _figures(points: list[Point]) -> dict[str, float]:
         "energy_ratio_to_thriftiest_cut_median": median(p.thrifty.energy_j / p.thriftiest_cut.energy_j for p in linked),
         "loss_solve_s_per_bandwidth": sum(point.solve_s for point in points) / len(points),
     }
+
+
+def _table_losses(splitter: Splitter) -> dict[str, float]:
+    """How much later requests are by the table than by a search at the bandwidth of now, half-way between its steps."""
+    losses = []
+    for below, above in pairwise(BANDWIDTHS[1:]):
+        rate = (below + above) / 2
+        entry, sought = splitter.share(below), splitter.share(rate)
+        found = splitter.evaluate(entry.divisions, rate, entry.tiles)
+        losses.append(found.latency_s / sought.latency_s - 1)
+    return {"table_loss_mean_frac": fmean(losses), "table_loss_max_frac": max(losses)}
 
 
 def _ratio_to_de(splitter: Splitter, bytes_per_s: float, budget_s: float) -> float:

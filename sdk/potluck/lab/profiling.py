@@ -5,7 +5,7 @@ small message takes on each path beyond its bytes.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +21,16 @@ from potluck.run.members import Members
 
 def profile(
     link: Link, members: Members, model: Any, task: Task, emulation: Emulation, *, train: bool, rows: Sequence[int],
-    repeats: int,
+    repeats: int, devices: Iterable[str] | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of `model` on the ready devices of this lab.
+    """The profile of `model` on these devices of this lab, by default on all that are ready.
 
     Raises
     ------
     UserError
         Where this machine is too slow for them, with the time scale that would do.
     """
-    names = members.need()
+    names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
     pairs = [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]
     bench = Bench(link, members, task, sum(len(model.layers(mode)) for mode in modes) + len(pairs))

@@ -108,14 +108,14 @@ class Bench:
 
 def profile(
     link: Link, members: Members, model: Any, task: Task, *, train: bool, rows: Sequence[int], repeats: int,
-    store: Store | None, save: Store | None,
+    store: Store | None, save: Store | None, devices: Iterable[str] | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of `model` on every ready device; times that `store` holds are not measured again.
+    """The profile of `model` on these devices, by default on every ready one; times in `store` are not measured again.
 
     A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning; it
     is an error where all are. One that has no torch is not measured for training.
     """
-    names = members.need()
+    names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
     n_layers = sum(len(model.layers(mode)) for mode in modes)
     pairs = _pairs_to_probe(names, members)

@@ -94,7 +94,7 @@ def accelerate(
         name, agents = (device.name, None) if device is not None else _own(home, helper.name)
         try:
             task.update(0.1, "measuring")
-            profile = home.profile(made, train=False, rows=(batch,)).wait()
+            profile = home.profile(made, train=False, rows=(batch,), devices=(name, helper.name)).wait()
             task.update(0.6, "planning")
             case = _case(made, profile, (name, helper.name), batch, home)
             case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.adapt.bandwidth import Estimator
+from potluck.adapt.bandwidth import Asking, Estimator
 from potluck.errors import HomeError, PotluckError, UserError
 from potluck.graph.shared import DEVICE, HELPER
 from potluck.handle import Task
@@ -38,9 +38,8 @@ from potluck_wire.messages import Probe
 if TYPE_CHECKING:
     import torch
 
-LOOK_S = 1.0  # between two looks of the upkeep
+LOOK_S = 0.25  # between two looks of the upkeep
 RETRY_S = 2.0  # after a failed attempt to reach the helper
-PROBE_AFTER_S = 3.0  # without a transfer the bandwidth is asked for
 PROBE_BYTES = 32 * 1024
 SHOWN = 5  # requests that show how fast a side is
 WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
@@ -68,7 +67,7 @@ class Fast:
         path = case.problem.network.path(self.device, self.helper)
         self.bytes_per_s = case.problem.network.bandwidth(self.device, self.helper)
         self._estimator = Estimator(self.bytes_per_s, latency_s=path.latency_s)
-        self._heard_s = time.monotonic()
+        self._asking = Asking(time.monotonic())
         self._answers: list[Answer] = []
         self._times: dict[int, deque[float]] = {side: deque(maxlen=SHOWN) for side in range(len(case.names))}
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
@@ -299,10 +298,11 @@ class Fast:
                 if expected_s > 0:
                     self._times[side].append(computed_s(execution, compiled, name) / expected_s)
 
-    def _heard(self, nbytes: int, seconds: float) -> None:
-        self._heard_s = time.monotonic()
-        self._estimator.observe(nbytes, seconds, self._heard_s)
+    def _heard(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
+        now_s, thought = time.monotonic(), self.bytes_per_s
+        self._estimator.observe(nbytes, seconds, now_s)
         self.bytes_per_s = self._estimator.bytes_per_s
+        self._asking.heard(now_s, nbytes / max(seconds, 1e-9), thought, asked=asked)
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Fast:
                     if not self._helper_ready and now_s >= retry_s:
                         retry_s = now_s + RETRY_S
                         self._restore()
-                    elif self._helper_ready and now_s >= self._heard_s + PROBE_AFTER_S and self._late is None:
+                    elif self._helper_ready and self._late is None and self._should_ask(now_s):
                         self._ask_bandwidth()
                     elif self._helper_ready and (wrong := self._wrong()):
                         self._correct(wrong)
@@ -342,10 +342,13 @@ class Fast:
                 shown.clear()
         self._crew.drop(before, (self.device, self.helper))
 
+    def _should_ask(self, now_s: float) -> bool:
+        return self._asking.is_due(now_s, alone=self.table.at(self.bytes_per_s).program is None)
+
     def _ask_bandwidth(self) -> None:
         probe = Probe(task=f"{self._crew.run}-{self._next()}", peer=self.helper, nbytes=PROBE_BYTES, repeats=1)
         answers = self._link.ask(Gather(requests={self.device: (probe, ())})).result()
-        self._heard(PROBE_BYTES, answers[self.device][0].seconds[0])
+        self._heard(PROBE_BYTES, answers[self.device][0].seconds[0], asked=True)
 
     def _restore(self) -> None:
         """The helper again, as if for the first time."""

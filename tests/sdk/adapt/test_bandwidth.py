@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.adapt.bandwidth import LEAST_BYTES, LONG, STALE_S, Estimator
+from potluck.adapt.bandwidth import FIRST_WAIT_S, LEAST_BYTES, LONG, MOST_WAIT_S, STALE_S, Asking, Estimator
 from potluck.bench.estimators import PLACES, RULES, fade, figures, trace
 
 N = 100_000
@@ -55,6 +55,26 @@ def test_links_have_the_means_of_the_paper_and_drop_to_near_zero():
         rates = sorted(trace(place, 0))
         assert rates[0] < 0.05 * mean
         assert rates[len(rates) // 2] == pytest.approx(mean, rel=0.35)
+
+
+def test_alone_it_is_asked_for_soon_then_less_and_less_often_and_soon_again_when_it_has_risen():
+    asking, waits_s, now_s = Asking(0.0), [], 0.0
+    for shown in (1.0,) * 9 + (10.0, 1.0):
+        before_s = now_s
+        while not asking.is_due(now_s, alone=True):
+            now_s += FIRST_WAIT_S / 8
+        waits_s.append(now_s - before_s)
+        asking.heard(now_s, shown, 1.0, asked=True)
+    assert waits_s[0] == FIRST_WAIT_S == waits_s[10]
+    assert waits_s[:9] == sorted(waits_s[:9])
+    assert MOST_WAIT_S <= waits_s[8] < MOST_WAIT_S + FIRST_WAIT_S
+
+
+def test_where_requests_show_it_it_is_asked_for_only_when_none_come():
+    asking = Asking(0.0)
+    asking.heard(1.0, 5.0, 5.0, asked=False)
+    assert not asking.is_due(1.0 + MOST_WAIT_S / 2, alone=False)
+    assert asking.is_due(1.0 + MOST_WAIT_S, alone=False)
 
 
 @pytest.mark.parametrize("place", PLACES)

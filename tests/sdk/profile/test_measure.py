@@ -42,6 +42,16 @@ def test_a_profile_makes_a_problem_that_planners_solve(home):  # noqa: F811
     run.close()
 
 
+def test_some_devices_alone_are_measured_and_that_is_not_the_homes_profile(home):  # noqa: F811
+    _, model = make_model("mlp")
+    known = home.network
+    some = home.profile(model, train=False, rows=(1,), repeats=1, devices=("local-2",)).wait(60)
+    assert set(some.inference.costs) == {device.name for device in some.devices} == {"local-2"}
+    assert home.network == known
+    with pytest.raises(potluck.errors.DeviceGone, match="not in this home"):
+        home.profile(model, devices=("nobody",)).wait(60)
+
+
 def test_the_second_time_nothing_is_measured(home, tmp_path):  # noqa: F811
     _, model = make_model("mlp")
     store = Store(tmp_path)
