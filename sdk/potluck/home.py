@@ -263,8 +263,6 @@ class Home:
 
         Parameters
         ----------
-        model
-            A `potluck.Model`.
         rows
             Batch sizes to measure.
         fresh
