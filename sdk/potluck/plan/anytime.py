@@ -6,12 +6,13 @@ simulator decides, and the best plans are improved step by step. The clock comes
 effort is fixed, and the outcome always the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
 from potluck.plan import choices, cost
+from potluck.plan.groups import classes_of, ordered
 from potluck.plan.improve import deeper, floor_s, neighbours
 from potluck.plan.places import Places
 from potluck.plan.rivals.alpa import plan_alpa
@@ -69,7 +70,10 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Board:
-    """Every plan that was simulated and its score; the best first when asked."""
+    """Every plan that was looked at and its score; the best first when asked.
+
+    Of plans that differ only in which of alike devices does what, one is simulated.
+    """
 
     problem: Problem
     table: cost.CostTable
@@ -77,28 +81,46 @@ class Board:
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
+    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `_key`
+    peers: dict[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = [device.name for device in self.problem.devices]
+        classes = [tuple(names[i] for i in members) for members in classes_of(self.table)]
+        self.peers = {name: members for members in classes for name in members}
+
+    def _key(self, plan: Plan) -> Hashable:
+        """The same for two plans where alike devices have changed places."""
+        shape = tuple((stage.start, stage.stop, stage.shares, stage.warm_up) for stage in plan.stages)
+        return plan.micro_batch, shape, ordered(plan, self.peers)
 
     def knows(self, plan: Plan) -> bool:
-        """Whether `plan` was simulated already."""
-        return (plan.stages, plan.micro_batch) in self.scores
+        """Whether `plan` was simulated already, or one like it."""
+        return self._key(plan) in self.known
 
     def score(self, plan: Plan) -> float:
         """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated."""
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
-        thrifty = is_thrifty(self.problem)
-        if not thrifty and floor_s(self.table, plan) >= self.best * 1.5:
-            return inf
-        outcome = self.simulator.run(plan)
-        score = outcome.latency_s
-        if thrifty:
-            score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
-            lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
-            score += LATE_J * lateness if lateness > 1 else 0.0
-        self.scores[key] = score, replace(plan, latency_s=outcome.latency_s)
+        like = self._key(plan)
+        if like not in self.known:
+            if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:
+                return inf
+            self.known[like] = self._simulated(plan)
+        score, latency_s = self.known[like]
+        self.scores[key] = score, replace(plan, latency_s=latency_s)
         self.best = min(self.best, score)
         return score
+
+    def _simulated(self, plan: Plan) -> tuple[float, float]:
+        """Score and latency."""
+        outcome = self.simulator.run(plan)
+        if not is_thrifty(self.problem):
+            return outcome.latency_s, outcome.latency_s
+        score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
+        lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
+        return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
 
     def ranking(self) -> list[Plan]:
         """All simulated plans, the best first."""
@@ -130,9 +152,13 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
         yield
-    yield from _passes(board)
+    places, sizes = Places(board.table), sorted(choices.micro_batches(board.problem))
+    yield from _passes(board, sizes, EFFORTS[:1])
+    if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
+        yield from _improve(board, board.ranking()[:1], TRIES, places.with_nearby)
+    yield from _passes(board, sizes, EFFORTS[1:])
     if board.problem.branches:
-        yield from _place(board)
+        yield from _place(board, places)
     if len(board.problem.devices) > MAX_EXACT:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
@@ -141,23 +167,22 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
         for plan in plans[:N_RIVAL]:
             board.score(plan)
             yield
-    yield from _improve(board, 1, TRIES)
+    yield from _improve(board, _distinct(board, 1), TRIES)
 
 
-def _place(board: Board) -> Iterator[None]:
-    """Branches anywhere, a device with several stages too."""
-    places = Places(board.table)
+def _place(board: Board, places: Places) -> Iterator[None]:
+    """Branches anywhere, a device with several stages too; then, from what that found, cuts and swaps as well."""
     for micro_batch in choices.micro_batches(board.problem):
         for plan in places.by_chains(micro_batch):
             board.score(plan)
             yield
-    yield from _improve(board, N_STARTS, PLACED_TRIES, places.neighbours)
+    yield from _improve(board, _distinct(board, N_STARTS), PLACED_TRIES, places.neighbours)
+    yield from _improve(board, _distinct(board, N_STARTS), PLACED_TRIES, places.with_nearby)
 
 
-def _passes(board: Board) -> Iterator[None]:
-    """Our own search over ever finer cuts."""
-    sizes = sorted(choices.micro_batches(board.problem))
-    for effort in EFFORTS:
+def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
+    """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise."""
+    for effort in efforts:
         cuts = choices.cuts(board.problem, effort.n_cuts)
         if not effort.pipelines_only and effort.n_cuts > COARSE and _work(board, len(cuts)) > board.max_work:
             return
@@ -174,7 +199,7 @@ def _passes(board: Board) -> Iterator[None]:
         yield from _judge(board, found, effort.n_judged)
         sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
         yield from _recut(board, sizes, effort.n_improved)
-        yield from _improve(board, effort.n_improved, effort.tries)
+        yield from _improve(board, _distinct(board, effort.n_improved), effort.tries)
         if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
             return
 
@@ -223,7 +248,7 @@ def _distinct(board: Board, n: int) -> list[Plan]:
     """The best plans: of the `n` best orders of devices the best two, apart in their cuts."""
     starts: dict[tuple[tuple[str, ...], ...], dict[tuple[int, ...], Plan]] = {}
     for plan in board.ranking():
-        order = tuple(stage.devices for stage in plan.stages)
+        order = ordered(plan, board.peers)
         if order not in starts and len(starts) == n:
             continue
         same = starts.setdefault(order, {})
@@ -232,9 +257,9 @@ def _distinct(board: Board, n: int) -> list[Plan]:
     return [plan for same in starts.values() for plan in same.values()]
 
 
-def _improve(board: Board, n: int, max_tries: int, others: Neighbours = neighbours) -> Iterator[None]:
-    """Local search from the best plans."""
-    for plan in _distinct(board, n):
+def _improve(board: Board, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours) -> Iterator[None]:
+    """Local search from each of `starts`."""
+    for plan in starts:
         tries = 0
         better: Plan | None = plan
         while better is not None:

@@ -4,11 +4,11 @@ A pattern says how many devices of each class of alike ones a group takes.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 
 from potluck.plan import cost
-from potluck.records import Problem
+from potluck.records import Plan, Problem
 
 Pattern = tuple[int, ...]
 
@@ -35,10 +35,25 @@ def classes_of(table: cost.CostTable) -> list[list[int]]:
     return table.classes
 
 
+def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The devices of each stage, of alike ones those named first that come first: the same for plans that differ only
+    in which of them does what. `peers`: of every device, those of its class."""
+    given: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for name in (name for stage in plan.stages for name in stage.devices):
+        if name not in given:
+            first = peers[name][0]
+            given[name] = peers[name][taken[first]]
+            taken[first] += 1
+    return tuple(tuple(given[name] for name in stage.devices) for stage in plan.stages)
+
+
 def _same(problem: Problem, i: int, j: int) -> bool:
     a, b = problem.devices[i], problem.devices[j]
-    facts = ("memory_bytes", "idle_w", "busy_w", "radio_w", "overhead_s", "copy_bytes_per_s")
+    facts = ("memory_bytes", "idle_w", "busy_w", "radio_w", "overhead_s", "copy_bytes_per_s", "host_cores")
     if any(getattr(a, fact) != getattr(b, fact) for fact in facts) or problem.costs[a.name] != problem.costs[b.name]:
+        return False
+    if a.host_cores is not None and a.host != b.host:
         return False
     for limits in (problem.qoe.memory_bytes, problem.qoe.device_energy_j):
         if limits.get(a.name) != limits.get(b.name):
@@ -53,7 +68,9 @@ def _paths_swap(problem: Problem, a: str, b: str) -> bool:
     renamed: dict[str, str] = {}
     for (source, target), path in network.paths.items():
         other = network.paths.get((twin.get(source, source), twin.get(target, target)))
-        if other is None or other.latency_s != path.latency_s or len(other.media) != len(path.media):
+        if other is None or (other.latency_s, other.host) != (path.latency_s, path.host):
+            return False
+        if len(other.media) != len(path.media):
             return False
         for (name, times), (name_there, times_there) in zip(path.media, other.media, strict=True):
             same = renamed.setdefault(name, name_there) == name_there and renamed.setdefault(name_there, name) == name

@@ -7,12 +7,12 @@ group of devices with a stage for each chain of the model, whose runs of stages 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
-from potluck.plan import cost, flows
+from potluck.plan import choices, cost, flows
 from potluck.plan.groups import ALL_SUBSETS
 from potluck.plan.hybrid import make_stage
-from potluck.plan.improve import fits, with_depths
+from potluck.plan.improve import fits, neighbours, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 
 Group = tuple[str, ...]
@@ -25,7 +25,8 @@ class Places:
 
     def __init__(self, table: cost.CostTable) -> None:
         self.table, self.problem = table, table.problem
-        self.ends, self.groups = flows.chain_ends(table.problem), _groups(table.problem)
+        self.ends = flows.chain_ends(table.problem)
+        self.groups = {size: _groups(table.problem, size) for size in choices.micro_batches(table.problem)}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
 
     def by_chains(self, micro_batch: int) -> Iterator[Plan]:
@@ -39,7 +40,7 @@ class Places:
             n_micro_batches=problem.workload.batch // micro_batch,
             training=isinstance(problem.workload, Training),
         )
-        for group in self.groups:
+        for group in self.groups[micro_batch]:
             found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
             if found is not None:
                 yield found
@@ -53,18 +54,22 @@ class Places:
                 seen.add(found.stages)
                 yield found
 
+    def with_nearby(self, table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        """Plans that differ in one cut, share, depth or device, and then those with stages elsewhere."""
+        return chain(neighbours(table, plan), self.neighbours(table, plan))
+
     def _rearranged(self, plan: Plan) -> Iterator[list[Stage | Span]]:
         """One thing changed: stages that stay, and spans of layers with the group they go to."""
-        stages, n_stages = plan.stages, len(plan.stages)
+        stages, n_stages, groups = plan.stages, len(plan.stages), self.groups[plan.micro_batch]
         for p, q in ((p, p + n) for n in range(1, n_stages + 1) for p in range(n_stages - n + 1)):
-            for group in self.groups:
+            for group in groups:
                 yield [*stages[:p], *((stage.start, stage.stop, group) for stage in stages[p:q]), *stages[q:]]
         for p, (left, right) in enumerate(pairwise(stages)):
             for group in dict.fromkeys((left.devices, right.devices)):
                 yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
         for p, stage in enumerate(stages):
             for cut in self._cuts(stage):
-                for group in self.groups:
+                for group in groups:
                     first, second = (stage.start, cut), (cut, stage.stop)
                     yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
@@ -90,9 +95,9 @@ class Places:
         return self._stages[span, micro_batch]
 
 
-def _groups(problem: Problem) -> list[Group]:
-    """Devices that may share a stage: all subsets in a small home, single ones and all together in another."""
+def _groups(problem: Problem, rows: int) -> list[Group]:
+    """Devices that may share a stage: all subsets with a row for each in a small home, else each alone and all."""
     names = [device.name for device in problem.devices]
     if len(names) <= ALL_SUBSETS:
-        return [group for n in range(1, len(names) + 1) for group in combinations(names, n)]
+        return [group for n in range(1, min(len(names), rows) + 1) for group in combinations(names, n)]
     return [*((name,) for name in names), tuple(names)]

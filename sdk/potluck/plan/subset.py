@@ -282,11 +282,8 @@ class SubsetSearch:
         while at is not None:
             chain.append(at)
             at = at.behind
-        ceiling = self.n_micro_batches
-        for p, part in enumerate(chain):
-            ceiling = min(
-                2 * (len(chain) - p) - 1, part.depth, ceiling
-            )  # a stage never keeps more than the one before it
+        depths = _depths([part.depth for part in chain], self.n_micro_batches)
+        for part, depth in zip(chain, depths, strict=True):
             pattern, names = heads.patterns[part.g], []
             for c, size in enumerate(pattern):
                 names += [self.problem.devices[i].name for i in self.classes[c][used[c] : used[c] + size]]
@@ -294,7 +291,7 @@ class SubsetSearch:
             stages.append(
                 Stage(
                     start=self.cuts[part.i], stop=self.cuts[part.j], devices=tuple(names),
-                    shares=heads.shares[part.g], warm_up=ceiling if self.training else 1,
+                    shares=heads.shares[part.g], warm_up=depth if self.training else 1,
                 )
             )  # fmt: skip
         return Plan(
@@ -306,6 +303,22 @@ class SubsetSearch:
             training=self.training,
             latency_s=label.score,
         )
+
+
+def _depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
+    """Warm-ups K_p where `room` has memory for them: a stage keeps no more than the one before it, and at most two
+    micro-batches more than the one behind: others would only be on links before their turn.
+
+    >>> _depths([9, 7, 5, 1, 1], 32)
+    [7, 5, 3, 1, 1]
+    """
+    depths, n_stages, ceiling = list[int](), len(room), n_micro_batches
+    for p, most in enumerate(room):
+        ceiling = min(2 * (n_stages - p) - 1, most, ceiling)
+        depths.append(ceiling)
+    for p in reversed(range(n_stages - 1)):
+        depths[p] = min(depths[p], depths[p + 1] + 2)
+    return depths
 
 
 def is_thrifty(problem: Problem) -> bool:
