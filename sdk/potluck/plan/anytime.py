@@ -155,9 +155,9 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
     places, sizes = Places(board.table), sorted(choices.micro_batches(board.problem))
     yield from _passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
-        yield from _improve(board, board.ranking()[:1], TRIES, places.with_nearby)
+        yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
     yield from _passes(board, sizes, EFFORTS[1:])
-    if board.problem.branches:
+    if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
     if len(board.problem.devices) > MAX_EXACT:
         return
@@ -171,13 +171,12 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
 
 
 def _place(board: Board, places: Places) -> Iterator[None]:
-    """Branches anywhere, a device with several stages too; then, from what that found, cuts and swaps as well."""
+    """Branches anywhere, a device with several stages too, from many starts."""
     for micro_batch in choices.micro_batches(board.problem):
         for plan in places.by_chains(micro_batch):
             board.score(plan)
             yield
-    yield from _improve(board, _distinct(board, N_STARTS), PLACED_TRIES, places.neighbours)
-    yield from _improve(board, _distinct(board, N_STARTS), PLACED_TRIES, places.with_nearby)
+    yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
 
 
 def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:

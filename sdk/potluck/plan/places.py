@@ -5,14 +5,14 @@ search over sets of devices knows no such plans. So it goes on from here: from t
 group of devices with a stage for each chain of the model, whose runs of stages then move to other devices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
 from potluck.plan import choices, cost, flows
 from potluck.plan.groups import ALL_SUBSETS
 from potluck.plan.hybrid import make_stage
-from potluck.plan.improve import fits, neighbours, with_depths
+from potluck.plan.improve import fits, floor_s, neighbours, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 
 Group = tuple[str, ...]
@@ -28,6 +28,9 @@ class Places:
         self.ends = flows.chain_ends(table.problem)
         self.groups = {size: _groups(table.problem, size) for size in choices.micro_batches(table.problem)}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
+        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
+        self._links: dict[Group, tuple[float, float]] = {}
+        self._capacity = {medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media}
 
     def by_chains(self, micro_batch: int) -> Iterator[Plan]:
         """For every group of devices the plan in which it takes the chains of the model one by one."""
@@ -54,9 +57,44 @@ class Places:
                 seen.add(found.stages)
                 yield found
 
-    def with_nearby(self, table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
-        """Plans that differ in one cut, share, depth or device, and then those with stages elsewhere."""
-        return chain(neighbours(table, plan), self.neighbours(table, plan))
+    def ranked(self, table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        """All those, and plans that differ in one cut, share, depth or device: first those that may be fastest."""
+        yield from sorted(chain(neighbours(table, plan), self.neighbours(table, plan)), key=self._way_s)
+
+    def _way_s(self, plan: Plan) -> float:
+        """What the longest way of one micro-batch through the stages, or the busiest device, takes at least."""
+        stages, at_s = plan.stages, [0.0] * len(plan.stages)
+        for p, (stage, handed) in enumerate(zip(stages, self._handed(stages), strict=True)):
+            at_s[p] += min(map(self._work_s(plan, stage), stage.devices, stage.shares))
+            for bundle in handed:
+                for q in bundle.to:
+                    nbytes = bundle.output_bytes + (bundle.gradient_bytes if plan.training else 0)
+                    at_s[q] = max(at_s[q], at_s[p] + self._link_s(stage, stages[q], nbytes * plan.micro_batch))
+        return max(*at_s, floor_s(self.table, plan))
+
+    def _work_s(self, plan: Plan, stage: Stage) -> Callable[[str, int], float]:
+        def seconds(name: str, rows: int) -> float:
+            there = self.table.forward_s(name, stage.start, stage.stop, rows)
+            return there + self.table.backward_s(name, stage.start, stage.stop, rows) if plan.training else there
+
+        return seconds
+
+    def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.Bundle, ...], ...]:
+        starts = tuple(stage.start for stage in stages)
+        if starts not in self._bundles:
+            self._bundles[starts] = flows.bundles(self.problem, stages)
+        return self._bundles[starts]
+
+    def _link_s(self, source: Stage, target: Stage, nbytes: int) -> float:
+        """Between two devices; rows that several share go many ways, so that nothing is counted."""
+        pair = source.devices[0], target.devices[0]
+        if len(source.devices) > 1 or len(target.devices) > 1 or pair[0] == pair[1]:
+            return 0.0
+        if pair not in self._links:
+            path = self.problem.network.path(*pair)
+            self._links[pair] = path.latency_s, max((n / self._capacity[name] for name, n in path.media), default=0.0)
+        latency_s, per_byte_s = self._links[pair]
+        return latency_s + nbytes * per_byte_s
 
     def _rearranged(self, plan: Plan) -> Iterator[list[Stage | Span]]:
         """One thing changed: stages that stay, and spans of layers with the group they go to."""
@@ -67,12 +105,26 @@ class Places:
         for p, (left, right) in enumerate(pairwise(stages)):
             for group in dict.fromkeys((left.devices, right.devices)):
                 yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
+        for p, q in ((p, q) for p in range(n_stages) for q in range(n_stages) if p != q):
+            yield from self._exchanged(stages, p, q)
         for p, stage in enumerate(stages):
             for cut in self._cuts(stage):
                 for group in groups:
                     first, second = (stage.start, cut), (cut, stage.stop)
                     yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
+
+    def _exchanged(self, stages: Sequence[Stage], p: int, q: int) -> Iterator[list[Stage | Span]]:
+        """Stage p goes to the devices of stage q, and the first or the last part of that one to those of stage p."""
+        one, other = stages[p], stages[q]
+        if one.devices == other.devices:
+            return
+        for cut in self._cuts(other):
+            for first, second in ((one.devices, other.devices), (other.devices, one.devices)):
+                found: list[Stage | Span] = [*stages]
+                found[p] = (one.start, one.stop, other.devices)
+                found[q : q + 1] = [(other.start, cut, first), (cut, other.stop, second)]
+                yield found
 
     def _cuts(self, stage: Stage) -> Sequence[int]:
         inside = [end for end in self.ends if stage.start < end < stage.stop]
