@@ -5,7 +5,7 @@ search over sets of devices knows no such plans. So it goes on from here: from t
 group of devices with a stage for each chain of the model, whose runs of stages then move to other devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
@@ -28,6 +28,7 @@ class Places:
         self.ends = flows.chain_ends(table.problem)
         self.groups = {size: _groups(table.problem, size) for size in choices.micro_batches(table.problem)}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
+        self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
         self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
         self._links: dict[Group, tuple[float, float]] = {}
         self._capacity = {medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media}
@@ -65,19 +66,23 @@ class Places:
         """What the longest way of one micro-batch through the stages, or the busiest device, takes at least."""
         stages, at_s = plan.stages, [0.0] * len(plan.stages)
         for p, (stage, handed) in enumerate(zip(stages, self._handed(stages), strict=True)):
-            at_s[p] += min(map(self._work_s(plan, stage), stage.devices, stage.shares))
+            at_s[p] += self._work_s(stage, plan.training)
             for bundle in handed:
                 for q in bundle.to:
                     nbytes = bundle.output_bytes + (bundle.gradient_bytes if plan.training else 0)
                     at_s[q] = max(at_s[q], at_s[p] + self._link_s(stage, stages[q], nbytes * plan.micro_batch))
         return max(*at_s, floor_s(self.table, plan))
 
-    def _work_s(self, plan: Plan, stage: Stage) -> Callable[[str, int], float]:
-        def seconds(name: str, rows: int) -> float:
-            there = self.table.forward_s(name, stage.start, stage.stop, rows)
-            return there + self.table.backward_s(name, stage.start, stage.stop, rows) if plan.training else there
-
-        return seconds
+    def _work_s(self, stage: Stage, training: bool) -> float:
+        """What the device that is ready first takes for its rows of one micro-batch."""
+        key = stage.start, stage.stop, stage.devices, stage.shares
+        if key not in self._work:
+            self._work[key] = min(
+                self.table.forward_s(name, stage.start, stage.stop, rows)
+                + (self.table.backward_s(name, stage.start, stage.stop, rows) if training else 0.0)
+                for name, rows in zip(stage.devices, stage.shares, strict=True)
+            )
+        return self._work[key]
 
     def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.Bundle, ...], ...]:
         starts = tuple(stage.start for stage in stages)

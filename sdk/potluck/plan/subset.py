@@ -18,6 +18,7 @@ from potluck.plan import cost
 from potluck.plan.groups import Pattern, classes_of, patterns
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.records import Plan, Problem, QoE, Stage, Training
+from potluck.schedule.policies import warm_up_depths
 
 WINDOW = 5  # layers to either side that a stage's begin may move when the order of devices is given
 SMALL = 3e4  # states x patterns x cuts^2: some 10 ms
@@ -282,7 +283,7 @@ class SubsetSearch:
         while at is not None:
             chain.append(at)
             at = at.behind
-        depths = _depths([part.depth for part in chain], self.n_micro_batches)
+        depths = warm_up_depths([part.depth for part in chain], self.n_micro_batches)
         for part, depth in zip(chain, depths, strict=True):
             pattern, names = heads.patterns[part.g], []
             for c, size in enumerate(pattern):
@@ -303,22 +304,6 @@ class SubsetSearch:
             training=self.training,
             latency_s=label.score,
         )
-
-
-def _depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
-    """Warm-ups K_p where `room` has memory for them: a stage keeps no more than the one before it, and at most two
-    micro-batches more than the one behind: others would only be on links before their turn.
-
-    >>> _depths([9, 7, 5, 1, 1], 32)
-    [7, 5, 3, 1, 1]
-    """
-    depths, n_stages, ceiling = list[int](), len(room), n_micro_batches
-    for p, most in enumerate(room):
-        ceiling = min(2 * (n_stages - p) - 1, most, ceiling)
-        depths.append(ceiling)
-    for p in reversed(range(n_stages - 1)):
-        depths[p] = min(depths[p], depths[p + 1] + 2)
-    return depths
 
 
 def is_thrifty(problem: Problem) -> bool:

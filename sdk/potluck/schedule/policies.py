@@ -18,6 +18,22 @@ def warm_up_depth(stage: int, n_stages: int, n_micro_batches: int) -> int:
     return min(2 * (n_stages - stage) - 1, n_micro_batches)
 
 
+def warm_up_depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
+    """K_p for every stage, or what `room` has memory for: none keeps more than the one before it, nor more than two
+    micro-batches beyond the one behind, as they would only be on the links before their turn.
+
+    >>> warm_up_depths([9, 7, 5, 1, 1], 32)
+    [7, 5, 3, 1, 1]
+    """
+    depths, ceiling, n_stages = list[int](), n_micro_batches, len(room)
+    for p, most in enumerate(room):
+        ceiling = min(warm_up_depth(p, n_stages, n_micro_batches), most, ceiling)
+        depths.append(ceiling)
+    for p in reversed(range(n_stages - 1)):
+        depths[p] = min(depths[p], depths[p + 1] + 2)
+    return depths
+
+
 def one_f_one_b(n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | None = None) -> Schedule:
     """1F1B: stage p does `warm_up[p]` forwards, then one backward and one forward in turn, then the backwards left.
 

@@ -7,7 +7,7 @@ import pytest
 
 from potluck.bench.optimality import random_problem
 from potluck.plan import check_plan, cost, make_plans
-from potluck.plan.anytime import plan_anytime
+from potluck.plan.anytime import Board, plan_anytime
 from potluck.plan.bound import lower_bound_s, together, work_s
 from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
@@ -184,6 +184,21 @@ def test_equal_devices_are_alike_and_others_are_not():
     problem = twins()
     one_way = {**problem.network.paths, ("d0", "d1"): Path(media=(("air", 2),))}
     assert alike(replace(problem, network=replace(problem.network, paths=one_way))) == [[0], [1]]
+
+
+def test_a_plan_is_simulated_once_for_all_that_alike_devices_could_do_in_it():
+    problem = twins()
+    table = CostTable(problem)
+    simulator, plan = Direct(problem, table), next(p for p in plan_exhaustive(problem, table) if len(p.stages) > 1)
+    other = {plan.devices[0]: plan.devices[1], plan.devices[1]: plan.devices[0]}
+    stages = tuple(replace(stage, devices=tuple(other[name] for name in stage.devices)) for stage in plan.stages)
+    board = Board(problem, table, simulator)
+    score = board.score(plan)
+    assert board.knows(replace(plan, stages=stages))
+    assert board.score(replace(plan, stages=stages)) == score == simulator.run(replace(plan, stages=stages)).latency_s
+    apart = Board(twins(memory_bytes=5), CostTable(twins(memory_bytes=5)), simulator)
+    apart.score(plan)
+    assert not apart.knows(replace(plan, stages=stages))
 
 
 def test_devices_on_equal_cables_of_their_own_are_alike():

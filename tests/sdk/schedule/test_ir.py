@@ -33,6 +33,21 @@ def test_default_warm_up_is_asteroids():
     assert [policies.warm_up_depth(p, 3, 4) for p in range(3)] == [4, 3, 1]
 
 
+@pytest.mark.parametrize(
+    ("room", "n_micro_batches", "depths"),
+    [
+        ([99] * 4, 32, [7, 5, 3, 1]),
+        ([99] * 4, 3, [3, 3, 3, 1]),
+        ([2, 9, 9], 32, [2, 2, 1]),  # none keeps more than the one before it gives
+        ([9, 7, 5, 1, 1], 32, [7, 5, 3, 1, 1]),
+        ([9, 9, 1, 9, 9], 32, [5, 3, 1, 1, 1]),  # what goes further ahead would only be on the links
+    ],
+)
+def test_warm_ups_as_memory_allows(room, n_micro_batches, depths):
+    assert policies.warm_up_depths(room, n_micro_batches) == depths
+    check(policies.one_f_one_b(len(room), n_micro_batches, depths), n_micro_batches, max_kept=room)
+
+
 def test_schedule_text_round_trips():
     schedule = policies.fill_drain(2, 3)
     assert loads(dumps(schedule)) == schedule
