@@ -15,6 +15,7 @@ from potluck.plan import choices, cost
 from potluck.plan.groups import classes_of, ordered
 from potluck.plan.improve import deeper, floor_s, neighbours
 from potluck.plan.places import Places
+from potluck.plan.plans import rounded
 from potluck.plan.rivals.alpa import plan_alpa
 from potluck.plan.rivals.gpipe import plan_gpipe
 from potluck.plan.rivals.hetpipe import plan_hetpipe
@@ -123,8 +124,12 @@ class Board:
         return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
 
     def ranking(self) -> list[Plan]:
-        """All simulated plans, the best first."""
-        return [plan for _, plan in sorted(self.scores.values(), key=lambda item: item[0])]
+        """All simulated plans, the best first; of equally good ones, those of the fewest stages."""
+
+        def rank(item: tuple[float, Plan]) -> tuple[float, int]:
+            return rounded(item[0]), len(item[1].stages)
+
+        return [plan for _, plan in sorted(self.scores.values(), key=rank)]
 
 
 def plan_anytime(
@@ -159,6 +164,8 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
     yield from _passes(board, sizes, EFFORTS[1:])
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
+    if board.problem.branches:
+        yield from _join(board, places)
     if len(board.problem.devices) > MAX_EXACT:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
@@ -177,6 +184,15 @@ def _place(board: Board, places: Places) -> Iterator[None]:
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
+
+
+def _join(board: Board, places: Places) -> Iterator[None]:
+    """Neighbouring stages of the best plan on the same devices become one where that is no slower."""
+    plan: Plan | None = board.ranking()[0]
+    while plan is not None:
+        score = rounded(board.score(plan))
+        plan = next((other for other in places.joined(plan) if rounded(board.score(other)) <= score), None)
+        yield
 
 
 def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:

@@ -58,12 +58,23 @@ class Places:
                 seen.add(found.stages)
                 yield found
 
+    def joined(self, plan: Plan) -> Iterator[Plan]:
+        """Plans with two neighbouring stages of the same devices as one."""
+        for p, (left, right) in enumerate(pairwise(plan.stages)):
+            if left.devices == right.devices:
+                one = left.start, right.stop, left.devices
+                found = self._made(plan, [*plan.stages[:p], one, *plan.stages[p + 2 :]])
+                if found is not None:
+                    yield found
+
     def ranked(self, table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
         """All those, and plans that differ in one cut, share, depth or device: first those that may be fastest."""
-        yield from sorted(chain(neighbours(table, plan), self.neighbours(table, plan)), key=self._way_s)
+        yield from sorted(chain(neighbours(table, plan), self.neighbours(table, plan)), key=self.least_s)
 
-    def _way_s(self, plan: Plan) -> float:
-        """What the longest way of one micro-batch through the stages, or the busiest device, takes at least."""
+    def least_s(self, plan: Plan) -> float:
+        """The longest way of one micro-batch through the stages, or the busiest device: a step takes no less."""
+        if not plan.training and getattr(self.problem.workload, "streaming", False):
+            return floor_s(self.table, plan)  # many are on their way at once
         stages, at_s = plan.stages, [0.0] * len(plan.stages)
         for p, (stage, handed) in enumerate(zip(stages, self._handed(stages), strict=True)):
             at_s[p] += self._work_s(stage, plan.training)

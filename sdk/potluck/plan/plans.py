@@ -58,13 +58,20 @@ def _measures(plan: Plan) -> tuple[float, float, float]:
     return latency, energy, max(plan.peak_bytes.values(), default=0)
 
 
-def preference(plan: Plan, qoe: QoE) -> tuple[float, float, float, int]:
+def preference(plan: Plan, qoe: QoE) -> tuple[float, ...]:
     """Sorts the better plan first.
 
     With a latency limit: least energy + lambda x lateness, Dora eq. (2), where energy is known. Without: fastest first,
-    then thriftiest.
+    then thriftiest. Of plans that are equal but for rounding, the one of the fewest stages.
     """
     latency, energy, peak = _measures(plan)
+    rest = len(plan.stages), peak, len(plan.devices)
     if qoe.latency_s is not None and plan.energy_j is not None:
-        return energy + qoe.lambda_j_per_s * max(0.0, latency - qoe.latency_s), latency, peak, len(plan.devices)
-    return latency, energy, peak, len(plan.devices)
+        late = energy + qoe.lambda_j_per_s * max(0.0, latency - qoe.latency_s)
+        return rounded(late), rounded(latency), *rest
+    return rounded(latency), rounded(energy), *rest
+
+
+def rounded(value: float) -> float:
+    """`value` to twelve digits: what differs beyond differs by the order of additions."""
+    return float(f"{value:.12g}")

@@ -16,6 +16,7 @@ from potluck.plan.flows import bundles, chain_ends, feed_bytes, learning
 from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.improve import neighbours, with_depths
 from potluck.plan.judge import judge
+from potluck.plan.places import Places
 from potluck.plan.planners import RIVALS
 from potluck.plan.rivals.dora import plan_dora
 from potluck.records import Edge, Inference, Layer, LayerCost, Plan, Stage, Training
@@ -76,7 +77,8 @@ def test_branches_go_to_different_devices_at_once(workload):
     assert best.latency_s <= direct.run(dora).latency_s * (1 + 1e-9)
     chain = replace(problem, layers=tuple(replace(layer, edges=(), feed_bytes=0) for layer in problem.layers))
     in_a_row = min(Direct(chain).run(plan).latency_s for plan in plan_hybrid(chain))
-    assert best.latency_s < in_a_row
+    gain = 0.9 if isinstance(workload, Inference) else 1 + 1e-9  # many micro-batches keep all devices busy in a row too
+    assert best.latency_s <= in_a_row * gain
     assert best.gap_frac is None or 0 <= best.gap_frac < 1
 
 
@@ -151,6 +153,27 @@ def test_no_rival_is_faster_on_branches(seed):
         judged = [judge(problem, plan, table, direct) for plan in plans]
         fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]
         assert best_s <= min(fitting, default=float("inf")) * (1 + 1e-9), name
+
+
+def test_a_plan_has_no_cut_inside_a_device_that_gains_nothing():
+    problem = branched(Inference(batch=1))
+    best = make_plans(problem).best
+    joined = list(Places(CostTable(problem)).joined(best))
+    assert all(Direct(problem).run(plan).latency_s > best.latency_s * (1 + 1e-9) for plan in joined)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbours_are_ranked_by_a_time_that_no_plan_is_below(seed):
+    problem = random_branches(seed, WORKLOADS[seed])
+    table = CostTable(problem)
+    places, direct = Places(table), Direct(problem, table)
+    micro_batch = 2 if isinstance(problem.workload, Training) else problem.workload.batch
+    plan = next(places.by_chains(micro_batch))
+    others = list(places.ranked(table, plan))
+    least = [places.least_s(other) for other in others]
+    assert least == sorted(least)
+    for other, least_s in list(zip(others, least, strict=True))[::5]:
+        assert least_s <= direct.run(other).latency_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("seed", "cuts"), [(6, (1, 3, 4, 5, 6)), (10, (1, 3, 4, 5))])
