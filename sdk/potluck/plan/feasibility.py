@@ -57,7 +57,7 @@ def no_plan(breach: Breach, model: str) -> Infeasible:
     unit = "s" if breach.limit == "latency" else "J"
     return Infeasible(
         f"Every plan for {model} needs more than {breach.needed:.3g} {unit} per step; the {breach.limit} limit is "
-        f"{breach.available:.4g}.",
+        f"{breach.available:.4g} {unit}.",
         next_step="Allow more, or add a device.",
         limit=breach.limit, needed=breach.needed, available=breach.available,
     )  # fmt: skip
@@ -70,7 +70,10 @@ def _error(breach: Breach, model: str, judged: Sequence[Plan]) -> Infeasible:
         text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {available / 1e6:.3g} MB."
         return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
     unit = "s" if breach.limit == "latency" else "J"
-    text = f"The best plan for {model} needs {needed:.4g} {unit} per step; the {breach.limit} limit is {available:.4g}."
+    text = (
+        f"The best plan for {model} needs {needed:.4g} {unit} per step; "
+        f"the {breach.limit} limit is {available:.4g} {unit}."
+    )
     return Infeasible(text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts)
 
 
