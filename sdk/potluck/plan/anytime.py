@@ -188,7 +188,7 @@ def _place(board: Board, places: Places) -> Iterator[None]:
 
 def _join(board: Board, places: Places) -> Iterator[None]:
     """Neighbouring stages of the best plan on the same devices become one where that is no slower."""
-    plan: Plan | None = board.ranking()[0]
+    plan = next(iter(board.ranking()), None)
     while plan is not None:
         score = rounded(board.score(plan))
         plan = next((other for other in places.joined(plan) if rounded(board.score(other)) <= score), None)

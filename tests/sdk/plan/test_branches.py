@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from tests.sdk.plan.homes import random_branches, random_home
 
-from potluck.errors import UserError
+from potluck.errors import Infeasible, UserError
 from potluck.plan import make_plans
 from potluck.plan.bound import lower_bound_s
 from potluck.plan.cost import CostTable
@@ -153,6 +153,14 @@ def test_no_rival_is_faster_on_branches(seed):
         judged = [judge(problem, plan, table, direct) for plan in plans]
         fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]
         assert best_s <= min(fitting, default=float("inf")) * (1 + 1e-9), name
+
+
+def test_branches_that_fit_nowhere_are_refused():
+    problem = branched(Training(batch=8, micro_batch=2))
+    layers = tuple(replace(layer, parameter_bytes=1_000_000) for layer in problem.layers)
+    tiny = tuple(replace(device, memory_bytes=7_000_000) for device in problem.devices)  # one layer each, of six
+    with pytest.raises(Infeasible, match="no plan for chain fits"):
+        make_plans(replace(problem, layers=layers, devices=tiny))
 
 
 def test_a_plan_has_no_cut_inside_a_device_that_gains_nothing():
