@@ -3,7 +3,7 @@
 import argparse
 import os
 import signal
-import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from potluck.lab.registry import Entry
 
 WAIT_S = 15.0
+ONE_DAY_S = 86400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,27 +42,26 @@ def _up(args: argparse.Namespace) -> None:
 
     name = Path(args.name).stem
     _refuse_second(name)
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either ends it, at whatever it is just then
     lab = Lab(
         args.name, time_scale=args.time_scale, script=args.script, tell=_tell, links=args.links, announce=True,
         extra=["--pair"],
     )  # fmt: skip
+    home = args.name if name == args.name else str(Path(args.name).resolve())
+    entry = registry.Entry(
+        name=name, home=home, time_scale=args.time_scale, pid=os.getpid(),
+        born_s=registry.born_s(os.getpid()), public=lab.keys.public, secret=lab.keys.secret, agents=lab.started,
+    )  # fmt: skip
     try:
-        home = args.name if name == args.name else str(Path(args.name).resolve())
-        entry = registry.Entry(
-            name=name, home=home, time_scale=args.time_scale, pid=os.getpid(),
-            born_s=registry.born_s(os.getpid()), public=lab.keys.public, secret=lab.keys.secret, agents=lab.started,
-        )  # fmt: skip
         registry.add(entry)
-        try:
-            _show(entry)
-            while not over.wait(1.0):
-                pass
-        finally:
-            registry.remove(name)
+        _show(entry)
+        with suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(ONE_DAY_S)
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it ends already
+        registry.remove(entry)
         lab.close()
 
 
@@ -94,11 +94,12 @@ def _down(args: argparse.Namespace) -> None:
     if args.name is not None and not chosen:
         raise UserError(f"no lab called {args.name!r} is up.", next_step="`potluck lab list` shows those that are.")
     for entry in chosen:
-        process = psutil.Process(entry.pid)
-        process.terminate()
-        if psutil.wait_procs([process], WAIT_S)[1]:
-            process.kill()
-        registry.remove(entry.name)
+        with suppress(psutil.NoSuchProcess):  # it ended by itself just now
+            process = psutil.Process(entry.pid)
+            process.terminate()
+            if psutil.wait_procs([process], WAIT_S)[1]:
+                process.kill()
+        registry.remove(entry)
         print(f"{entry.name} is down.")
 
 

@@ -67,17 +67,28 @@ def find(name: str) -> Entry | None:
 def add(entry: Entry) -> None:
     """Say that this lab is up. UserError where one of that name is."""
     if find(entry.name) is not None:
-        raise UserError(f"the lab {entry.name!r} is up already.", next_step=f"potluck lab down {entry.name}")
+        raise _up_already(entry.name)
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, made = tempfile.mkstemp(dir=folder(), prefix=".")  # readable by this user alone
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(entry), file)
+        os.link(made, _file(entry.name))  # whole, and never over another's
+    except FileExistsError:
+        raise _up_already(entry.name) from None
+    finally:
+        os.unlink(made)
+
+
+def remove(entry: Entry) -> None:
+    """This lab is not up any more; another one of its name, of another process, stays."""
     path = _file(entry.name)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        json.dump(asdict(entry), file)
+    if (found := _read(path)) is not None and found.pid == entry.pid:
+        path.unlink(missing_ok=True)
 
 
-def remove(name: str) -> None:
-    """This lab is not up any more."""
-    _file(name).unlink(missing_ok=True)
+def _up_already(name: str) -> UserError:
+    return UserError(f"the lab {name!r} is up already.", next_step=f"potluck lab down {name}")
 
 
 def _file(name: str) -> Path:

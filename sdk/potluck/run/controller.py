@@ -321,7 +321,8 @@ class Controller:
         launched = self._at(device, (message.run, message.epoch, message.program, message.step))
         if launched is None:
             return
-        error = failures.failed(device, message)
+        session = self.session(device)
+        error = failures.failed(device, message, session.capability.get("memory_bytes") if session else None)
         if message.cause in (FailureCause.PEER_LOST, FailureCause.CANCELLED):  # that follows from something else
             launched.suspicion = launched.suspicion or (self._now_s + PEER_LOST_GRACE_S, error)
         else:

@@ -88,6 +88,9 @@ def refused(device: str, message: Refused) -> PotluckError:
     return RefusedError(f"it declined {what} ({message.code}): {text}", device=device, code=message.code)
 
 
+_LESS = "Give it fewer layers or rows, or raise its --memory."
+
+
 def _too_large(device: str, text: str) -> OutOfMemory:
     """A plan larger than the device's memory, told in numbers; or a layer for which its worker found no room."""
     numbers = re.match(r"(\d+) bytes needed, (\d+) bytes available", text)
@@ -95,13 +98,13 @@ def _too_large(device: str, text: str) -> OutOfMemory:
         return OutOfMemory(
             f"it has too little memory: {text.rstrip('.')}.",
             device=device,
-            next_step="Give it fewer layers or rows, or raise its --memory.",
+            next_step=_LESS,
         )
     needed, available = (int(number) for number in numbers.groups())
     return OutOfMemory(
         f"the plan does not fit: {needed / 2**20:.1f} MiB needed, {available / 2**20:.1f} MiB available.",
         device=device,
-        next_step="Give it fewer layers or rows, or raise its --memory.",
+        next_step=_LESS,
         needed_bytes=needed,
         available_bytes=available,
     )
@@ -115,13 +118,19 @@ def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
     return RefusedError(text, device=device, code=message.code)
 
 
-def failed(device: str, message: Failed) -> PotluckError:
-    """An execution ended badly."""
+def failed(device: str, message: Failed, memory_bytes: int | None = None) -> PotluckError:
+    """An execution ended badly, on a device that may use so much memory."""
     told = _TOLD.get(message.cause, clean(message.cause))
     where = f" at instruction {message.instruction} of {clean(message.program)}" if message.instruction >= 0 else ""
     text = f"{told}{where}, step {message.step}: {clean(message.text).rstrip('.') or 'no more is known'}."
     if message.cause == FailureCause.MEMORY:
-        return OutOfMemory(text, device=device, next_step="Give it fewer layers or rows.", cause=message.cause)
+        return OutOfMemory(
+            text if memory_bytes is None else f"{text} It may use {memory_bytes / 2**20:.1f} MiB.",
+            device=device,
+            next_step=_LESS,
+            cause=message.cause,
+            available_bytes=memory_bytes,
+        )
     if message.cause == FailureCause.PEER_LOST:
         return DeviceGone(text, device=device, next_step="Check the network between the devices.")
     return WorkerFailed(text, device=device, cause=message.cause, instruction=message.instruction)

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -45,8 +46,20 @@ def test_labs_that_are_up_are_known_to_this_user_alone(run_folder):
         registry.add(entry())
     with pytest.raises(UserError, match="2 times slower"):
         potluck.Home.lab("tiny", time_scale=5)
-    registry.remove("tiny")
+    registry.remove(replace(entry(), pid=1))  # another process's of that name
+    assert registry.find("tiny") == entry()
+    registry.remove(entry())
     assert registry.entries() == ()
+    assert list(run_folder.iterdir()) == []
+
+
+def test_of_two_labs_of_one_name_that_come_up_at_once_one_is_told(run_folder, monkeypatch):
+    registry.add(entry())
+    monkeypatch.setattr(registry, "find", lambda name: None)  # when it looked, the other was not there yet
+    with pytest.raises(UserError, match="up already"):
+        registry.add(replace(entry(), time_scale=3.0))
+    assert registry.entries() == (entry(),)
+    assert [path.name for path in run_folder.iterdir()] == ["tiny.json"]
 
 
 def test_what_the_dead_left_is_removed(run_folder):
@@ -97,15 +110,22 @@ def test_asking_for_what_is_not_there(run_folder):
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
-def test_a_lab_that_is_up_is_listed_joined_and_ended(run_folder, tmp_path):
+def test_two_labs_at_once_are_listed_joined_and_ended_each_by_itself(run_folder, tmp_path):
+    """Both have a device of the same name; one is killed, the other does not feel it."""
     process, came = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert "tiny: one, two, 50 times slower" in command("list").stdout
+    other, others_came = up(write_home(tmp_path, name="other", devices=("one",)))
+    children, others = (psutil.Process(each.pid).children(recursive=True) for each in (process, other))
+    assert command("list").stdout.splitlines() == [
+        f"other: one (process {other.pid})", f"tiny: one, two, 50 times slower (process {process.pid})"
+    ]  # fmt: skip
     assert "up already" in command("up", "tiny").stderr
+    other.kill()
+    assert all_gone(other, others)
+    assert are_gone(others_came)
     with potluck.Home.lab("tiny") as home:
         assert home.devices.ready == ("one", "two")
         assert home.network.bandwidth("one", "two") == pytest.approx(4e6 / 2 / 50)
-    assert command("down", "tiny").stdout == "tiny is down.\n"
+    assert command("down").stdout == "tiny is down.\n"
     assert all_gone(process, children)
     assert are_gone(came)
     assert command("list").stdout == "no lab is up.\n"

@@ -79,9 +79,9 @@ def make_net():
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Two boards on one radio channel, everything a hundred times slower."""
+    """Two boards with little memory on one radio channel, everything a hundred times slower."""
     torch.set_num_threads(1)
-    path = write_home(tmp_path_factory.mktemp("lab"), devices=("one", "two"))
+    path = write_home(tmp_path_factory.mktemp("lab"), devices=("one", "two"), memory=128 * 2**20)
     with potluck.Home.lab(path, time_scale=100, links="namespaces") as home:
         interface = own_interface(home._lab.links)
         yield home
@@ -125,6 +125,33 @@ def test_training_in_a_lab_equals_one_machine(lab, model):
     run.close()
     train_alone(alone, make_data())
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+
+
+class Exploding(torch.nn.Module):
+    """Fits on paper: only the operators know what they need in between."""
+
+    def forward(self, x):
+        return x.unsqueeze(-1).expand(-1, -1, 1_000_000).exp().sum(-1)
+
+
+def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nobody_else_does(lab):
+    nn, x = torch.nn, torch.randn(32, 8)
+    model = potluck.Model.from_torch(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4), Exploding()), x[:2])
+    n_layers = len(model.layers(False))
+    plan = potluck.Plan(
+        planner="by hand", model=model.name, micro_batch=32, training=False,
+        stages=(
+            Stage(start=0, stop=1, devices=("one",), shares=(32,)),
+            Stage(start=1, stop=n_layers, devices=("two",), shares=(32,)),
+        ),
+    )  # fmt: skip
+    pids = [agent.pid for agent in lab._lab.started]
+    run = lab.deploy(plan, model).wait()
+    with pytest.raises(potluck.errors.OutOfMemory, match=r"two: .*may use 128\.0 MiB\. Give it fewer") as caught:
+        run(x)
+    assert (caught.value.device, caught.value.facts["available_bytes"]) == ("two", 128 * 2**20)
+    assert lab.devices.need() == ("one", "two")
+    assert [agent.pid for agent in lab._lab.started if lab._lab.agents.is_there(agent.name)] == pids
 
 
 def wait_for_script(home):
