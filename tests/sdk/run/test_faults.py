@@ -199,9 +199,7 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
 NOTEBOOK = list(product((PLAIN, "relay", SPACED), (*strikes.DEPLOYING, *strikes.TRAINING), (0, 5)))
 
 
-@pytest.mark.parametrize(
-    ("links", "moment", "after"), some(NOTEBOOK, (PLAIN, "following", 5), (SPACED, "going over", 0))
-)
+@pytest.mark.parametrize(("links", "moment", "after"), some(NOTEBOOK, (SPACED, "going over", 0)))
 def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     mark, temporary, before = uuid.uuid4().hex, tmp_path / "temporary", interfaces()
     temporary.mkdir()
