@@ -299,7 +299,7 @@ class Problem:
         if self.branches:
             _check_edges(self.layers)
         for name in (*self.qoe.memory_bytes, *self.qoe.device_energy_j):
-            if all(name != device.name for device in self.devices):
+            if name not in self.excluded and all(name != device.name for device in self.devices):
                 raise UserError(f"A limit names the device {name!r}, which is not in this home.")
 
     @property

@@ -11,8 +11,8 @@ from typing import Any
 
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation
-from potluck.profile.measure import Bench, can_train, device_of, measurements_of, name_of, weight_copies
-from potluck.profile.profiles import Profile
+from potluck.profile.measure import Bench, device_of, measurements_of, name_of, weight_copies
+from potluck.profile.profiles import Profile, can_train
 from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network
 from potluck.run.link import Link
@@ -37,7 +37,7 @@ def profile(
     measured = {}
     for mode in modes:
         layers, operators = model.layers(mode), model.operators(mode)
-        able = [name for name in names if not mode or can_train(members[name].capability)]
+        able = [name for name in names if not mode or can_train(members[name].capability.get("backends", ()))]
         specs = {name: emulation.home.specs[name] for name in able}
         costs = {
             name: emulation.slowed(tuple(layer_cost(spec, nodes, rows, train=mode) for nodes in operators))

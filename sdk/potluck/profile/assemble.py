@@ -13,7 +13,7 @@ from potluck.graph.modelgraph import ModelGraph
 from potluck.plan.peers import graph_txt
 from potluck.profile import roofline
 from potluck.profile.library import HomeSpec, load_home, load_model
-from potluck.profile.profiles import Measurements, Profile
+from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.records import Inference, Layer, LayerCost, Problem, QoE, Training
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -123,7 +123,8 @@ def _profile(
     costs: dict[str, tuple[LayerCost, ...]],
     answer_bytes: int,
 ) -> Profile:
-    """The profile of a home that nobody measured; training and inference alike."""
+    """The profile of a home that nobody measured; training and inference alike, but for who cannot train."""
+    trained = {device.name: costs[device.name] for device in home.devices if can_train(device.backends)}
     measured = Measurements(
         layers=layers,
         costs=costs,
@@ -136,7 +137,7 @@ def _profile(
         signature="",
         devices=home.devices,
         network=home.network,
-        training=measured,
+        training=replace(measured, costs=trained),
         inference=measured,
         home=home.name,
     )

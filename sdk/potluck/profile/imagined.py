@@ -13,7 +13,7 @@ from potluck.graph.modelgraph import Node
 from potluck.plan.whatif import free_name, joined, known
 from potluck.profile import library
 from potluck.profile.library import DEVICE_NUMBERS, DeviceSpec, Number
-from potluck.profile.profiles import Measurements, Profile
+from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.roofline import estimate, layer_cost
 from potluck.records import HOME, Device, Layer, LayerCost
 
@@ -39,6 +39,8 @@ def with_device(
     times = "those of its like here" if twin else "estimated" if profile.graph else "roughly estimated from its layers"
     note = f"{name} ({spec.title}) is imagined: connected like {like}, its times are {times}"
     modes = {"training": profile.training, "inference": profile.inference}
+    if not can_train(device.backends):
+        modes["training"] = None
     found = {mode: _joined_by(name, twin, spec, profile, item) for mode, item in modes.items() if item is not None}
     return replace(
         profile,

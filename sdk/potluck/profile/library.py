@@ -6,7 +6,7 @@ asking for it is an error that names the field and the file, unless a home state
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -16,6 +16,7 @@ from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.profile.topology import TOPOLOGIES, Attachment, Link, Wiring, build
 from potluck.records import HOME, Device, Network
+from potluck_wire.statement import BACKEND_OF
 
 BASES = ("measured", "specification", "estimate")
 SUFFIX = {"devices": ".toml", "networks": ".toml", "homes": ".toml", "models": ".json"}
@@ -124,7 +125,7 @@ def load_device(name: str | Path) -> DeviceSpec:
         name=table.named(path.stem),
         title=table.text("title"),
         kind=table.choice("kind", DEVICE_KINDS),
-        backends=table.texts("backends"),
+        backends=table.backends(),
         numbers=table.numbers(DEVICE_NUMBERS),
         file=str(path),
     )
@@ -196,7 +197,7 @@ def _members(
     table: "_Table", assumed: Mapping[str, Mapping[str, Number]]
 ) -> tuple[dict[str, DeviceSpec], list[Attachment]]:
     """The devices of a home in order: `[[devices]]` with name, profile, and optionally port, site, wired, and the
-    source and reason of a choice that its paper does not print."""
+    backends that its paper takes it to have."""
     specs: dict[str, DeviceSpec] = {}
     members = []
     for entry in table.entries("devices"):
@@ -205,9 +206,8 @@ def _members(
             raise _wrong(table.file, f"{entry.prefix}name", "a name of its own", name)
         spec = load_device(profile)
         numbers = {**spec.numbers, **assumed.get(profile, {})}
-        specs[name] = DeviceSpec(
-            name=spec.name, title=spec.title, kind=spec.kind, backends=spec.backends, numbers=numbers, file=spec.file
-        )
+        backends = entry.backends() if "backends" in entry.fields else spec.backends
+        specs[name] = replace(spec, backends=backends, numbers=numbers)
         members.append(
             Attachment(
                 name=name,
@@ -283,6 +283,14 @@ class _Table:
         if not values or not all(isinstance(value, str) for value in values):
             raise _wrong(self.file, self.prefix + field, "a list of text", values)
         return tuple(values)
+
+    def backends(self) -> tuple[str, ...]:
+        values = self.texts("backends")
+        known = tuple(BACKEND_OF.values())
+        for value in values:
+            if value not in known:
+                raise _wrong(self.file, f"{self.prefix}backends", f"some of {', '.join(known)}", value)
+        return values
 
     def entries(self, field: str) -> list["_Table"]:
         values = self.take(field, list, f"[[{field}]] tables")

@@ -15,7 +15,7 @@ from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.links import Line, fit_line
 from potluck.profile.network import is_itself, network_of, stated_rate
-from potluck.profile.profiles import Measurements, Profile
+from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
 from potluck.records import HOME, Device, LayerCost
 from potluck.run.events import Deliver, Gather
@@ -125,7 +125,7 @@ def profile(
     unfit: list[OutOfMemory | ModelError | PlanError] = []
 
     def measure(device: str) -> dict[bool, tuple[LayerCost, ...]]:
-        possible = [mode for mode in modes if not mode or can_train(members[device].capability)]
+        possible = [mode for mode in modes if not mode or can_train(members[device].capability.get("backends", ()))]
         try:
             return {
                 mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes)
@@ -216,11 +216,6 @@ def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[s
 def _common_mode(found: Mapping[str, Mapping[bool, object]], names: Iterable[str]) -> bool:
     """Training, if all of these are measured for it."""
     return all(True in found[name] for name in names)
-
-
-def can_train(capability: Mapping[str, Any]) -> bool:
-    """Whether a device can train: backward runs through torch alone."""
-    return "torch" in capability.get("backends", ())
 
 
 def _host_cores(

@@ -1,6 +1,6 @@
 """Profile: what was measured of a model on a home, or is estimated of one that is not there: the input of planning."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -127,8 +127,13 @@ class Profile:
         return html.profile(self.problem(workload), self.notes)
 
 
+def can_train(backends: Sequence[str]) -> bool:
+    """Whether a device with these backends can train: onnxruntime alone answers requests only."""
+    return "torch" in backends
+
+
 def _why_not(device: Device, mode: str) -> str:
     """Why a device has no times for training or inference."""
-    if mode == "training" and "torch" not in device.backends:
+    if mode == "training" and not can_train(device.backends):
         return f"has {' and '.join(device.backends) or 'nothing that computes'}, and training needs torch"
     return f"was not measured for {mode}"

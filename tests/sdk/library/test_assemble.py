@@ -5,7 +5,7 @@ import pytest
 from potluck.errors import UserError
 from potluck.graph.modelgraph import Input, ModelGraph, Node
 from potluck.profile import library, roofline
-from potluck.profile.assemble import merged, problem
+from potluck.profile.assemble import estimate, merged, problem
 from potluck.records import Inference, QoE, Training
 
 
@@ -78,3 +78,17 @@ def test_a_problem_is_complete_and_says_that_it_is_estimated():
     assert (answers.target_bytes, answers.result_bytes) == (0, 8)
     words = problem(home, library.load_model("gpt2"), Inference(), max_layers=5)
     assert (words.input_bytes, words.result_bytes) == (512 * 8, 512 * 8)
+
+
+def test_who_has_onnxruntime_alone_answers_requests_and_does_not_train():
+    profile = estimate("demo", "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).with_device("galaxy-s25")
+    asked = profile.problem(Training(batch=8), QoE(memory_bytes={"phone": 10**9}))
+    assert [device.name for device in asked.devices] == ["laptop-1", "laptop-2", "jetson"]
+    why = "has onnxruntime, and training needs torch"
+    assert asked.excluded == {"phone": why, "galaxy-s25": why}
+    assert {device.name for device in profile.problem(Inference()).devices} > {"phone", "galaxy-s25"}
+
+
+def test_phones_train_in_the_homes_of_papers_that_train_on_phones():
+    for name in ("smart-home-2", "dora-figure-2", "traffic-monitor"):
+        assert not estimate(name, "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).problem(Training(batch=8)).excluded

@@ -69,6 +69,7 @@ CASES = [
     ("thing", 'kind = "board"', 'kind = "toaster"', r"kind: expected one of .*board.*, got 'toaster'"),
     ("thing", 'kind = "board"', "", r"kind: expected text, got 'nothing'"),
     ("thing", 'backends = ["torch"]', "backends = [1]", r"backends: expected a list of text"),
+    ("thing", '["torch"]', '["onnx"]', r"backends: expected some of torch, onnxruntime, got 'onnx'"),
     ("thing", "4_294_967_296", "-1", r"memory_bytes\.value: expected a finite number, above 0, got '-1'"),
     ("thing", "4_294_967_296", "0", r"memory_bytes\.value: .*above 0"),
     ("thing", "4_294_967_296", "nan", r"memory_bytes\.value: expected a finite number"),

@@ -30,7 +30,9 @@ parameter_size=0.000
 
 @pytest.fixture(scope="module")
 def problem():
-    return potluck.estimate("demo", "bert-small", max_layers=8, rows=(1, 8, 32)).problem(Training(batch=32))
+    """Four devices of four kinds: the phone of this home cannot train."""
+    profile = potluck.estimate("demo", "bert-small", max_layers=8, rows=(1, 8, 32))
+    return profile.with_device("raspberry-pi-5").problem(Training(batch=32))
 
 
 def test_reads_a_profile_in_running_order():
@@ -146,7 +148,8 @@ def test_metis_gets_no_inference_and_no_more_kinds_than_it_knows(problem):
 
     with pytest.raises(UserError, match="training only"):
         metis_files.files(replace(problem, workload=Inference()))
-    profile = potluck.estimate("demo", "bert-small", max_layers=4, rows=(1, 8)).with_device("raspberry-pi-5")
+    profile = potluck.estimate("demo", "bert-small", max_layers=4, rows=(1, 8))
+    profile = profile.with_device("raspberry-pi-5").with_device("raspberry-pi-4")
     with pytest.raises(UserError, match="knows 4 kinds of devices; this home has 5"):
         metis_files.files(profile.problem(Training(batch=8)))
 
