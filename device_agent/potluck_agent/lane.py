@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from potluck_agent.executions import Execution
 
 DEPTH = 2  # with the worker at least: one at work, one behind it
-AHEAD_S = 0.02  # more, while they take less than this in all, as they did before: so long may an urgent one wait
+AHEAD_S = 0.05  # more, while they take less than this in all, as they did before: so long may an urgent one wait
 
 
 @dataclass(frozen=True, slots=True)

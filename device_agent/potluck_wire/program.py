@@ -29,7 +29,8 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # same run that still stands, which is how state moves on a switch of plans. A name itself never holds a slash.
     # Segments. run: the segment's inputs -> its outputs; with `train`, what backward needs is kept under `key`.
     # `rows` = [start, stop, total]: which rows of micro-batch `micro_batch` these are (makes dropout independent of
-    # the split).
+    # the split). `takes`, where it is there, says of each input which of its entries [start, stop) along the first
+    # dimension are meant; null: all of them. So the inputs of a whole batch may come as one value.
     "run": frozenset({"segment", "key", "train", "rows", "micro_batch"}),
     # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs; adds to the
     # segment's own gradients. With no inputs, the segment's first output is the loss and `scale` its gradient.
@@ -49,7 +50,7 @@ OPERATIONS: dict[str, frozenset[str]] = {
     "concat": frozenset({"dim"}),
     "add": frozenset(),
 }
-OPTIONAL: dict[str, frozenset[str]] = {"send": frozenset({"to"})}
+OPTIONAL: dict[str, frozenset[str]] = {"send": frozenset({"to"}), "run": frozenset({"takes"})}
 NETWORK = frozenset({"send", "recv"})
 SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
@@ -237,6 +238,8 @@ def _check_together(op: str, inputs: list[str], outputs: list[str], attrs: dict[
     """What attributes and values must hold together."""
     if op == "slice" and attrs["start"] > attrs["stop"]:
         raise _Wrong(f"slice [{attrs['start']}, {attrs['stop']}) ends before it starts")
+    if "takes" in attrs and len(attrs["takes"]) != len(inputs):
+        raise _Wrong(f"takes of {len(attrs['takes'])} inputs, there are {len(inputs)}")
     if op in ("state", "assign") and len(attrs["names"]) != len(outputs if op == "state" else inputs):
         raise _Wrong(f"{len(attrs['names'])} names for {len(outputs if op == 'state' else inputs)} values")
 
@@ -283,6 +286,15 @@ def _is_rows(value: Any) -> bool:
     return bool(start < stop <= total)
 
 
+def _is_takes(value: Any) -> bool:
+    if type(value) is not list or len(value) > MAX_VALUES:
+        return False
+    return all(
+        take is None or (type(take) is list and len(take) == 2 and all(map(_is_count, take)) and take[0] <= take[1])
+        for take in value
+    )
+
+
 def _is_names(value: Any) -> bool:
     return type(value) is list and 1 <= len(value) <= MAX_VALUES and all(map(is_value_name, value))
 
@@ -306,6 +318,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "key": (is_value_name, "a name"),
     "train": (lambda value: type(value) is bool, "true or false"),
     "rows": (_is_rows, "[start, stop, total]"),
+    "takes": (_is_takes, "a list of [start, stop] or null"),
     "micro_batch": (_is_count, "a count"),
     "scale": (_is_number, "a number"),
     "share_frac": (lambda value: _is_number(value) and 0 <= value <= 1, "a number in 0..1"),

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from potluck_agent.worker import process
-from potluck_agent.worker.process import FEW, LATE_S, Pipe
+from potluck_agent.worker.process import LATE_S, Pipe
 from potluck_wire.messages import Channel, Compute, Computed
 from potluck_wire.stream import Reader, pack
 
@@ -49,15 +49,14 @@ def do(pipe, urgent=False):
     pipe.flush_in_time()
 
 
-def test_answers_come_together_when_little_is_left_to_do(clock, ends):
+def test_answers_come_together_when_nothing_is_left_to_do(clock, ends):
     end, pipe = ends
     order(end, pipe, 6)
     said = []
     for _ in range(6):
         do(pipe)
         said.append(heard(end))
-    together = 6 - FEW + 1
-    assert said == [[]] * (together - 1) + [list(range(together))] + [[tag] for tag in range(together, 6)]
+    assert said == [[]] * 5 + [list(range(6))]
 
 
 def test_what_is_urgent_is_said_at_once_and_takes_the_rest_along(clock, ends):

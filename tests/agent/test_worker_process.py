@@ -238,8 +238,8 @@ def test_a_segment_trains_as_torch_does(worker):
     y.backward(gradient)
     optimizer.step()
 
-    worker.put("r/0/p/0/x", x.detach())
-    run = {"key": "k", "train": True, "rows": [0, 4, 4], "micro_batch": 0}
+    worker.put("r/0/p/0/x", torch.cat([numbers(4, 3, start=9), x.detach()]))  # of a whole batch: the second micro-batch
+    run = {"key": "k", "train": True, "rows": [0, 4, 4], "micro_batch": 1, "takes": [[4, 8]]}
     names = {"inputs": ("r/0/p/0/x",), "outputs": ("r/0/p/0/y",), "exports": ("r/0/p/0/y",), "slot": "r/0/s"}
     (output,) = worker.compute("run", run, frees=("r/0/p/0/x", "r/0/p/0/y"), **names)
     assert torch.allclose(output, y.detach(), atol=1e-6)
@@ -258,6 +258,13 @@ def test_a_segment_trains_as_torch_does(worker):
     assert torch.allclose(state[1], b.detach(), atol=1e-5)
     worker.compute("")
     assert len(worker.freed) == 4
+
+
+def test_a_run_takes_no_rows_that_are_not_there(worker):
+    load(worker)
+    worker.put("r/0/p/0/x", numbers(4, 3))
+    for takes, words in (([[2, 9]], r"[2, 9) is no part of 4"), ([], "one entry for each of 1 inputs")):
+        assert words in worker.fails("run", {"takes": takes}, slot="r/0/s", inputs=("r/0/p/0/x",)).text
 
 
 def test_state_is_a_copy_that_a_later_assign_does_not_change(worker):

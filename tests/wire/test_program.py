@@ -51,6 +51,11 @@ def test_reads_what_it_writes(op):
     assert loads(program.dumps()) == program
 
 
+def test_a_run_may_take_a_part_of_an_input():
+    (*_, run) = from_json(document(row("run", takes=[[0, 4], None]))).instructions
+    assert run.attrs["takes"] == [[0, 4], None]
+
+
 def without(op, name):
     bad = row(op)
     del bad[5][name]
@@ -106,6 +111,13 @@ WRONG = {
     "rows past the total": row("run", rows=[0, 9, 8]),
     "rows are negative": row("run", rows=[-1, 4, 8]),
     "rows are floats": row("run", rows=[0.0, 4.0, 8.0]),
+    "takes of one input of two": row("run", takes=[[0, 4]]),
+    "takes are no list": row("run", takes={"a": [0, 4]}),
+    "takes three numbers": row("run", takes=[[0, 4, 8], None]),
+    "takes backwards": row("run", takes=[None, [4, 0]]),
+    "takes before the first": row("run", takes=[None, [-1, 4]]),
+    "takes half an entry": row("run", takes=[None, [0, 0.5]]),
+    "takes of another operation": row("backward", takes=[None]),
     "scale is a string": row("backward", scale="1"),
     "scale is NaN": row("backward", scale=float("nan")),
     "share above one": row("gradients", share_frac=1.5),

@@ -16,8 +16,7 @@ from potluck_wire.messages import Channel, Configure, Message, Release
 from potluck_wire.stream import Reader, pack
 
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
-LATE_S = 0.01  # what nobody waits for is said that late at most; half of what the agent lets a worker have ahead
-FEW = 2  # orders that are left: the agent should hear that more are wanted
+LATE_S = 0.025  # what nobody waits for is said that late at most; half of what the agent lets a worker have ahead
 EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be blamed
 
 
@@ -45,8 +44,8 @@ class Pipe:
             self._urgent, self._said_s = False, time.monotonic()
 
     def flush_in_time(self) -> None:
-        """Flush what is urgent; the rest where little is left to do here, or the last time is long ago."""
-        if self._urgent or len(self._waiting) < FEW or time.monotonic() - self._said_s > LATE_S:
+        """Flush what is urgent; the rest where nothing is left to do here, or the last time is long ago."""
+        if self._urgent or not self._waiting or time.monotonic() - self._said_s > LATE_S:
             self.flush()
 
     def listen(self) -> None:

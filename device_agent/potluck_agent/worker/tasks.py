@@ -90,13 +90,22 @@ def _run(task: Task) -> Tensors:
     if rows is not None and not (isinstance(rows, list) and len(rows) == 3 and all(type(n) is int for n in rows)):
         raise ValueError(f"attribute rows is {rows!r:.80}, expected [start, stop, total]")
     return task.on().forward(
-        task.inputs,
+        _taken(task.inputs, task.attrs.get("takes")),
         key=task.kept(),
         train=bool(task.attrs.get("train", False)),
         rows=None if rows is None else (rows[0], rows[1], rows[2]),
         step=task.step,
         micro_batch=task.integer("micro_batch", 0),
     )
+
+
+def _taken(inputs: Tensors, takes: Any) -> Tensors:
+    """The entries of each input that are meant: views, no copies."""
+    if takes is None:
+        return inputs
+    if not isinstance(takes, list) or len(takes) != len(inputs):
+        raise ValueError(f"attribute takes is {takes!r:.80}, expected one entry for each of {len(inputs)} inputs")
+    return [value if take is None else _part(value, 0, *take) for value, take in zip(inputs, takes, strict=True)]
 
 
 def _backward(task: Task) -> Tensors:
@@ -132,10 +141,13 @@ def _assign(task: Task) -> Tensors:
 
 def _slice(task: Task) -> Tensors:
     (value,) = task.inputs
-    dim, start, stop = task.integer("dim", 0), task.integer("start"), task.integer("stop")
+    return (_part(value, task.integer("dim", 0), task.integer("start"), task.integer("stop")),)
+
+
+def _part(value: Any, dim: int, start: int, stop: int) -> Any:
     if not 0 <= start <= stop <= value.shape[dim]:
         raise ValueError(f"[{start}, {stop}) is no part of {value.shape[dim]} along dimension {dim}")
-    return (value[_along(value, dim, start, stop)],)
+    return value[_along(value, dim, start, stop)]
 
 
 def _along(value: Any, dim: int, start: int, stop: int) -> tuple[slice, ...]:

@@ -222,12 +222,13 @@ def make_edition(
     schedule: str | Policy | None = None,
     turns: bool | None = None,
     towards: Plan | None = None,
+    fed_whole: bool = False,
 ) -> Edition:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
 
     `backends`: what each device computes with. `schedule`: see `schedule.policies.policy`. With `towards`, the steps
     also tell what the devices of that plan need to stay in step with the stages that they lack; `plan` must be cut
-    wherever that one is.
+    wherever that one is. `fed_whole`: see `compile_training`.
 
     Raises
     ------
@@ -249,7 +250,13 @@ def make_edition(
             to = f"{epoch + 1}/{follow_name(name)}" if followers else ""
             compiled[name] = renamed(
                 compile_training(
-                    fitted, segments, optimizer.to_json(), schedule=order(fitted), shadows=followers, to=to
+                    fitted,
+                    segments,
+                    optimizer.to_json(),
+                    schedule=order(fitted),
+                    shadows=followers,
+                    to=to,
+                    fed_whole=fed_whole,
                 ),
                 name,
             )

@@ -31,7 +31,7 @@ from potluck.run.history import History
 from potluck.run.link import Link
 from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
-from potluck.run.pending import COMMON_BEGIN
+from potluck.run.pending import COMMON_BEGIN, TAKES
 from potluck.run.prediction import in_turns, paced
 from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
@@ -73,7 +73,7 @@ class Engine:
         self.edition: Edition = self.paced(
             make_edition(
                 model, plan, run=name, epoch=0, optimizer=optimizer, backends=self.backends(plan.devices), seed=seed,
-                schedule=schedule, turns=turns,
+                schedule=schedule, turns=turns, fed_whole=self._all_speak(TAKES, plan),
             )
         )  # fmt: skip
         self.crew = Crew(link, members, name)
@@ -226,7 +226,7 @@ class Engine:
             make_edition(
                 self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer,
                 backends=self.backends(plan.devices), sizes=fitting, seed=edition.seed, schedule=edition.schedule,
-                turns=edition.turns,
+                turns=edition.turns, fed_whole=self._all_speak(TAKES, plan),
             )
         )  # fmt: skip
 
@@ -294,7 +294,7 @@ class Engine:
             raise PlanError(
                 "transfers take turns by a profile, and there is none.", next_step="Use home.profile(model)."
             )
-        if problem is not None and edition.turns is not False and self._all_know_turns(edition.plan):
+        if problem is not None and edition.turns is not False and self._all_speak(COMMON_BEGIN, edition.plan):
             steps = {n: c for n, c in edition.compiled.items() if n == INFER or n.partition("-")[0] == TRAIN}
             turns = {name: in_turns(item, problem, always=bool(edition.turns)) for name, item in steps.items()}
             edition = replace(edition, compiled={**edition.compiled, **turns})
@@ -311,9 +311,9 @@ class Engine:
         emulated = [name for name in compiled.programs if self.members[name].capability.get("emulated")]
         return paced(compiled, problem, emulated) if problem is not None and emulated else compiled
 
-    def _all_know_turns(self, plan: Plan) -> bool:
+    def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
         versions = [str(self.members[name].capability.get("version", "1.0")) for name in plan.devices]
-        return all(parse(version) >= COMMON_BEGIN for version in versions)
+        return all(parse(version) >= needed for version in versions)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

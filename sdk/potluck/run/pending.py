@@ -38,6 +38,7 @@ ANSWERS: dict[type[Message], type[Message]] = {
 UNANSWERED = (Meter, Goodbye)
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 BEHIND = (1, 2)  # the version that has `Execute.after_step`
+TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
 
 
 def subject(message: Message) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from potluck.schedule.validate import check
 from potluck.schedule.wiring import wire
 
 LOSS_BYTES = 4
+WHOLE_BYTES = 2 * 1024**2  # what is fed in a step up to this goes as one value: it is there until the last micro-batch
 
 
 def compile_training(
@@ -31,15 +32,19 @@ def compile_training(
     schedule: Schedule | None = None,
     shadows: Sequence[Shadow] = (),
     to: str = "",
+    fed_whole: bool = False,
 ) -> Compiled:
     """The program `train` of every device of `plan`: one step on one batch. Default schedule: 1F1B.
 
     The losses of each share come home; their mean weighted by rows is the batch's loss. What `shadows` need to stay in
-    step is posted to their program `to` = "EPOCH/PROGRAM".
+    step is posted to their program `to` = "EPOCH/PROGRAM". `fed_whole`: what home feeds a stage of one device, and
+    is small, comes once per step, and every micro-batch takes its rows of it.
     """
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
-    pipeline = _Pipeline("train", plan, segments, schedule, home, training=True, shadows=shadows, to=to)
+    pipeline = _Pipeline(
+        "train", plan, segments, schedule, home, training=True, shadows=shadows, to=to, fed_whole=fed_whole
+    )
     pipeline.actions()
     pipeline.tell_losses()
     for p in range(len(plan.stages)):
@@ -63,7 +68,7 @@ class _Pipeline:
 
     def __init__(
         self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool,
-        shadows: Sequence[Shadow] = (), to: str = "",
+        shadows: Sequence[Shadow] = (), to: str = "", fed_whole: bool = False,
     ) -> None:  # fmt: skip
         self.wiring = wire(plan, segments, training=training)
         self.plan, self.segments, self.home, self.training = plan, segments, home, training
@@ -75,7 +80,8 @@ class _Pipeline:
         self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
         self.n_turns = max(self.turn.values()) + 1
         self.rows = [intervals(stage.shares) for stage in plan.stages]
-        self.shadows, self.to = shadows, to
+        self.shadows, self.to, self.fed_whole = shadows, to, fed_whole
+        self.fed: set[tuple[str, str]] = set()  # (device, value)
         self.learns = self.wiring.learns
         # (action, tensor, device index, sending stage) -> pieces (value, first row, bytes)
         self.pieces: dict[tuple[Action, str, int, int], list[tuple[str, int, int]]] = {}
@@ -94,20 +100,23 @@ class _Pipeline:
     def _forward(self, action: Action, index: int) -> None:
         p, m = action.stage, action.micro_batch
         segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
-        inputs = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
+        feeds = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
+        inputs = [value for value, _ in feeds]
         sources = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
         inputs += [self._gather(action, index, tensor, source) for tensor, source in sources]
         for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
             self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, self.turn[action])
         names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
         sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
+        takes = [take for _, take in feeds] + [None] * len(segment.inputs)
+        parts: dict[str, Any] = {"takes": takes} if any(takes) else {}
         if self.training and p == len(self.segments) - 1:
             sizes[0] = LOSS_BYTES
         self.programs.compute(
             device, "run", inputs, dict(zip(names, sizes, strict=True)),
             note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
             priority=self.turn[action], segment=segment.name, key=f"{p}.{m}", train=self.learns[p],
-            rows=[start, stop, self.plan.micro_batch], micro_batch=m,
+            rows=[start, stop, self.plan.micro_batch], micro_batch=m, **parts,
         )  # fmt: skip
         if p < len(self.segments) - 1:
             for tensor, name in zip(segment.outputs, names, strict=True):
@@ -152,20 +161,36 @@ class _Pipeline:
         )  # fmt: skip
         return name
 
-    def _feed(self, action: Action, device: str, tensor: Tensor, start: int, stop: int) -> str:
+    def _feed(
+        self, action: Action, device: str, tensor: Tensor, start: int, stop: int
+    ) -> tuple[str, list[int] | None]:  # fmt: skip
+        """The name of what is fed, and which entries of it are meant; None: all of them."""
         first = action.micro_batch * self.plan.micro_batch  # feeds are counted over the whole batch
-        feed = Feed(
-            device=device,
-            value=f"in{action.stage}.{tensor.name}.{action.micro_batch}",
-            tensor=tensor.name,
-            micro_batch=action.micro_batch,
-            start=(first + start) * tensor.multiple,
-            stop=(first + stop) * tensor.multiple,
-            whole=tensor.multiple == 0,
-            nbytes=_nbytes(tensor, stop - start),
-            priority=self.turn[action],
-        )
-        return self.programs.feed(feed, label=f"{self.home}>{action}")
+        value, take = f"in{action.stage}.{tensor.name}.{action.micro_batch}", None
+        start, stop = first + start, first + stop
+        if self._comes_whole(tensor, stop - start):
+            value, take = f"in{action.stage}.{tensor.name}.all", [start * tensor.multiple, stop * tensor.multiple]
+            start, stop = 0, self.plan.batch
+        if (device, value) not in self.fed:
+            self.fed.add((device, value))
+            feed = Feed(
+                device=device,
+                value=value,
+                tensor=tensor.name,
+                micro_batch=action.micro_batch,
+                start=start * tensor.multiple,
+                stop=stop * tensor.multiple,
+                whole=tensor.multiple == 0,
+                nbytes=_nbytes(tensor, stop - start),
+                priority=self.turn[action],
+            )
+            self.programs.feed(feed, label=f"{self.home}>{action}")
+        return value, take
+
+    def _comes_whole(self, tensor: Tensor, rows: int) -> bool:
+        """Whether one value has the rows of all micro-batches: they belong to one device, and are few bytes."""
+        is_all = rows == self.plan.micro_batch < self.plan.batch and tensor.multiple > 0
+        return self.fed_whole and is_all and _nbytes(tensor, self.plan.batch) <= WHOLE_BYTES
 
     def _results(self, action: Action, device: str, names: Sequence[str], start: int, stop: int) -> None:
         first = action.micro_batch * self.plan.micro_batch

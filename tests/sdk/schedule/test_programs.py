@@ -73,6 +73,10 @@ def execute(compiled, feeds, run, backward, vectors, pick=None):
         del left[index]
         mine, attrs = values[device], item.attrs
         inputs = [mine[name] for name in item.inputs]
+        if "takes" in attrs:
+            inputs = [
+                rows if take is None else rows[slice(*take)] for rows, take in zip(inputs, attrs["takes"], strict=True)
+            ]
         if item.op == "recv":
             outputs = [inbox[device].pop((attrs["peer"], item.outputs[0]))]
         elif item.op == "send":
@@ -156,9 +160,10 @@ def gradients(plan, segments):
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("multiple", [1, 3])
-def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, multiple):
+@pytest.mark.parametrize("fed_whole", [False, True])
+def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, multiple, fed_whole):
     plan, segments = make(SPLITS[name], multiple=multiple)
-    compiled = compile_training(plan, segments, {"name": "sgd", "lr": 0.1})
+    compiled = compile_training(plan, segments, {"name": "sgd", "lr": 0.1}, fed_whole=fed_whole)
     vectors = gradients(plan, segments)
     home, steps, backs = follow(compiled, plan, multiple, vectors=vectors)
     assert set(home) == {(r.device, r.value) for r in compiled.results}
