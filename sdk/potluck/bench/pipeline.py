@@ -2,12 +2,15 @@
 
 The same networks, cuts, micro-batches, optimizer and machine, one thread per stage; each side goes through the same
 batch again and again. Ours sends batches from the notebook over encrypted links, theirs holds them where they are
-needed, and talks in plain over gloo. The sides take turns; every ratio is a median over rounds.
+needed, and talks in plain over gloo. Each has the warm-ups of its own 1F1B: ours 2(P - p) - 1, which keeps more
+activations and hides what a transfer takes, theirs P - p; `same_depth=1` gives ours as few. The sides take turns; every
+ratio is a median over rounds.
 """
 
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 SETTINGS: Mapping[str, float] = {
     "rounds": 5, "steps": 3, "small_steps": 30, "micro_batch": 8, "micro_batches": 8, "large": 1, "most_stages": 4,
+    "same_depth": 0,
 }  # fmt: skip
 GOALS = {"ratio_step_time": ("<=", 1.0), "overhead_frac": ("<=", 0.05)}
 STAGES = (2, 4)
@@ -71,6 +75,9 @@ class _Ours:
         loss = torch.nn.functional.cross_entropy
         model = potluck.Model.from_torch(network, example[0], loss=loss, example_targets=example[1])
         plan = _plan(model, tuple(home.devices)[:n], len(network), micro_batch, n_micro_batches)
+        if settings["same_depth"]:
+            stages = [replace(stage, warm_up=min(n - p, n_micro_batches)) for p, stage in enumerate(plan.stages)]
+            plan = replace(plan, stages=tuple(stages))
         self.run: Run = home.deploy(plan, model, optimizer=potluck.AdamW(LEARNING_RATE)).wait()
 
     def steps(self, _: str, n_steps: int) -> tuple[float, float]:
@@ -109,8 +116,9 @@ class _None:
 
 
 def _plan(model: Any, devices: tuple[str, ...], n_blocks: int, micro_batch: int, n_micro_batches: int) -> "Plan":
-    """Blocks shared over the devices as the ranks share them; 1F1B with as many warm-ups as theirs."""
+    """Blocks shared over the devices as the ranks share them; 1F1B as our planners make it."""
     from potluck.records import Plan, Stage
+    from potluck.schedule.policies import warm_up_depth
 
     n, n_layers = len(devices), len(model.layers(True))
     firsts = [blocks_of(stage, n, n_blocks).start for stage in range(n)]
@@ -118,7 +126,7 @@ def _plan(model: Any, devices: tuple[str, ...], n_blocks: int, micro_batch: int,
     stages = tuple(
         Stage(
             start=bounds[p], stop=bounds[p + 1], devices=(devices[p],), shares=(micro_batch,),
-            warm_up=min(n - p, n_micro_batches),
+            warm_up=warm_up_depth(p, n, n_micro_batches),
         )
         for p in range(n)
     )  # fmt: skip
