@@ -67,7 +67,7 @@ def _error(breach: Breach, model: str, judged: Sequence[Plan]) -> Infeasible:
     needed, available, device = breach.needed, breach.available, breach.device
     facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available, "plans": tuple(judged)}
     if breach.limit == "memory":
-        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {available / 1e6:.3g} MB."
+        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_given(available)}."
         return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
     unit = "s" if breach.limit == "latency" else "J"
     text = (
@@ -91,7 +91,7 @@ def too_big(problem: Problem) -> Infeasible:
     if needs[worst] > budget:
         return Infeasible(
             f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs {_mb(needs[worst])}, "
-            f"and the largest device may use {budget / 1e6:.3g} MB.",
+            f"and the largest device may use {_given(budget)}.",
             device=biggest.name,
             next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
             limit="memory", needed=needs[worst], available=budget, layer=problem.layers[worst].name,
@@ -100,7 +100,7 @@ def too_big(problem: Problem) -> Infeasible:
     whole = cost.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
         f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
-        f"may use {total / 1e6:.3g} MB, the largest ({biggest.name}) {budget / 1e6:.3g} MB.",
+        f"may use {_given(total)}, the largest ({biggest.name}) {_given(budget)}.",
         next_step="Allow the devices more memory, add one, or use a smaller batch.",
         limit="memory", needed=whole, available=total,
     )  # fmt: skip
@@ -108,6 +108,10 @@ def too_big(problem: Problem) -> Infeasible:
 
 def _mb(nbytes: float) -> str:
     return f"{int(nbytes * (1 + GUARD_FRAC) / 1e6) + 1} MB"
+
+
+def _given(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"
 
 
 def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str, str]:
@@ -127,7 +131,7 @@ def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str
             change = "no faster" if 0 <= more < 0.005 else change
             reasons[device.name] = f"the best plan that uses it ({fastest.planner}) is {change}"
         elif budget < _smallest_part(problem):
-            reasons[device.name] = f"its {budget / 1e6:.3g} MB hold no part of the model"
+            reasons[device.name] = f"its {_given(budget)} hold no part of the model"
         elif any(device.name in plan.devices for plan in judged):
             reasons[device.name] = "no plan that uses it holds the limits"
         else:
