@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="latency=500ms, energy=20 (J), energy.NAME=5, memory.NAME=2GB, lambda=1000 (J/s); may be repeated",
     )  # fmt: skip
     asked.add_argument("--planner", default="potluck", metavar="NAME", help="another of the planners, or all")
+    asked.add_argument("--time", metavar="TIME", help="how long to look for better plans, such as 10s")
     asked.add_argument("--layers", type=int, metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
     home.add_argument("--with", dest="added", action="append", default=[], metavar="DEVICE", help="one device more")
@@ -76,23 +77,25 @@ def main(args: argparse.Namespace) -> None:
 
 def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     from potluck.plan.planners import PLANNERS
+    from potluck.units import parse_seconds
 
     problem = _problem(args, home, model)
+    budget_s = None if args.time is None else parse_seconds(args.time)
     if args.planner == "all":
-        _show(args, _compared(problem, [*PLANNERS]))
+        _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
         from potluck.run.planning import solve
 
-        _show(args, solve(problem, args.planner))
+        _show(args, solve(problem, args.planner, budget_s=budget_s))
 
 
-def _compared(problem: "Problem", planners: list[str]) -> "Plans":
+def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -> "Plans":
     """The best plan of every planner that has one."""
     from potluck.errors import Infeasible
     from potluck.plan.plans import Plans, preference
     from potluck.run.planning import OURS, solve
 
-    found = [solve(problem, OURS).best]  # says why, where nothing holds the limits
+    found = [solve(problem, OURS, budget_s=budget_s).best]  # says why, where nothing holds the limits
     for name in planners:
         try:
             found += [solve(problem, name, remedies=False).best] if name != OURS else []

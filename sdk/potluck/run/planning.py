@@ -16,7 +16,10 @@ HASTE_S = 0.5  # of a planning that looks for what would make an infeasible prob
 OURS = "potluck"  # the planner that is asked unless another is named
 
 
-def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None, *, planner: str = OURS) -> "Plans":
+def plan(
+    profile: Any, workload: Training | Inference, qoe: QoE | None = None, *, planner: str = OURS,
+    budget_s: float | None = None,
+) -> "Plans":  # fmt: skip
     """Plans for `workload` on the profiled home, best first.
 
     Parameters
@@ -27,6 +30,8 @@ def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None, *
         The user's limits; none by default.
     planner
         One of the literature instead of our own: a name in `potluck.plan.planners.PLANNERS`.
+    budget_s
+        How long our own planner may look for better plans; by default a second or some.
 
     Raises
     ------
@@ -39,10 +44,10 @@ def plan(profile: Any, workload: Training | Inference, qoe: QoE | None = None, *
             f"plans are made from a profile, got {type(profile).__name__}.",
             next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
         )
-    return solve(profile.problem(workload, qoe or QoE()), planner)
+    return solve(profile.problem(workload, qoe or QoE()), planner, budget_s=budget_s)
 
 
-def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True) -> "Plans":
+def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None) -> "Plans":
     """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for."""
     from potluck.plan import make_plans
     from potluck.plan.planners import PLANNERS, ask
@@ -50,9 +55,14 @@ def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True) -> "P
 
     if planner not in PLANNERS:
         raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
+    if budget_s is not None and (planner != OURS or not 0 < budget_s < float("inf")):
+        raise UserError(
+            f"planning for {budget_s:g} s with {planner!r} is not possible.",
+            next_step=f"A time above zero goes with {OURS!r}; others end by themselves.",
+        )
     whole = hasty = first = partial(ask, name=planner)
     if planner == OURS:
-        whole = partial(make_plans)
+        whole = partial(make_plans, clock=None if budget_s is None else time.monotonic, budget_s=budget_s)
         hasty, first = (partial(make_plans, clock=time.process_time, budget_s=budget_s) for budget_s in (HASTE_S, 0.0))
     try:
         return whole(problem)

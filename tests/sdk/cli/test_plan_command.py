@@ -90,6 +90,12 @@ def test_lists_what_there_is(capsys):
     assert "asteroid" in told(capsys, "list")
 
 
+def test_planning_ends_when_its_time_is_up(capsys):
+    hasty = json.loads(told(capsys, *SMALL, "--infer", "batch=1", "--time", "1ms", "--json"))
+    whole = json.loads(told(capsys, *SMALL, "--infer", "batch=1", "--json"))
+    assert hasty["best"]["latency_s"] >= whole["best"]["latency_s"] * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -97,6 +103,9 @@ def test_lists_what_there_is(capsys):
         (["demo", "bert-smal"], "there is no model called 'bert-smal'. Did you mean bert-small"),
         ([*SMALL, "--planner", "asteroids"], "there is no planner 'asteroids'"),
         ([*SMALL, "--with", "jetson-orin-nan"], "Did you mean jetson-orin-nano"),
+        ([*SMALL, "--time", "0s"], "planning for 0 s with 'potluck' is not possible"),
+        ([*SMALL, "--time", "1s", "--planner", "gpipe"], "planning for 1 s with 'gpipe' is not possible"),
+        ([*SMALL, "--time", "long"], "cannot read the amount 'long'"),
         ([*SMALL, "--with", "toaster"], "there is no device called 'toaster'"),
         ([*SMALL, "--without", "fone"], "there is no device 'fone' in this home. Did you mean phone?"),
         ([*SMALL, "--medium", "air"], "--medium: cannot read 'air'"),
