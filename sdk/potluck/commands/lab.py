@@ -93,6 +93,8 @@ def _down(args: argparse.Namespace) -> None:
     chosen = [entry for entry in registry.entries() if args.name in (None, entry.name)]
     if args.name is not None and not chosen:
         raise UserError(f"no lab called {args.name!r} is up.", next_step="`potluck lab list` shows those that are.")
+    if not chosen:
+        print("no lab is up.")
     for entry in chosen:
         with suppress(psutil.NoSuchProcess):  # it ended by itself just now
             process = psutil.Process(entry.pid)

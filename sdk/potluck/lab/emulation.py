@@ -30,7 +30,15 @@ class Emulation:
     def __post_init__(self) -> None:
         if not isfinite(self.time_scale) or not 1 <= self.time_scale <= 1e6:
             raise UserError(f"a time scale of {self.time_scale!r} is not possible; 1 to 1,000,000 is.")
-        network = self.home.network
+        self._check_links(self.home.network)
+
+    def check_rate(self, medium: str, bytes_per_s: float) -> None:
+        """UserError where this machine cannot carry what goes over the home's links once a medium has this rate."""
+        media = self.home.network.media
+        changed = (replace(m, capacity_bytes_per_s=bytes_per_s) if m.name == medium else m for m in media)
+        self._check_links(replace(self.home.network, media=tuple(changed)))
+
+    def _check_links(self, network: Network) -> None:
         rates = {pair: network.bandwidth(*pair) for pair, path in network.paths.items() if path.media}
         fastest = max(rates, key=rates.__getitem__, default=None)
         if fastest is not None and rates[fastest] > self.time_scale * MAX_LINK_BYTES_PER_S:
@@ -39,6 +47,7 @@ class Emulation:
                 f"{self.home.name}: {fastest[0]} sends {rate / 1e6:.0f} MB/s to {fastest[1]}; a lab on one machine "
                 f"carries {MAX_LINK_BYTES_PER_S / 1e6:.0f} MB/s.",
                 next_step=_slower(rate / MAX_LINK_BYTES_PER_S),
+                time_scale=_round_up(rate / MAX_LINK_BYTES_PER_S),
             )
 
     @property
@@ -156,7 +165,8 @@ def _power(device: Device) -> tuple[float, float, float] | None:
 
 
 def _slower(time_scale: float) -> str:
-    return f"Let all be slower by one factor: time_scale={_round_up(time_scale):g}."
+    scale = f"{_round_up(time_scale):g}"
+    return f"Let all be slower by one factor: time_scale={scale} (potluck lab up --time-scale {scale})."
 
 
 def _round_up(value: float) -> float:

@@ -13,9 +13,10 @@ from potluck.lab.local import LocalAgents, Started
 from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find
 from potluck.lab.relayed import Relayed
-from potluck.lab.script import Cast, Loss, Script, check, read
+from potluck.lab.script import Bandwidth, Cast, Happening, Loss, Script, check, read
 from potluck.lab.specs import NAMED, Spec, specs_of
 from potluck.run.link import Keys
+from potluck.units import parse_rate
 
 if TYPE_CHECKING:
     from potluck.records import Network
@@ -67,11 +68,15 @@ class Lab:
             raise UserError(
                 "only homes of the library have a time scale.", next_step="Give each spec its own slowdown and link."
             )
+        elif links:
+            raise UserError(
+                "only homes of the library have links of another kind.", next_step="Agents pace a spec's own link."
+            )
         else:
             specs = specs_of(devices)
         self._emulated = frozenset(spec.name for spec in specs if spec.emulated or spec.slowdown > 1.0)
         self._tell = tell
-        check(happenings, self._cast([spec.name for spec in specs]))
+        self._check(happenings, [spec.name for spec in specs])
         inside = None
         if self.emulation is not None and (links or _best_links(self.emulation.network)) == "namespaces":
             self.links = inside = Namespaces(self.emulation.network, [spec.name for spec in specs])
@@ -99,7 +104,7 @@ class Lab:
         """Let the happenings of a script happen from now on, in place of any other script."""
         happenings = read(script)
         names = [agent.name for agent in self.started]
-        check(happenings, self._cast(names, [name for name in names if not self.agents.is_there(name)]))
+        self._check(happenings, names, [name for name in names if not self.agents.is_there(name)])
         if isinstance(self.links, Namespaces) and any(isinstance(item, Loss) for item in happenings):
             self.links.need_loss()
         if self.director is not None:
@@ -108,11 +113,12 @@ class Lab:
         self.director = Director(happenings, self.agents, self.links, time_scale=scale, tell=self._tell)
         return self.director
 
-    def _cast(self, devices: Sequence[str], absent: Sequence[str] = ()) -> Cast:
-        media = self.network.media if self.network is not None else ()
-        return Cast(
-            devices=devices, media=[medium.name for medium in media], emulated=self._emulated, absent=absent
-        )  # fmt: skip
+    def _check(self, happenings: Iterable[Happening], devices: Sequence[str], absent: Sequence[str] = ()) -> None:
+        media = [medium.name for medium in self.network.media] if self.network is not None else []
+        check(happenings, Cast(devices=devices, media=media, emulated=self._emulated, absent=absent))
+        for item in happenings:
+            if isinstance(item, Bandwidth) and self.emulation is not None:
+                self.emulation.check_rate(item.medium, parse_rate(item.rate))
 
     def close(self) -> None:
         """End the agents, take the links away; safe to call twice, and in a forked child (where it does nothing)."""

@@ -102,7 +102,7 @@ def all_gone(process, children):
 
 
 def test_asking_for_what_is_not_there(run_folder):
-    assert command("list").stdout == "no lab is up.\n"
+    assert command("list").stdout == command("down").stdout == "no lab is up.\n"
     refused = command("down", "nowhere")
     assert (refused.returncode, "no lab called 'nowhere'" in refused.stderr) == (1, True)
     refused = command("up", "smart-hom-2")

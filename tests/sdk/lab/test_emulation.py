@@ -39,8 +39,15 @@ def test_impossible_time_scales_are_refused(tiny, scale):
 def test_links_that_are_too_fast_are_refused_with_a_time_scale_that_does():
     with pytest.raises(UserError, match=r"500 MB/s .* time_scale=(\d+)") as caught:
         emulation("edge-cluster")
-    scale = float(str(caught.value).rpartition("=")[2].rstrip("."))
+    scale = caught.value.facts["time_scale"]
     assert emulation("edge-cluster", scale).network.bandwidth("a40-1", "a40-2") < 60e6
+
+
+def test_so_are_those_that_a_script_would_make_too_fast(tiny):
+    emulation(tiny).check_rate("air", 100e6)  # crossed twice
+    with pytest.raises(UserError, match=r"one sends 1000 MB/s to two.*--time-scale") as caught:
+        emulation(tiny).check_rate("air", 2e9)
+    emulation(tiny, caught.value.facts["time_scale"]).check_rate("air", 2e9)
 
 
 def cost(forward_s):

@@ -200,3 +200,5 @@ def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
 def test_other_links_are_refused(tmp_path):
     with pytest.raises(UserError, match="telepathy"):
         potluck.Home.lab(write_home(tmp_path), links="telepathy")
+    with pytest.raises(UserError, match="only homes of the library"):
+        potluck.Home.lab("demo", links="relay")
