@@ -26,6 +26,7 @@ import potluck_agent
 from potluck.errors import DeviceError, HomeError
 from potluck.lab.specs import Spec
 from potluck.run.events import Address
+from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:
     from potluck.lab.namespaces import Namespaces
@@ -87,6 +88,7 @@ class LocalAgents:
             raise
 
     def _start(self, name: str, port: int = 0) -> "subprocess.Popen[bytes]":
+        port = PORT if self._inside is not None else port
         command = self._inside.command(name) if self._inside is not None else []
         command += [sys.executable, "-m", "potluck_agent", "start", *self._specs[name].arguments(), *self._extra]
         command += ["--port", str(port), "--bind", self._host(name), "--state", str(self.directory / name), "--json"]

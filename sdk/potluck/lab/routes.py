@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from potluck.errors import UserError
 from potluck.records import HOME, Medium, Network
+from potluck_wire.limits import PORT, PULSE_OFFSET
 
 # What a frame carries beside payload (TCP, IP, Ethernet: 1,514 bytes for 1,448), and its acknowledgements: a medium's
 # capacity is what it carries of ours.
@@ -19,12 +20,13 @@ QUEUE_S = 0.05  # a full queue delays a heartbeat by so long; longer at slow med
 MIN_QUEUE_BYTES = 32 * 1024
 MIN_BURST_BYTES, BURST_S = 4 * 1024, 0.001
 SMALL_BYTES = 128  # a power of two; an acknowledgement is smaller, every message of an agent larger
+PULSE_PORT = PORT + PULSE_OFFSET  # each device has a network of its own, and its agent the usual ports
 QUANTUM_BYTES = 1514  # a frame at a time from each queue
 MAX_HOSTS = 200
 BRIDGE = "air"  # the hub's own end, where all devices are plugged in
 _GATEWAY, _HOME, _FIRST = 254, 1, 10  # last number of the addresses
 _FIRST_TABLE = 100
-_SMALL_CLASS, _FIRST_CLASS = 15, 16
+_URGENT, _FIRST_CLASS = 15, 16
 _CHANCES = 1_000_000
 
 
@@ -168,16 +170,23 @@ def shapers(plan: Layout) -> list[str]:
 
     The queues are served in turn, so that flows share a medium evenly: who crosses it twice goes over as fast as who
     crosses it once, and costs it twice as much. In one queue for both crossings, what comes up pushed out what was on
-    its way down. Acknowledgements have a queue of their own: behind the bytes of the other direction they came so late
-    that two flows against each other got 0.4 of their share beside a third.
+    its way down. Acknowledgements and heartbeats have a queue of their own. Behind the bytes of the other direction
+    the first came so late that two flows against each other got 0.4 of their share beside a third; behind 32 KiB of
+    slow air the second came too late.
     """
     lines = []
     for medium in plan.crossed:
         device = plan.entrance(medium.name)
         lines.append(f"qdisc add dev {device} root handle 1: htb default 1")
         lines += rates(plan, medium.name, medium.capacity_bytes_per_s, "add")
-        small = f"match u16 0 {0x10000 - SMALL_BYTES:#x} at 2"  # the length of the packet
-        lines.append(f"filter add dev {device} parent 1: protocol ip prio 1 u32 {small} flowid 1:{_SMALL_CLASS:x}")
+        for urgent in (
+            f"u16 0 {0x10000 - SMALL_BYTES:#x} at 2",
+            f"ip sport {PULSE_PORT} 0xffff",
+            f"ip dport {PULSE_PORT} 0xffff",
+        ):
+            lines.append(
+                f"filter add dev {device} parent 1: protocol ip prio 1 u32 match {urgent} flowid 1:{_URGENT:x}"
+            )
         for number, (source, target, hop) in enumerate(plan.crossings(medium.name), _FIRST_CLASS):
             match = f"match ip src {plan.address(source)} match ip dst {plan.address(target)}"
             nth = f"match ether dst {_mac(hop, 2)}"
@@ -192,7 +201,7 @@ def rates(plan: Layout, medium: str, bytes_per_s: float, verb: str = "replace") 
     burst = f"burst {max(MIN_BURST_BYTES, rate * BURST_S):.0f} cburst {max(MIN_BURST_BYTES, rate * BURST_S):.0f}"
     share = f"rate {max(rate * 8 / n_queues, 8):.0f}bit ceil {rate * 8:.0f}bit {burst} quantum {QUANTUM_BYTES}"
     lines = [f"class {verb} dev {device} parent 1: classid 1:1 htb rate {rate * 8:.0f}bit {burst}"]
-    for number in range(_SMALL_CLASS, _FIRST_CLASS + n_queues):
+    for number in range(_URGENT, _FIRST_CLASS + n_queues):
         lines.append(f"class {verb} dev {device} parent 1:1 classid 1:{number:x} htb {share}")
         queue = max(MIN_QUEUE_BYTES, rate * QUEUE_S)
         lines.append(f"qdisc {verb} dev {device} parent 1:{number:x} bfifo limit {queue:.0f}")

@@ -67,7 +67,7 @@ def test_a_medium_is_shaped_to_its_rate_and_shared_by_all_pairs():
     )
     n_crossings = 2 * (12 + 2 * 3)  # of all pairs, and of home, which is at a's: up and down
     assert len(plan.crossings("air")) == n_crossings
-    assert sum("ceil" in line for line in lines) == n_crossings + 1  # and acknowledgements
+    assert sum("ceil" in line for line in lines) == n_crossings + 1  # and acknowledgements and heartbeats
 
 
 def test_up_and_down_wait_in_queues_of_their_own():
