@@ -38,6 +38,7 @@ from potluck_wire.limits import MAX_VALUE_BYTES, clip
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
+    Abort,
     Channel,
     Chunk,
     Commit,
@@ -105,6 +106,7 @@ class Core:
             Commit: lambda key, message, buffers, now_s: self._work.plans.commit(key, message, now_s),
             Drop: lambda key, message, buffers, now_s: self._work.plans.drop(key, message, now_s),
             Execute: lambda key, message, buffers, now_s: self._work.execute(key, message, now_s),
+            Abort: lambda key, message, buffers, now_s: self._work.abort(key, message, now_s),
             Measure: self._measuring.measure,
             Probe: lambda key, message, buffers, now_s: self._measuring.probe(key, message, now_s),
             Meter: lambda key, message, buffers, now_s: self._measuring.meter(key, message, now_s),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from potluck_agent.events import Buffer, Span
 from potluck_agent.layout import Layout
 from potluck_agent.outgoing import Parcel
-from potluck_wire.messages import Value
+from potluck_wire.messages import Compute, Value
 from potluck_wire.program import Instruction
 
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
@@ -230,6 +230,25 @@ def parcel_of(execution: Execution, index: int, located: Located, key: str, now_
         about=SendOf(execution.name, index, loose=bool(to)),
         release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
         pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
+    )
+
+
+def compute_of(
+    execution: Execution, index: int, tag: int, frees: tuple[str, ...], *, is_told_times: bool
+) -> Compute:  # fmt: skip
+    """Task `index` as the worker is told it; the values `frees` die with it."""
+    instruction, prefix = execution.instruction(index), execution.name.prefix
+    return Compute(
+        tag=tag,
+        op=instruction.op,
+        slot=slot_of(execution.name, instruction.attrs.get("segment")),
+        step=execution.name.step,
+        inputs=tuple(prefix + value for value in instruction.inputs),
+        outputs=tuple(prefix + value for value in instruction.outputs),
+        exports=tuple(prefix + value for value in execution.exports(index)),
+        frees=tuple(prefix + value for value in frees),
+        scope=prefix,
+        lasts_s=execution.layout.lasts_s(index) if is_told_times else 0.0,
     )
 
 

@@ -12,7 +12,7 @@ from potluck_agent.worker.arena import Allocator, ArenaFull
 from potluck_wire.chunks import Account, Assembly
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import WINDOW_BYTES
-from potluck_wire.messages import Chunk, RefusalCode, Rejected, Value
+from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 MAX_TRANSFERS = 1024  # at once from one sender
 
@@ -184,6 +184,18 @@ class Incoming:
             self._drop(arrival)
             text = "the run has ended"
             step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+        step.actions += self._fill().actions
+        return step
+
+    def settle(self, execution: tuple[str, int, str, int]) -> Step:
+        """What comes for this execution has nothing more to do here; its senders take it as received."""
+        step = Step()
+        for arrival in list(self._arrivals.values()):
+            value = arrival.value
+            if (value.run, value.epoch, value.program, value.step) == execution:
+                self._drop(arrival)
+                known = Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True)
+                step.actions.append(ToPeer(arrival.key, known))
         step.actions += self._fill().actions
         return step
 

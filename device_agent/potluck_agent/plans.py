@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from potluck_agent.events import Buffer
 from potluck_agent.executions import Name, slot_of
 from potluck_agent.laborer import Laborer
+from potluck_agent.layout import Layout
 from potluck_agent.outbox import Outbox, Settings
 from potluck_agent.runs import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
 from potluck_wire.errors import WireError
 from potluck_wire.limits import is_identifier
 from potluck_wire.messages import (
+    Abort,
     Commit,
     Committed,
     ComputeFailed,
     Drop,
     Dropped,
+    Execute,
     FailureCause,
     Forget,
     LoadSegment,
@@ -172,6 +175,20 @@ class Plans:
         """That run, if it is this notebook's."""
         run = self.runs.get(name)
         return run if run is not None and run.owner == key else None
+
+    def layout(self, key: str, message: Execute | Abort, run: Run) -> Layout | None:
+        """The program that is asked for; None, and the message is refused, where it is not here."""
+        epoch = run.epochs.get(message.epoch)
+        if epoch is None or epoch.loading:
+            old = message.epoch < run.committed
+            self.n_old += old
+            code = RefusalCode.OLD_EPOCH if old else RefusalCode.STATE
+            self._out.refuse(key, message, code, f"epoch {message.epoch} is not prepared, {run.committed} is in force")
+            return None
+        layout = epoch.layouts.get(message.program)
+        if layout is None:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
+        return layout
 
     def _drop_run(self, run: Run, now_s: float) -> None:
         for number in list(run.epochs):

@@ -15,9 +15,9 @@ from potluck_agent.executions import (
     Ready,
     SendOf,
     Unwanted,
+    compute_of,
     parcel_of,
     read_exports,
-    slot_of,
 )
 from potluck_agent.incoming import Arrival, Incoming, Step
 from potluck_agent.laborer import Laborer
@@ -29,7 +29,7 @@ from potluck_agent.runs import Run
 from potluck_wire.documents import dump
 from potluck_wire.messages import (
     HOME,
-    Compute,
+    Abort,
     Computed,
     ComputeFailed,
     Done,
@@ -91,18 +91,7 @@ class Work:
             else:
                 self._out.say(key, *answer)
             return
-        epoch = run.epochs.get(message.epoch)
-        if name in self._executions:
-            return
-        if epoch is None or epoch.loading:
-            old = message.epoch < run.committed
-            self.plans.n_old += old
-            code = RefusalCode.OLD_EPOCH if old else RefusalCode.STATE
-            self._out.refuse(key, message, code, f"epoch {message.epoch} is not prepared, {run.committed} is in force")
-            return
-        layout = epoch.layouts.get(message.program)
-        if layout is None:
-            self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
+        if name in self._executions or (layout := self.plans.layout(key, message, run)) is None:
             return
         ahead = self._executions.get(name._replace(step=message.after_step))
         if ahead is not None and not ahead.only_computing:
@@ -147,21 +136,9 @@ class Work:
             self._compute(tag, task, now_s)
 
     def _compute(self, tag: int, task: Task, now_s: float) -> None:
-        execution, instruction = task.execution, task.execution.instruction(task.index)
+        execution = task.execution
         ready, frees = execution.queued(task.index)
-        prefix = execution.name.prefix
-        order = Compute(
-            tag=tag,
-            op=instruction.op,
-            slot=slot_of(execution.name, instruction.attrs.get("segment")),
-            step=execution.name.step,
-            inputs=tuple(prefix + value for value in instruction.inputs),
-            outputs=tuple(prefix + value for value in instruction.outputs),
-            exports=tuple(prefix + value for value in execution.exports(task.index)),
-            frees=tuple(prefix + value for value in frees),
-            scope=prefix,
-            lasts_s=execution.layout.lasts_s(task.index) if self._is_told_times else 0.0,
-        )
+        order = compute_of(execution, task.index, tag, frees, is_told_times=self._is_told_times)
         self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
         self._go_on(execution, ready, now_s)
 
@@ -266,6 +243,8 @@ class Work:
         del self._executions[execution.name]
         self.plans.runs[execution.name.run].answered(execution.name, (answer, buffers))
         self._out.say(execution.owner, answer, buffers)
+        if not isinstance(answer, Done):
+            self.apply(self._incoming.settle(execution.name), now_s)
         for index in execution.waiting_for():
             if execution.instruction(index).op == "send":
                 self._outgoing.cancel(SendOf(execution.name, index))
@@ -288,6 +267,19 @@ class Work:
             self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
         for name in [name for name in self._early if name[:2] == (run.name, number)]:
             for early in self._early.pop(name).values():
+                self._waste(early, now_s)
+
+    def abort(self, key: str, message: Abort, now_s: float) -> None:
+        """End one execution, and remember that: what still comes for it is not kept."""
+        name = Name(message.run, message.epoch, message.program, message.step)
+        run = self.plans.own(key, message.run)
+        if run is None:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
+        elif name not in run.answers and (layout := self.plans.layout(key, message, run)) is not None:
+            # One that has not begun fails before it does.
+            execution = self._executions.setdefault(name, Execution(name, layout, key, self._n_executions))
+            self._fail(execution, FailureCause.CANCELLED, "it was aborted", now_s)
+            for early in self._early.pop(name, {}).values():
                 self._waste(early, now_s)
 
     # --- values -------------------------------------------------------------------------------------------------------

@@ -188,6 +188,19 @@ class Failed(Message):
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort(Message):
+    """End one execution, begun or not, and nothing else: its values are given back, and none is taken any more.
+
+    Answered by its `Failed` (cause `cancelled`), unless it is over and so answered already.
+    """
+
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    step: int = 0
+
+
 # --- control: measuring -----------------------------------------------------------------------------------------------
 
 
@@ -563,6 +576,7 @@ MESSAGES: dict[int, Entry] = {
     16: Entry(Execute, _C, "controller"),
     17: Entry(Done, _C, "agent", (1, 1)),
     18: Entry(Failed, _C, "agent"),
+    19: Entry(Abort, _C, "controller"),
     20: Entry(Measure, _C, "controller", (1, 1)),
     21: Entry(Measured, _C, "agent"),
     22: Entry(Probe, _C, "controller"),

@@ -11,6 +11,7 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
+    Abort,
     Channel,
     Commit,
     Committed,
@@ -85,7 +86,7 @@ EPOCH: dict[tuple[EpochState, type[Message]], EpochState] = {
     (_E.DROPPING, Dropped): _E.ABSENT,
 }
 EPOCH |= {(state, Drop): _E.DROPPING for state in EpochState}  # from anywhere, and twice is fine
-_RUNNING: tuple[type[Message], ...] = (Execute, Done, Failed)
+_RUNNING: tuple[type[Message], ...] = (Execute, Done, Failed, Abort)
 _LATE: tuple[type[Message], ...] = (Prepared, Committed, Done, Failed)
 EPOCH |= {(state, kind): state for state in (_E.PREPARED, _E.COMMITTING, _E.COMMITTED) for kind in _RUNNING}
 EPOCH |= {(_E.DROPPING, kind): _E.DROPPING for kind in _LATE}  # said before the agent heard the Drop
@@ -147,7 +148,18 @@ class Session:
             case Drop(run=run, epoch=-1) | Dropped(run=run, epoch=-1):
                 for known in [name for name in self.epochs if name[0] == run]:
                     self._advance_epoch(known, type(message))
-            case Prepare() | Prepared() | Commit() | Committed() | Execute() | Done() | Failed() | Drop() | Dropped():
+            case (
+                Prepare()
+                | Prepared()
+                | Commit()
+                | Committed()
+                | Execute()
+                | Done()
+                | Failed()
+                | Abort()
+                | Drop()
+                | Dropped()
+            ):
                 self._advance_epoch((message.run, message.epoch), type(message))
         if isinstance(message, Committed):  # older epochs went with it
             for run, epoch in list(self.epochs):

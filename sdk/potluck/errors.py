@@ -14,6 +14,7 @@ PotluckError
 ├── DeviceError            a device could not do its part
 │   ├── OutOfMemory            needed more than it may use
 │   ├── WorkerFailed           its worker crashed, hung or refused
+│   │   └── RequestFailed          over one request, which ends alone
 │   └── Refused                the agent declined, with its reason
 ├── ProtocolError          one side broke the protocol, or speaks another major version
 └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
@@ -79,6 +80,10 @@ class OutOfMemory(DeviceError):
 
 class WorkerFailed(DeviceError):
     """Its worker crashed, hung or failed. Facts: `cause`, `instruction`."""
+
+
+class RequestFailed(WorkerFailed):
+    """One request could not be answered, because of its values; all others can, and the run goes on."""
 
 
 class Refused(DeviceError):

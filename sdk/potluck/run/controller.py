@@ -18,7 +18,6 @@ from potluck.run.events import (
     Deliver,
     Disconnect,
     Event,
-    Execution,
     Forsake,
     Gather,
     Heard,
@@ -308,12 +307,7 @@ class Controller:
         if launched.waiting_values or len(launched.timelines) < len(launch.devices):
             return
         del self._launched[launch.ticket]
-        run, epoch, program, step = launched.place
-        execution = Execution(
-            run=run, epoch=epoch, program=program, step=step, outputs=launched.outputs, timelines=launched.timelines,
-            start_s=launched.start_s, stop_s=self._now_s,
-        )  # fmt: skip
-        self._actions.append(Resolve(ticket=launch.ticket, result=execution))
+        self._actions.append(Resolve(ticket=launch.ticket, result=launched.execution(self._now_s)))
 
     # --- failure ------------------------------------------------------------------------------------------------------
 
@@ -321,12 +315,24 @@ class Controller:
         launched = self._at(device, (message.run, message.epoch, message.program, message.step))
         if launched is None:
             return
-        session = self.session(device)
-        error = failures.failed(device, message, session.capability.get("memory_bytes") if session else None)
-        if message.cause in (FailureCause.PEER_LOST, FailureCause.CANCELLED):  # that follows from something else
+        session, alone = self.session(device), launched.ends_alone(message.cause, self._peers)
+        memory_bytes = session.capability.get("memory_bytes") if session else None
+        error = failures.failed(device, message, memory_bytes, alone=alone)
+        if alone:
+            self._abort(launched, error)
+        elif message.cause in (FailureCause.PEER_LOST, FailureCause.CANCELLED):  # that follows from something else
             launched.suspicion = launched.suspicion or (self._now_s + PEER_LOST_GRACE_S, error)
         else:
             self._fail(launched.launch, error)
+
+    def _abort(self, launched: Launched, error: PotluckError) -> None:
+        """End this execution alone, on every device that is still at it."""
+        del self._launched[launched.launch.ticket]
+        self._actions.append(Reject(ticket=launched.launch.ticket, error=error))
+        for device in launched.launch.devices:
+            self._post(device, self._peers[device].traffic.drop(*launched.place))
+            if device not in launched.timelines:
+                self._send(device, launched.abort())
 
     def _fail_all(self, failing: list[Launched], error: PotluckError) -> None:
         for launched in failing:
@@ -339,9 +345,6 @@ class Controller:
             if (other.launch.run, other.launch.epoch) == (launch.run, launch.epoch):
                 del self._launched[ticket]
                 self._actions.append(Reject(ticket=ticket, error=error))
-        self._drop_everywhere(launch)
-
-    def _drop_everywhere(self, launch: Launch) -> None:
         for device in launch.devices:
             if self.session(device) is not None:
                 self._post(device, self._peers[device].traffic.drop(launch.run, launch.epoch))

@@ -91,8 +91,12 @@ class Crew:
         batch: "Mapping[str, torch.Tensor] | None" = None,
         states: "Mapping[str, torch.Tensor] | None" = None,
         lane: str = "",
+        request: bool = False,
     ) -> "Future[Execution]":
-        """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for."""
+        """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for.
+
+        `lane` and `request`: see `Launch`.
+        """
         feeds: dict[str, dict[str, Raw]] = {}
         for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
             feeds.setdefault(feed.device, {})[feed.value] = _raw(feed, batch or {}, states or {})
@@ -105,7 +109,7 @@ class Crew:
             Launch(
                 run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
                 expects={device: tuple(names) for device, names in expects.items()}, lane=lane,
-                together=compiled.together,
+                together=compiled.together, request=request,
             )
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import PlanError, PotluckError
+from potluck.errors import PlanError, PotluckError, RequestFailed
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.crew import Crew, loss_of, states_of
@@ -159,9 +159,14 @@ class Engine:
             self.collect()
 
     def result(self, future: "Future[Execution]") -> Execution:
-        """Wait for an execution; its failure ends the run on every device."""
+        """Wait for an execution. Its failure ends the run on every device, but where it is only about a request.
+
+        A step of training that failed cannot be taken back: some devices may have updated their weights already.
+        """
         try:
             return future.result()
+        except RequestFailed:
+            raise
         except PotluckError as error:
             self.end(error)
             if self.failed is not error:  # what ended the run is the cause, not what followed from it
@@ -187,7 +192,7 @@ class Engine:
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
             named = {port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)}
             compiled = edition.compiled[INFER]
-            future = self.crew.execute(edition.epoch, compiled, number, batch=named)
+            future = self.crew.execute(edition.epoch, compiled, number, batch=named, request=True)
             self.n_requests += 1
             under_way = self._requests.setdefault(edition.epoch, set())
             under_way.difference_update([other for other in under_way if other.done()])

@@ -66,7 +66,8 @@ class Launch:
 
     `expects[device]` names the values that come back. `lane`: where it is not empty, a device starts it after its
     earlier executions of the same run and lane are done (steps of training change the weights). `together`: all
-    devices begin at one moment, after those executions, and are told when that is by their own clocks.
+    devices begin at one moment, after those executions, and are told when that is by their own clocks. `request`:
+    nothing depends on it, so where an operator fails over its values it ends alone, with `RequestFailed`.
     """
 
     ticket: int = 0
@@ -79,6 +80,7 @@ class Launch:
     expects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lane: str = ""
     together: bool = False
+    request: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from potluck.errors import (
     OutOfMemory,
     PotluckError,
     ProtocolError,
+    RequestFailed,
     WorkerFailed,
 )
 from potluck.errors import Refused as RefusedError
@@ -118,11 +119,16 @@ def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
     return RefusedError(text, device=device, code=message.code)
 
 
-def failed(device: str, message: Failed, memory_bytes: int | None = None) -> PotluckError:
-    """An execution ended badly, on a device that may use so much memory."""
+def failed(device: str, message: Failed, memory_bytes: int | None = None, *, alone: bool = False) -> PotluckError:
+    """An execution ended badly, on a device that may use so much memory; `alone`: a request, and nothing else."""
     told = _TOLD.get(message.cause, clean(message.cause))
     where = f" at instruction {message.instruction} of {clean(message.program)}" if message.instruction >= 0 else ""
     text = f"{told}{where}, step {message.step}: {clean(message.text).rstrip('.') or 'no more is known'}."
+    if alone:
+        next_step = "Other requests are answered: look at the inputs of this one."
+        return RequestFailed(
+            text, device=device, next_step=next_step, cause=message.cause, instruction=message.instruction
+        )
     if message.cause == FailureCause.MEMORY:
         return OutOfMemory(
             text if memory_bytes is None else f"{text} It may use {memory_bytes / 2**20:.1f} MiB.",

@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.run.events import Address, Launch, Payload, Session, Timeline
+from potluck.run.events import Address, Execution, Launch, Payload, Session, Timeline
 from potluck.run.pulse import Pulse
 from potluck.run.traffic import Place, Raw, Traffic
 from potluck_wire.messages import (
+    Abort,
     Commit,
     Committed,
     Done,
     Drop,
     Dropped,
     Execute,
+    FailureCause,
     Goodbye,
     Hello,
     Measure,
@@ -39,6 +41,8 @@ UNANSWERED = (Meter, Goodbye)
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 BEHIND = (1, 2)  # the version that has `Execute.after_step`
 TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
+ABORT = (1, 3)  # the version that has `Abort`
+BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
 def subject(message: Message) -> tuple[Any, ...]:
@@ -80,6 +84,11 @@ class Peer:
         """Whether the device understands that an execution shall begin behind another."""
         return self.session is not None and self.session.version >= BEHIND
 
+    @property
+    def can_abort(self) -> bool:
+        """Whether the device can end one execution and go on with its plan."""
+        return self.session is not None and self.session.version >= ABORT
+
 
 @dataclass(slots=True)
 class Asking:
@@ -103,6 +112,24 @@ class Launched:
     def place(self) -> Place:
         launch = self.launch
         return (launch.run, launch.epoch, launch.program, launch.step)
+
+    def ends_alone(self, cause: str, peers: Mapping[str, Peer]) -> bool:
+        """Whether a failure of that cause is about this request only, and its devices can end it and go on."""
+        mild = self.launch.request and cause in BY_VALUES
+        return mild and all(peers[device].can_abort for device in self.launch.devices)
+
+    def abort(self) -> Abort:
+        """What a device is told, to end it and nothing else."""
+        run, epoch, program, step = self.place
+        return Abort(run=run, epoch=epoch, program=program, step=step)
+
+    def execution(self, now_s: float) -> Execution:
+        """What it has brought, now that it is over."""
+        run, epoch, program, step = self.place
+        return Execution(
+            run=run, epoch=epoch, program=program, step=step, outputs=self.outputs, timelines=self.timelines,
+            start_s=self.start_s, stop_s=now_s,
+        )  # fmt: skip
 
     def order(self, ahead: "Launched | None", peer: Peer, now_s: float) -> Execute:
         """What a device is told, to begin it, perhaps behind another execution."""

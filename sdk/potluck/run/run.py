@@ -148,7 +148,8 @@ class Run:
     ) -> Handle[History]:
         """Train on every batch of `data`, `epochs` times; the handle can be cancelled between two steps.
 
-        A `fit` that is still going on comes first.
+        A `fit` that is still going on comes first. A step that fails ends the run: some devices may have taken it
+        already, so their weights are of no one step; what was saved can be resumed.
 
         Parameters
         ----------
@@ -241,6 +242,11 @@ class Run:
         """The model's outputs for these inputs, any number of rows; of a training run, with the weights of now.
 
         One tensor where the model has one output, else a tuple.
+
+        Raises
+        ------
+        RequestFailed
+            Where an operator failed over these inputs; the run goes on.
         """
         self._engine.check()
         if self.plan.training:

@@ -86,9 +86,9 @@ class Traffic:
         """Queue so many bytes that the agent only measures."""
         return self.send(("", 0, PROBE, 0), name, Raw(dtype="uint8", shape=(nbytes,), data=bytes(nbytes)))
 
-    def drop(self, run: str, epoch: int = -1) -> list[Letter]:
-        """Have done with the values of a run, or of one epoch of it; returns what may go out now."""
-        gone = (run, epoch) if epoch >= 0 else (run,)
+    def drop(self, run: str, epoch: int = -1, *execution: str | int) -> list[Letter]:
+        """Have done with the values of a run, of one epoch of it, or of one execution; returns what may go out now."""
+        gone = (run, epoch, *execution) if epoch >= 0 else (run,)
         for transfer, out in tuple(self._outgoing.items()):
             if place_of(out.value)[: len(gone)] == gone:
                 self._forget(transfer)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
+from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, RequestFailed, WorkerFailed
 from potluck.run.controller import JOIN_S, PEER_LOST_GRACE_S, Controller
 from potluck.run.events import (
     Address,
@@ -310,6 +310,43 @@ def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
     ended = play.ended()
     assert set(ended) == {1, 2}
     assert all(isinstance(x.error, error) and x.error.device == "b" and "why" in str(x.error) for x in ended.values())
+    assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("cause", ["arithmetic", "bad-input"])
+def test_a_request_that_fails_over_its_values_ends_alone(cause):
+    play = Play("a", "b", "c")
+    devices = "a", "b", "c"
+    play.launch(ticket=1, devices=devices, request=True, feeds={"a": {"x": FEED}}, expects={"c": ("y",)})
+    play.launch(ticket=2, devices=devices, request=True, step=1)
+    finish(play, "a")
+    play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
+    assert set(play.ended()) == {1}
+    error = play.ended()[1].error
+    assert (type(error), error.device, error.facts["instruction"]) == (RequestFailed, "b", 4)
+    assert play.sent(m.Abort) == [("b", m.Abort(**place())), ("c", m.Abort(**place()))]  # a is done
+    assert not play.sent(m.Drop)
+    assert not play.hear("c", m.Failed(**place(), cause="cancelled", text="it was aborted"))
+    play.hear("c", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
+    assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
+    for device in devices:
+        finish(play, device, step=1)
+    assert isinstance(play.ended()[2], Resolve)
+
+
+@pytest.mark.parametrize(
+    ("minor", "request_", "cause"),
+    [(2, True, "arithmetic"), (3, False, "arithmetic"), (3, True, "out-of-memory"), (3, True, "worker-crashed")],
+    ids=["a device does not know Abort", "a step of training", "no memory", "a crash"],
+)
+def test_any_other_failure_ends_the_run(minor, request_, cause):
+    play = join("a", "b", minor=minor)
+    for ticket, step in ((1, 0), (2, 1)):
+        play.launch(ticket=ticket, step=step, request=request_)
+    play.hear("b", m.Failed(**place(), cause=cause, text="why"))
+    assert set(play.ended()) == {1, 2}
+    assert not any(isinstance(action.error, RequestFailed) for action in play.ended().values())
+    assert not play.sent(m.Abort)
     assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
 
 

@@ -1,9 +1,12 @@
 """Inference over real agents equals the unsplit model, for any number of rows."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
+from potluck.errors import RequestFailed
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -37,4 +40,38 @@ def test_it_cannot_be_trained(home):
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait(60)
     with pytest.raises(potluck.errors.PlanError, match="inference"):
         run.fit(make_data("mlp", 4))
+    run.close()
+
+
+class Picked(torch.nn.Module):
+    """What a row of the table is, is computed: nobody can see beforehand that there is no such row."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(8, 16)
+        self.out = torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.out(self.table((x * 2).to(torch.int64)))
+
+
+@pytest.mark.parametrize("order", [(A, B), (B, A)])
+def test_a_request_that_fails_ends_alone_and_the_others_are_answered(home, order):
+    net = Picked().eval()
+    good, bad = torch.arange(4.0), torch.full((4,), 99.0)
+    model = potluck.Model.from_torch(net, good)
+    plan = make_plan(model, *((((name,), (4,))) for name in order), micro_batch=4, training=False)
+    run, expected = home.deploy(plan, model).wait(60), net(good).detach()
+
+    def ask(number):
+        if number % 3:
+            return torch.equal(run(good), expected)
+        with pytest.raises(RequestFailed, match=r"local-.: .*look at the inputs"):
+            run(bad)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, range(24)))
+    assert run._engine.failed is None
     run.close()
