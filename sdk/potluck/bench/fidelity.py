@@ -116,7 +116,7 @@ def run(settings: Mapping[str, float]) -> Result:
     tried = list(cases())[:: int(settings["every"])]
     for name, specs in HOMES.items():
         with Home.lab(specs) as home:
-            found |= _of_home(home, [case for case in tried if case.home == name], settings)
+            found |= of_home(home, [case for case in tried if case.home == name], settings)
     errors = {name: median(one.error_frac for one in several) for name, several in found.items()}
     energies = [median(map(energy_error_frac, several)) for several in found.values()]
     figures["time_error_median_frac"] = median(errors.values())
@@ -137,7 +137,8 @@ def energy_error_frac(compared: "Comparison") -> float:
     return abs(expected - measured) / measured if measured else 0.0
 
 
-def _of_home(home: "Home", some: Sequence[Case], settings: Mapping[str, float]) -> "dict[str, list[Comparison]]":
+def of_home(home: "Home", some: Sequence[Case], settings: Mapping[str, float]) -> "dict[str, list[Comparison]]":
+    """Each of these cases on this home, as often as the settings say."""
     batch, micro_batch = int(settings["batch"]), int(settings["micro_batch"])
     found: dict[str, list[Comparison]] = {case.name: [] for case in some}
     models = {case.model: _model(case.model, batch) for case in some}

@@ -1,0 +1,68 @@
+"""The same home, models and plans over links of network namespaces and over links in user space: is either as foretold,
+and do they measure the same? Linux and root only.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from potluck.bench.fidelity import Case, of_home
+from potluck.bench.frame import Result
+
+if TYPE_CHECKING:
+    from potluck.run.comparison import Comparison
+
+SETTINGS: Mapping[str, float] = {"batch": 64, "micro_batch": 16, "steps": 3, "requests": 4, "repeats": 1, "homes": 2}
+GOALS = {"step_apart_max_frac": ("<=", 0.1)}  # as ARCHITECTURE says
+KINDS = ("namespaces", "relay")
+# Each with a time scale at which two cores play it; the first on a switch, the second on one radio channel.
+HOMES: Mapping[str, tuple[float, tuple[str, str, str]]] = {
+    "asteroid-b-100": (60.0, ("nx-1", "nx-2", "tx2-1")),
+    "smart-home-2": (500.0, ("laptop-1", "laptop-2", "xiaomi-1")),
+}
+
+
+def cases(home: str, devices: Sequence[str]) -> tuple[Case, ...]:
+    """Training in a row, and with a shared stage; requests that follow each other."""
+    a, b, c = devices
+    return (
+        Case(name=f"{home} train, pipeline of 3", home=home, model="wide", stages=((a,), (b,), (c,))),
+        Case(name=f"{home} train, one, then shared", home=home, model="wide", stages=((a,), (b, c))),
+        Case(name=f"{home} stream", home=home, model="wide", stages=((a,), (b,), (c,)), at_once=3),
+    )
+
+
+def run(settings: Mapping[str, float]) -> Result:
+    """Every case over links of either kind."""
+    from potluck.home import Home
+
+    found: dict[str, dict[str, Comparison]] = {kind: {} for kind in KINDS}
+    for name, (time_scale, devices) in list(HOMES.items())[: int(settings["homes"])]:
+        for kind in KINDS:
+            with Home.lab(name, time_scale=time_scale, links=kind) as home:
+                for case, several in of_home(home, cases(name, devices), settings).items():
+                    found[kind][case] = sorted(several, key=_step_s)[len(several) // 2]
+    figures: dict[str, float] = {}
+    for kind, compared in found.items():
+        figures |= _errors(kind, compared.values())
+    namespaces, relay = (found[kind] for kind in KINDS)
+    apart = {case: _apart(_step_s(namespaces[case]), _step_s(relay[case])) for case in namespaces}
+    figures["step_apart_median_frac"] = median(apart.values())
+    figures["step_apart_max_frac"] = max(apart.values())
+    figures |= {f"{case}: step_apart_frac": value for case, value in apart.items()}
+    return Result(name="links", figures=figures, settings=settings, goals=GOALS)
+
+
+def _step_s(compared: "Comparison") -> float:
+    return compared.measured_step_s
+
+
+def _errors(kind: str, compared: "Iterable[Comparison]") -> dict[str, float]:
+    """What was measured over links of this kind against what was foretold."""
+    errors = [one.error_frac for one in compared]
+    return {f"{kind}: time_error_median_frac": median(errors), f"{kind}: time_error_max_frac": max(errors)}
+
+
+def _apart(one: float, other: float) -> float:
+    """By how much the larger exceeds the smaller."""
+    return max(one, other) / min(one, other) - 1
