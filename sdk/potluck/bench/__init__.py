@@ -18,5 +18,4 @@ BENCHES = {
     "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
     "split": "one request shared inside its operators against one side alone, layer cuts and differential evolution",
     "fidelity": "predictions against measurements: homes, models, plans, schedules, training and inference",
-    "links": "a lab's links in network namespaces against links in user space, and both against predictions",
 }

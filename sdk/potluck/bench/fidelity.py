@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from potluck.home import Home
     from potluck.run.comparison import Comparison
 
-SETTINGS: Mapping[str, float] = {"batch": 64, "micro_batch": 16, "steps": 6, "requests": 8, "repeats": 2, "every": 1}
+SETTINGS: Mapping[str, float] = {
+    "batch": 64,
+    "micro_batch": 16,
+    "steps": 6,
+    "requests": 8,
+    "repeats": 2,
+    "every": 1,
+    "links": 0,
+}
 GOALS = {
     "time_error_median_frac": ("<=", 0.05),
     "time_error_max_frac": ("<=", 0.15),
@@ -108,9 +116,12 @@ def cases() -> Iterator[Case]:
 
 
 def run(settings: Mapping[str, float]) -> Result:
-    """Every case, several times; the median of a case's errors counts."""
+    """Every case, several times; the median of a case's errors counts. `links` above 0: on homes of `links` instead."""
+    from potluck.bench import links
     from potluck.home import Home
 
+    if settings["links"]:
+        return links.run(settings)
     figures: dict[str, float] = {}
     found: dict[str, list[Comparison]] = {}
     tried = list(cases())[:: int(settings["every"])]

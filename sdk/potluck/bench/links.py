@@ -1,5 +1,5 @@
 """The same home, models and plans over links of network namespaces and over links in user space: is either as foretold,
-and do they measure the same? Linux and root only.
+and do they measure the same? `potluck bench fidelity --set links=N`, of so many homes; Linux and root only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,6 @@ from potluck.bench.frame import Result
 if TYPE_CHECKING:
     from potluck.run.comparison import Comparison
 
-SETTINGS: Mapping[str, float] = {"batch": 64, "micro_batch": 16, "steps": 3, "requests": 4, "repeats": 1, "homes": 2}
 GOALS = {"step_apart_max_frac": ("<=", 0.1)}  # as ARCHITECTURE says
 KINDS = ("namespaces", "relay")
 # Each with a time scale at which two cores play it; the first on a switch, the second on one radio channel.
@@ -37,7 +36,7 @@ def run(settings: Mapping[str, float]) -> Result:
     from potluck.home import Home
 
     found: dict[str, dict[str, Comparison]] = {kind: {} for kind in KINDS}
-    for name, (time_scale, devices) in list(HOMES.items())[: int(settings["homes"])]:
+    for name, (time_scale, devices) in list(HOMES.items())[: int(settings["links"])]:
         for kind in KINDS:
             with Home.lab(name, time_scale=time_scale, links=kind) as home:
                 for case, several in of_home(home, cases(name, devices), settings).items():
@@ -50,7 +49,7 @@ def run(settings: Mapping[str, float]) -> Result:
     figures["step_apart_median_frac"] = median(apart.values())
     figures["step_apart_max_frac"] = max(apart.values())
     figures |= {f"{case}: step_apart_frac": value for case, value in apart.items()}
-    return Result(name="links", figures=figures, settings=settings, goals=GOALS)
+    return Result(name="fidelity", figures=figures, settings=settings, goals=GOALS)
 
 
 def _step_s(compared: "Comparison") -> float:
