@@ -197,6 +197,91 @@ def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
     run.close()
 
 
+TRAINING_PHASES = {
+    ("loading the bridge", 0): "ab", ("loading shadows", 0): "ab", ("fetching", 2): "ab", ("following", 3): "ab",
+    ("loading the new plan", 0): "ab", ("going over", 0): "abc",
+}  # fmt: skip
+REQUEST_PHASES = {("copying", 0): "ab"}
+IN_SHORT = {("copying", 0)}
+
+
+def phases(of):
+    """(moment, messages after it, the plan that is left); those that are not in short are long."""
+    marks = {phase: [] if phase in IN_SHORT else [pytest.mark.long] for phase in of}
+    return [pytest.param(*phase, plan, marks=marks[phase], id=phase[0]) for phase, plan in of.items()]
+
+
+def cancelled_at(lab, moment, after, run, plan):
+    """A switch that is cancelled when the notebook says what it says at that moment."""
+    from tests.sdk.run.strikes import watch
+
+    switching = []
+    watch(lab, moment, lambda: switching[0].cancel(), after)
+    with run._engine.boundary():  # nothing begins before the handle is known
+        switching.append(run.switch(plan))
+    try:
+        switching[0].wait(60)
+    except CancelledError:
+        return True
+    finally:
+        lab._link._controller.__dict__.pop("handle")
+    return False
+
+
+def check_nothing_else_is_loaded(lab, run, model):
+    """A plan that takes all the memory beside this one would not fit, if anything were left of another."""
+    spare = {name: lab.devices[name].capability["memory_bytes"] for name in (A, B, C)}
+    for name in run.plan.devices:
+        spare[name] -= run.memory_bytes[name]
+    other = lab.deploy(replace(plan_of(model, "abc"), peak_bytes=spare), model).wait(60)
+    other.fit(make_data()).wait(60)
+    check_equal(other)
+    other.close()
+
+
+@pytest.mark.parametrize(("moment", "after", "left"), phases(TRAINING_PHASES))
+def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, model, moment, after, left):
+    from tests.sdk.run.strikes import TRAINING
+
+    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    handle = run.fit(make_data(), epochs=FOREVER)
+    was_cancelled = cancelled_at(lab, TRAINING[moment], after, run, plan_of(model, "abc"))
+    assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left))
+    before = run.step
+    while run.step < before + 3:
+        assert not handle.done
+    stop(run, handle)
+    check_equal(run)
+    if was_cancelled:
+        check_nothing_else_is_loaded(lab, run, model)
+    run.close()
+
+
+@pytest.mark.parametrize(("moment", "after", "left"), phases(REQUEST_PHASES))
+def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab, model, moment, after, left):
+    from tests.sdk.run.strikes import REQUESTS
+
+    run = lab.deploy(plan_of(model, "ab", training=False), model).wait(60)
+    (x, _), over = make_data(), threading.Event()
+    expected = make_net().eval()(x).detach()
+
+    def ask():
+        while not over.is_set():
+            assert torch.allclose(run(x[:8]), expected[:8], atol=1e-6)
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        was_cancelled = cancelled_at(lab, REQUESTS[moment], after, run, plan_of(model, "abc", training=False))
+        over.set()
+        assert all(future.result(60) for future in asking)
+    assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left, training=False))
+    assert torch.allclose(run(x), expected, atol=1e-6)
+    if was_cancelled:
+        check_nothing_else_is_loaded(lab, run, model)
+    run.close()
+
+
 def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab, model):
     run = fresh_lab.deploy(plan_of(model, "ab"), model).wait(60)
     handle = run.fit(make_data(), epochs=FOREVER)
