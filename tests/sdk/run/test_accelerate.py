@@ -31,6 +31,12 @@ BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
 SOON_S = 30.0
 
 
+@pytest.fixture(autouse=True)
+def nobody_asks(monkeypatch):
+    """These tests say what the bandwidth is; what the link really carries must not change it meanwhile."""
+    monkeypatch.setattr(Fast, "_should_ask", lambda *_: False)
+
+
 def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
     """As if every operator had been measured to take so long, so that sharing pays at some bandwidth."""
     model = net if isinstance(net, potluck.Model) else potluck.Model.from_torch(net, x)
