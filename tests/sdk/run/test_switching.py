@@ -199,9 +199,13 @@ def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
 
 TRAINING_PHASES = {
     ("loading the bridge", 0): "ab", ("loading shadows", 0): "ab", ("fetching", 2): "ab", ("following", 3): "ab",
-    ("loading the new plan", 0): "ab", ("going over", 0): "abc",
+    ("loading the new plan", 0): "ab", ("going over", 0): "abc", ("committing", 0): "abc",
+    ("training on the new plan", 2): "abc",
 }  # fmt: skip
-REQUEST_PHASES = {("copying", 0): "ab"}
+REQUEST_PHASES = {
+    ("loading the new plan", 0): "ab", ("copying", 0): "ab", ("committing", 0): "abc",
+    ("answering by the new plan", 0): "abc",
+}  # fmt: skip
 IN_SHORT = {("copying", 0)}
 
 
