@@ -14,7 +14,7 @@ from potluck.run.account import Account
 from potluck.run.answers import ALONE, Stats
 
 LEFT, TOP, HEIGHT, GAP = 120.0, 64.0, 130.0, 16.0
-DEVICE, HELPER, BOTH = "blue", "orange", "purple"
+SIDES, SEVERAL = ("blue", "orange", "green", "sky", "yellow"), "purple"
 CHART_HEIGHT, MIDDLE = 210.0, 26.0
 
 
@@ -24,7 +24,7 @@ def picture(account: Account) -> Scene:
 
 
 def rows(account: Account) -> Scene:
-    """Operators from left to right; the first rows are on top. What both compute is shown as such."""
+    """Operators from left to right; the first rows are on top. What several compute is shown as such."""
     places = list(range(1, len(account.operators) - 1))
     x = Scale(low=0, high=max(len(places), 1), start=LEFT, stop=timeline.WIDTH - timeline.RIGHT)
     title = f"Which rows run where, at {units.rate(account.bytes_per_s)}"
@@ -36,33 +36,37 @@ def rows(account: Account) -> Scene:
         Text(x=LEFT - 10, y=TOP + HEIGHT - 8, text="last row", size=10, fill="muted", anchor="end"),
         Rect(x=LEFT, y=TOP, width=x.stop - LEFT, height=HEIGHT, fill="faint"),
     ]
-    looks = [(DEVICE, account.device), (HELPER, account.helper), (BOTH, "both, rather than wait")]
+    looks = [(_colour(account, (name,)), name) for name in account.names]
+    looks.append((SEVERAL, "both, rather than wait" if len(account.helpers) == 1 else "several, rather than wait"))
     items += legend(looks, LEFT, 46)
     for column, place in enumerate(places):
-        for colour, start, stop in _bands(account, place):
-            items.append(_band(account, place, colour, (start, stop), x(column), x(column + 1) - x(column)))
+        for names, span in _bands(account, place):
+            items.append(_band(account, place, names, span, x(column), x(column + 1) - x(column)))
     items.append(Text(x=LEFT, y=TOP + HEIGHT + 14, text="input", size=10, fill="muted"))
     items.append(Text(x=x.stop, y=TOP + HEIGHT + 14, text="output", size=10, fill="muted", anchor="end"))
     return Scene(width=timeline.WIDTH, height=TOP + HEIGHT + 30, title=title, items=tuple(items))
 
 
-def _bands(account: Account, place: int) -> list[tuple[str, int, int]]:
-    """Runs of rows of an operator that are computed by the device, by the helper, or by both."""
-    mine, theirs = (account.rows.get(name, {}).get(place, (0, 0)) for name in (account.device, account.helper))
-    ends = sorted({*mine, *theirs})
+def _bands(account: Account, place: int) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
+    """Runs of rows of an operator, and the devices that compute them."""
+    rows = {name: account.rows.get(name, {}).get(place, (0, 0)) for name in account.names}
     found = []
-    for start, stop in pairwise(ends):
-        by = [a <= start and stop <= b for a, b in (mine, theirs)]
-        if any(by):
-            found.append((BOTH if all(by) else DEVICE if by[0] else HELPER, start, stop))
+    for start, stop in pairwise(sorted({end for ends in rows.values() for end in ends})):
+        by = tuple(name for name, (a, b) in rows.items() if a <= start and stop <= b)
+        if by:
+            found.append((by, (start, stop)))
     return found
 
 
-def _band(account: Account, place: int, colour: str, span: tuple[int, int], x: float, width: float) -> Rect:
+def _colour(account: Account, names: tuple[str, ...]) -> str:
+    return SIDES[account.names.index(names[0]) % len(SIDES)] if len(names) == 1 else SEVERAL
+
+
+def _band(account: Account, place: int, names: tuple[str, ...], span: tuple[int, int], x: float, width: float) -> Rect:
     operator = account.operators[place]
     y, height = TOP + HEIGHT * span[0] / operator.count, HEIGHT * (span[1] - span[0]) / operator.count
-    who = {DEVICE: account.device, HELPER: account.helper, BOTH: "both"}[colour]
-    title = f"{operator.name}: rows {span[0]} to {span[1]} of {operator.count} on {who}"
+    title = f"{operator.name}: rows {span[0]} to {span[1]} of {operator.count} on {' and '.join(names)}"
+    colour = _colour(account, names)
     return Rect(x=x, y=y, width=max(width - (0.6 if width > 3 else 0), 0.5), height=height, fill=colour, title=title)
 
 
@@ -82,38 +86,36 @@ def _moved(item: Item, down: float) -> Item:
 
 
 def divided(account: Account) -> Table:
-    """The operators in runs that are divided alike: what the device and its helper compute of them."""
-    found = []
-    shares = [(place, *_shares(account, place)) for place in range(1, len(account.operators) - 1)]
-    for (mine, theirs), run in groupby(shares, key=lambda row: (round(row[1], 2), round(row[2], 2))):
+    """The operators in runs that are divided alike: what the device and its helpers compute of them."""
+    found: list[tuple[str | Bar, ...]] = []
+    shares = [(place, _shares(account, place)) for place in range(1, len(account.operators) - 1)]
+    for parts, run in groupby(shares, key=lambda row: tuple(round(part, 2) for part in row[1])):
         places = [place for place, *_ in run]
         names = [account.operators[place].name for place in (places[0], places[-1])]
         words = names[0] if len(places) == 1 else f"{names[0]} … {names[1]}"
         numbers = str(places[0]) if len(places) == 1 else f"{places[0]}–{places[-1]}"
-        found.append(
-            (numbers, words, Bar(frac=mine, text=units.percent(mine)), Bar(frac=theirs, text=units.percent(theirs)))
-        )
-    sent = sum(
-        event.nbytes for event in account.predicted.events if event.lane == "send" and event.peer == account.helper
-    )
-    back = sum(
-        event.nbytes for event in account.predicted.events if event.lane == "send" and event.device == account.helper
-    )
+        found.append((numbers, words, *(Bar(frac=part, text=units.percent(part)) for part in parts)))
+    sends = [event for event in account.predicted.events if event.lane == "send"]
+    sent = sum(event.nbytes for event in sends if event.device == account.device and event.peer in account.helpers)
+    back = sum(event.nbytes for event in sends if event.device in account.helpers and event.peer == account.device)
+    among = sum(event.nbytes for event in sends if {event.device, event.peer} <= set(account.helpers))
+    between = f", {units.size(among)} between helpers" if among else ""
     notes = (
         f"{units.duration(account.latency_s)} expected, {account.device} alone {units.duration(account.alone_s)}; "
-        f"{units.size(sent)} go over and {units.size(back)} come back",
+        f"{units.size(sent)} go over and {units.size(back)} come back{between}",
         *account.notes,
     )
-    title = f"One request on {account.device} with {account.helper}, at {units.rate(account.bytes_per_s)}"
+    title = (
+        f"One request on {account.device} with {' and '.join(account.helpers)}, at {units.rate(account.bytes_per_s)}"
+    )
     return Table(
-        title=title, columns=("operators", "", account.device, account.helper), rows=tuple(found), notes=notes
+        title=title, columns=("operators", "", *account.names), rows=tuple(found), notes=notes
     )  # fmt: skip
 
 
-def _shares(account: Account, place: int) -> tuple[float, float]:
-    spans = (account.rows.get(name, {}).get(place, (0, 0)) for name in (account.device, account.helper))
-    mine, theirs = ((stop - start) / account.operators[place].count for start, stop in spans)
-    return mine, theirs
+def _shares(account: Account, place: int) -> tuple[float, ...]:
+    spans = (account.rows.get(name, {}).get(place, (0, 0)) for name in account.names)
+    return tuple((stop - start) / account.operators[place].count for start, stop in spans)
 
 
 def stats(found: Stats) -> Table:
@@ -123,8 +125,15 @@ def stats(found: Stats) -> Table:
     for answer in found.answers:
         by_way.setdefault(answer.way, []).append(answer.latency_s)
         joules.setdefault(answer.way, []).extend([answer.joules] if answer.joules is not None else [])
+    by = {answer.way: ", ".join(answer.by) for answer in found.answers}
     table_rows = tuple(
-        (way, str(len(times)), units.duration(sorted(times)[len(times) // 2]), units.energy(_mean(joules[way])))
+        (
+            way,
+            by[way],
+            str(len(times)),
+            units.duration(sorted(times)[len(times) // 2]),
+            units.energy(_mean(joules[way])),
+        )
         for way, times in by_way.items()
     )
     notes = [f"{found.fallbacks} fell back on the device"] if found.fallbacks else []
@@ -133,7 +142,7 @@ def stats(found: Stats) -> Table:
     error = found.prediction_error_frac
     notes += [f"predicted times were off by {units.percent(error)} (median)"] if error is not None else []
     return Table(
-        title=f"{found.requests} requests", columns=("way", ">requests", ">typical time", ">energy of one"),
+        title=f"{found.requests} requests", columns=("way", "by", ">requests", ">typical time", ">energy of one"),
         rows=table_rows, notes=tuple(notes),
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from .sharing_times import times
 from .split_search import LEVELS, MARGIN, Blocks, Handover, Way, alone, cuts, divided, search
 
 N_WAYS = 6  # of those that the search found, carried out in time
-N_IMPROVED = 2  # of those, made better
+N_IMPROVED = 2  # of those, made better; with several helpers, which take longer to try, one
 MAX_TRIES = 120  # changes of a way that are tried
 TILE_COUNTS = (1, 2, 4, 8)
 
@@ -153,7 +153,7 @@ class Splitter:
                 seen.add(split.divisions)
                 ranked.append((_rank(split, deadline_s), way, split))
         ranked.sort(key=lambda row: row[0])
-        for _, way, split in ranked[:N_IMPROVED]:
+        for _, way, split in ranked[: 1 if self.fewer else N_IMPROVED]:
             splits.append(self._improved(way, split, bytes_per_s, deadline_s))
         return min(splits, key=lambda split: _rank(split, deadline_s))
 

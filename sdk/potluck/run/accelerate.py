@@ -1,4 +1,4 @@
-"""accelerate: one model, one request at a time, answered by the device here with the help of a stronger one."""
+"""accelerate: one model, one request at a time, answered by the device here with the help of stronger ones."""
 
 import platform
 import socket
@@ -20,7 +20,7 @@ from potluck.records import Inference
 from potluck.run.fast import Fast
 from potluck.run.members import Member
 from potluck.run.split_store import SplitStore
-from potluck.run.split_table import BANDWIDTHS, SplitCase
+from potluck.run.split_table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, SplitCase
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -48,8 +48,8 @@ class Place:
 
 
 def accelerate(
-    model: Any, example: Any = None, *, helper: Place, device: Place | None = None, objective: str = "latency",
-    deadline_s: float | None = None, bandwidths: Sequence[float] = BANDWIDTHS,
+    model: Any, example: Any = None, *, helper: Place | Sequence[Place], device: Place | None = None,
+    objective: str = "latency", deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
 ) -> Handle[Fast]:  # fmt: skip
     """The model as something to call: it answers as the model does, sooner or with less energy.
 
@@ -60,24 +60,30 @@ def accelerate(
     example
         An input as requests will have it, of the same shape and number of rows.
     helper
-        The stronger machine: `home["desktop"]`.
+        The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
     device
         Where the answers are wanted; default: the agent on this machine, or one that is started for it.
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     bandwidths
-        Bytes per second, ascending from zero: each gets an entry in the table.
+        Bytes per second, ascending from zero: each gets an entry in the table. Default: 19 of them up to 50 MB/s, and
+        with several helpers, which take longer to plan for, 6.
 
     Raises
     ------
     UserError, ModelError
         Where one of these is not what it should be.
     """
-    if not isinstance(helper, Place) or not isinstance(device, Place | None):
-        wrong = helper if not isinstance(helper, Place) else device
-        raise UserError(f"a device of a home is expected, got {wrong!r:.60}.", next_step='Write home["NAME"].')
-    if device is not None and (device.home is not helper.home or device.name == helper.name):
-        raise UserError("the device and its helper are two devices of one home.")
+    helpers = tuple(helper) if isinstance(helper, list | tuple) else (helper,)
+    places = (*helpers, *([] if device is None else [device]))
+    for place in places if helpers else (helper,):
+        if not isinstance(place, Place):
+            raise UserError(f"a device of a home is expected, got {place!r:.60}.", next_step='Write home["NAME"].')
+    home = helpers[0].home
+    if any(place.home is not home for place in places) or len({place.name for place in places}) < len(places):
+        raise UserError("the device and its helpers are different devices of one home.")
+    if bandwidths is None:
+        bandwidths = BANDWIDTHS if len(helpers) == 1 else BANDWIDTHS_OF_SEVERAL
     if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
         raise UserError(
             f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
@@ -90,13 +96,13 @@ def accelerate(
         raise ModelError(f"a request has one input here; this model takes {len(made.inputs())}.")
 
     def work(task: Task) -> Fast:
-        home = helper.home
-        name, agents = (device.name, None) if device is not None else _own(home, helper.name)
+        names = tuple(place.name for place in helpers)
+        name, agents = (device.name, None) if device is not None else _own(home, names)
         try:
             task.update(0.1, "measuring")
-            profile = home.profile(made, train=False, rows=(batch,), devices=(name, helper.name)).wait()
+            profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
             task.update(0.6, "planning")
-            case = _case(made, profile, (name, helper.name), batch, home)
+            case = _case(made, profile, (name, *names), batch, home)
             case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths))
             store = SplitStore() if home._ring is not None else None
             return Fast(home._link, home.devices, case, rebuild, agents, task, store)
@@ -106,7 +112,7 @@ def accelerate(
                 agents.close()
             raise
 
-    return Handle(work, f"accelerating with {helper.name}")
+    return Handle(work, f"accelerating with {' and '.join(place.name for place in helpers)}")
 
 
 def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any]]:
@@ -163,13 +169,14 @@ def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace
     return pace(model.laid_out(), layer_s, batch)
 
 
-def _own(home: "Home", helper: str) -> tuple[str, LocalAgents | None]:
+def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | None]:
     """The agent of this home on this very machine; where there is none, one is started."""
-    here = [n for n in home.devices.ready if home.devices[n].capability.get("host") == platform.node() and n != helper]
+    others = [name for name in home.devices.ready if name not in helpers]
+    here = [name for name in others if home.devices[name].capability.get("host") == platform.node()]
     if here:
         return here[0], None
     agents = LocalAgents(
-        [Spec(name="this-machine")], ("notebook", home.key), bind=_address_towards(home.devices[helper])
+        [Spec(name="this-machine")], ("notebook", home.key), bind=_address_towards(home.devices[helpers[0]])
     )
     (started,) = agents.agents
     home.devices.add(Member(name=started.name, key=started.key, addresses=(started.address,)))

@@ -14,17 +14,23 @@ Interval = tuple[int, int]
 class Account:
     """A way to answer, by operator. `rows[device][place]`: the rows of operator `place` that it computes.
 
-    `predicted` is one request by the simulator, at `bytes_per_s` between the two. `notes` say what is noteworthy.
+    `predicted` is one request by the simulator, at `bytes_per_s` between the device and its helpers. `notes` say what
+    is noteworthy.
     """
 
     device: str
-    helper: str
+    helpers: tuple[str, ...]
     bytes_per_s: float
     operators: tuple[Operator, ...]
     rows: Mapping[str, Mapping[int, Interval]]
     predicted: Trace
     alone_s: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The device, then its helpers."""
+        return (self.device, *self.helpers)
 
     @property
     def latency_s(self) -> float:

@@ -22,6 +22,7 @@ class Answer:
     joules: float | None = None
     source: str = ""  # of the joules: measured or estimated
     fallback: bool = False
+    by: tuple[str, ...] = ()  # the devices that computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Fast: a model that answers one request at a time, on the device and its helper together, or on the device alone.
+"""Fast: a model that answers one request at a time, on the device and its helpers together, or on the device alone.
 
 Before each request the way to share it is looked up by the bandwidth that transfers have shown; the name of its program
-goes to both sides, and that is their agreement. If the helper fails, or is late, the device answers alone.
+goes to all sides, and that is their agreement. If a helper fails, or is late, the device answers alone; then those
+that are left share the requests until it is back.
 """
 
 import threading
@@ -29,7 +30,7 @@ from potluck.run.events import Execution, Gather
 from potluck.run.history import measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
-from potluck.run.shared_edition import computed_s, shared_requests, transfers
+from potluck.run.shared_edition import computed_s, computing, shared_requests, transfers
 from potluck.run.split_store import SplitStore
 from potluck.run.split_table import Entry, SplitCase, SplitTable
 from potluck.schedule import Compiled
@@ -54,30 +55,33 @@ class Fast:
         self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
         agents: LocalAgents | None, task: Task, store: SplitStore | None = None,
     ) -> None:  # fmt: skip
-        self._link, self._members, self._case, self._rebuild, self._agents = link, members, case, rebuild, agents
-        self.device, self.helper = case.names[DEVICE], case.names[HELPER]
+        self._link, self._members, self._rebuild, self._agents, self._store = link, members, rebuild, agents, store
+        self._case = self._full = case  # of those that are there, and of all
+        self.device, self.helpers = case.names[DEVICE], case.names[HELPER:]
         self.failure: PotluckError | None = None
-        self.table: SplitTable = store.table(case) if store is not None else case.table()
+        self.table: SplitTable = self._table_of(case)
         task.update(0.8, "loading")
         self._crew = Crew(link, members, f"fast-{uuid.uuid4().hex[:12]}")
         self.n_steps, self._n_epochs, self._epoch = 0, 0, 0
         self._lock, self._upkeeping, self._closed = threading.RLock(), threading.Lock(), threading.Event()
-        self._helper_ready = False
+        self._loaded: tuple[str, ...] = ()  # helpers that have the model
+        self._helped = False
         self._late: tuple[Future[Execution], Compiled] | None = None
-        path = case.problem.network.path(self.device, self.helper)
-        self.bytes_per_s = case.problem.network.bandwidth(self.device, self.helper)
+        path = case.problem.network.path(self.device, self.helpers[0])
+        self.bytes_per_s = case.problem.network.bandwidth(self.device, self.helpers[0])
         self._estimator = Estimator(self.bytes_per_s, latency_s=path.latency_s)
         self._asking = Asking(time.monotonic())
         self._answers: list[Answer] = []
-        self._times: dict[int, deque[float]] = {side: deque(maxlen=SHOWN) for side in range(len(case.names))}
+        self._times: dict[str, deque[float]] = {name: deque(maxlen=SHOWN) for name in case.names}
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
-        self._whole = {name: self._edition(name) for name in (self.device, self.helper)}
+        self._whole = {name: self._edition(name) for name in case.names}
         self.alone = self._whole[self.device].compiled[INFER]
         self.alone_s = self._predicted_s(self.alone, self.bytes_per_s)
-        self._load(self.device)
-        self._load(self.helper)
-        self._share()
+        for name in case.names:
+            self._load(name)
+        self._loaded = self.helpers
+        self._go_over(case, self.table)
         self._thread = threading.Thread(target=self._upkeep, name="potluck fast", daemon=True)
         self._thread.start()
 
@@ -99,18 +103,23 @@ class Fast:
         return self._case.model
 
     @property
+    def sides(self) -> tuple[str, ...]:
+        """The device, and the helpers that the table of now is for."""
+        return self._case.names
+
+    @property
     def is_helped(self) -> bool:
-        """Whether the helper is there, with all that it needs."""
-        return self._helper_ready
+        """Whether there is a helper with all that it needs."""
+        return self._helped
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """What each of the two needs: the weights once, and the most that any entry holds."""
-        return {device: self._memory(device) for device in (self.device, self.helper)}
+        """What each side needs: the weights once, and the most that any entry holds."""
+        return {device: self._memory(device, self.table) for device in self.sides}
 
-    def _memory(self, device: str) -> int:
+    def _memory(self, device: str, table: SplitTable) -> int:
         resting = self._case.problem.device(device).floor_bytes + self._whole[device].held_bytes(device)
-        needed = [resting + self._peak(program.compiled, device) for program in self.table.programs]
+        needed = [resting + self._peak(program.compiled, device) for program in table.programs]
         return max([resting, *needed, self._peak(self.alone, device)])  # that of the whole model counts its weights
 
     def _peak(self, compiled: Compiled, device: str) -> int:
@@ -119,25 +128,27 @@ class Fast:
     def _load(self, device: str) -> None:
         """The whole model with its weights onto a device that has nothing of this run."""
         edition = self._whole[device]
-        self._crew.prepare(0, edition.requests(memory={device: self._memory(device)}))
+        self._crew.prepare(0, edition.requests(memory={device: self._memory(device, self.table)}))
         self._crew.commit(0, [device])
         if PUSH in edition.compiled:
             push = edition.compiled[PUSH]
             self._crew.execute(0, push, self._next(), states=self._case.model.state()).result()
 
-    def _share(self) -> None:
-        """The pieces and programs of the whole table onto both, under a new epoch."""
-        epoch = self._take_epoch()
-        self._prepare(epoch, self.table)
-        with self._lock:
-            self._epoch, self._helper_ready = epoch, True
+    def _table_of(self, case: SplitCase) -> SplitTable:
+        return self._store.table(case) if self._store is not None else case.table()
 
-    def _prepare(self, epoch: int, table: SplitTable) -> None:
-        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, table.programs, self.memory_bytes))
-
-    def _take_epoch(self) -> int:
+    def _go_over(self, case: SplitCase, table: SplitTable) -> None:
+        """The pieces and programs of the whole table onto all sides, under a new epoch, which then is in force."""
         self._n_epochs += 1
-        return self._n_epochs
+        epoch, before = self._n_epochs, (self._epoch, self._case.names)
+        memory = {device: self._memory(device, table) for device in case.names}
+        self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, table.programs, memory))
+        with self._lock:
+            self._case, self.table, self._epoch, self._helped = case, table, epoch, True
+            self._foretold.clear()
+            self.alone_s = self._predicted_s(self.alone, self.bytes_per_s)
+        if before[0]:
+            self._crew.drop(*before)
 
     def _next(self) -> int:
         with self._lock:
@@ -185,7 +196,7 @@ class Fast:
             at_s=at_s, way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
             latency_s=time.monotonic() - at_s, predicted_s=self._predicted_s(compiled, bytes_per_s),
             bytes_per_s=bytes_per_s, joules=trace.energy_j.get(self.device),
-            source=trace.energy_source.get(self.device, ""), fallback=fallback,
+            source=trace.energy_source.get(self.device, ""), fallback=fallback, by=computing(compiled),
         )  # fmt: skip
         self._answers.append(answer)
 
@@ -198,7 +209,7 @@ class Fast:
     def _entry(self) -> Entry:
         """What to do with the next request."""
         self._harvest()
-        helped = self._helper_ready and self._late is None
+        helped = self._helped and self._late is None
         return self.table.at(self.bytes_per_s) if helped else Entry(bytes_per_s=0.0)
 
     # --- what it does and did -----------------------------------------------------------------------------------------
@@ -237,11 +248,11 @@ class Fast:
         rival
             "device", "helper", "layer cut", "greedy tiling"; or, within `deadline_s`, "thriftiest cut". Empty: ours.
         """
-        case = replace(self._case, rival=rival, deadline_s=deadline_s)
+        case = replace(self._full, rival=rival, deadline_s=deadline_s)
         return Fast(self._link, self._members, case, self._rebuild, None, Task())
 
     def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
-        """The answer of both sides; None where the helper has failed."""
+        """The answer of all sides; None where a helper has failed."""
         predicted_s = self._predicted_s(compiled, self.bytes_per_s)
         future = self._crew.execute(self._epoch, compiled, self._next(), batch=named)
         try:
@@ -257,7 +268,7 @@ class Fast:
     def _race(
         self, late: "Future[Execution]", compiled: Compiled, named: "dict[str, torch.Tensor]"
     ) -> tuple[Execution, Compiled] | None:
-        """The helper is late: the device begins to answer alone, and whoever is done first counts."""
+        """A helper is late: the device begins to answer alone, and whoever is done first counts."""
         alone = self._crew.execute(0, self.alone, self._next(), batch=named)
         wait((late, alone), return_when=FIRST_COMPLETED)
         self._late = late, compiled
@@ -283,20 +294,25 @@ class Fast:
         return execution, self.alone
 
     def _lost(self, error: PotluckError) -> None:
-        """A request that was shared has failed: its epoch is gone on both sides."""
-        self._helper_ready, self._epoch = False, 0
-        self.failure = error
+        """A request that was shared has failed: its epoch is gone on all sides."""
+        self.failure, self._loaded = error, self._left(error)
+        before, self._helped, self._epoch = self._epoch, False, 0
+        if before:
+            self._crew.drop(before, (self.device, *self._loaded))
+
+    def _left(self, error: PotluckError) -> tuple[str, ...]:
+        """The helpers without the one that failed; where it is not known which, all are to be loaded again."""
+        return tuple(name for name in self._loaded if error.device in self._loaded and name != error.device)
 
     def _learn(self, execution: Execution, compiled: Compiled) -> None:
         """What a request shows of the link, and of how fast both really are."""
-        if self.helper in compiled.programs:
-            for nbytes, seconds in transfers(execution, compiled, (self.device, self.helper)):
-                self._heard(nbytes, seconds)
-        for side, name in enumerate(self._case.names):
-            if name in compiled.programs and name not in self._case.emulated:
+        for nbytes, seconds in transfers(execution, compiled, self.device):
+            self._heard(nbytes, seconds)
+        for name in compiled.programs:
+            if name not in self._case.emulated:
                 expected_s = self._case.computing_s(compiled, name)
                 if expected_s > 0:
-                    self._times[side].append(computed_s(execution, compiled, name) / expected_s)
+                    self._times[name].append(computed_s(execution, compiled, name) / expected_s)
 
     def _heard(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
         now_s, thought = time.monotonic(), self.bytes_per_s
@@ -313,54 +329,68 @@ class Fast:
             now_s = time.monotonic()
             with self._upkeeping:
                 try:
-                    if not self._helper_ready and now_s >= retry_s:
+                    if self._late is not None:
+                        continue
+                    if now_s >= retry_s and (not self._helped or self._loaded != self.helpers):
                         retry_s = now_s + RETRY_S
                         self._restore()
-                    elif self._helper_ready and self._late is None and self._should_ask(now_s):
+                    elif self._helped and self._should_ask(now_s):
                         self._ask_bandwidth()
-                    elif self._helper_ready and (wrong := self._wrong()):
+                    elif self._helped and (wrong := self._wrong()):
                         self._correct(wrong)
                 except PotluckError as error:
                     self.failure = error
 
-    def _wrong(self) -> dict[int, float]:
+    def _wrong(self) -> dict[str, float]:
         """The sides that take another time than was thought, request after request: how many times as long."""
-        shown = {side: median(times) for side, times in self._times.items() if len(times) == SHOWN}
-        return {side: times for side, times in shown.items() if not 1 / WRONG < times < WRONG}
+        shown = {name: median(times) for name, times in self._times.items() if len(times) == SHOWN}
+        return {name: times for name, times in shown.items() if not 1 / WRONG < times < WRONG}
 
-    def _correct(self, times: dict[int, float]) -> None:
+    def _correct(self, times: dict[str, float]) -> None:
         """Plan anew by what the sides have shown, load that, and go over to it."""
         case = self._case.corrected(times)
-        table, epoch, before = case.table(), self._take_epoch(), self._epoch
-        alone = self._whole[self.device].compiled[INFER]
-        self._prepare(epoch, table)
-        with self._lock:
-            self._case, self.table, self.alone, self._epoch = case, table, alone, epoch
-            self._foretold.clear()
-            self.alone_s = self._predicted_s(alone, self.bytes_per_s)
-            for shown in self._times.values():
-                shown.clear()
-        self._crew.drop(before, (self.device, self.helper))
+        self._full = self._full.corrected(times)
+        self._go_over(case, case.table())
+        for shown in self._times.values():
+            shown.clear()
 
     def _should_ask(self, now_s: float) -> bool:
         return self._asking.is_due(now_s, alone=self.table.at(self.bytes_per_s).program is None)
 
     def _ask_bandwidth(self) -> None:
-        probe = Probe(task=f"{self._crew.run}-{self._next()}", peer=self.helper, nbytes=PROBE_BYTES, repeats=1)
+        peer = self._case.names[HELPER]
+        probe = Probe(task=f"{self._crew.run}-{self._next()}", peer=peer, nbytes=PROBE_BYTES, repeats=1)
         answers = self._link.ask(Gather(requests={self.device: (probe, ())})).result()
         self._heard(PROBE_BYTES, answers[self.device][0].seconds[0], asked=True)
 
     def _restore(self) -> None:
-        """The helper again, as if for the first time."""
-        self._members.need([self.helper])
-        self._crew.drop(-1, [self.helper])
-        self._load(self.helper)
-        self._share()
+        """Helpers that can be reached again, as if for the first time; and the table of those that are there."""
+        found = []
+        for name in self.helpers:
+            if name not in self._loaded:
+                try:
+                    self._members.need([name])
+                    self._crew.drop(-1, [name])
+                    self._load(name)
+                except PotluckError as error:
+                    self.failure = error
+                    continue
+            found.append(name)
+        with self._lock:
+            news = tuple(found) != self._loaded or not self._helped
+            self._loaded = tuple(found)
+        if found and news:
+            case = self._full.among((self.device, *found))
+            try:
+                self._go_over(case, self._table_of(case))
+            except PotluckError as error:
+                self._loaded = self._left(error)
+                raise
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Both devices forget the model, and an agent that was started for it ends; safe to call twice."""
+        """All devices forget the model, and an agent that was started for it ends; safe to call twice."""
         if self._closed.is_set():
             return
         self._closed.set()

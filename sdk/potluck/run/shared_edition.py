@@ -63,7 +63,9 @@ def compile_shared(
     shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, lender: str
 ) -> SharedProgram:
     """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it."""
-    build = _Build(shareable, sides, Assembler(name, sides.names, HOME))
+    part = {DEVICE, *(step.side for step in shared.steps)}  # a helper without rows has no program
+    there = tuple(device for side, device in enumerate(sides.names) if side in part)
+    build = _Build(shareable, sides, Assembler(name, there, HOME))
     build.feed(shareable.line.traced.graph.inputs[0].name)
     pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names}
     rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names}
@@ -97,16 +99,18 @@ def shared_requests(
     return requests
 
 
-def transfers(execution: Execution, compiled: Compiled, pair: tuple[str, str]) -> list[tuple[int, float]]:
-    """Bytes that each of the two sent the other in one request, and the seconds in which any were under way."""
+def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tuple[int, float]]:
+    """Bytes that a device sent in one request, and got of its helpers, and the seconds in which any were under way."""
+    sent: list[tuple[float, float, int]] = []
+    received: list[tuple[float, float, int]] = []
+    for source, compiled_program in compiled.programs.items():
+        program, notes = compiled_program.instructions, compiled.notes[source]
+        for index, start_s, stop_s in execution.timelines[source].rows:
+            peer = program[index].attrs["peer"] if program[index].op == "send" else None
+            if peer in compiled.programs and device in (source, peer):
+                (sent if source == device else received).append((start_s, stop_s, notes[index].nbytes))
     found = []
-    for source, target in (pair, pair[::-1]):
-        program, notes = compiled.programs[source].instructions, compiled.notes[source]
-        rows = [
-            (start_s, stop_s, notes[index].nbytes)
-            for index, start_s, stop_s in execution.timelines[source].rows
-            if program[index].op == "send" and program[index].attrs["peer"] == target
-        ]
+    for rows in (sent, received):
         if rows:
             found.append((sum(n for *_, n in rows), union_s([(start_s, stop_s) for start_s, stop_s, _ in rows])))
     return found
@@ -116,6 +120,12 @@ def computed_s(execution: Execution, compiled: Compiled, device: str) -> float:
     """Seconds in which a device ran anything of one request."""
     program = compiled.programs[device].instructions
     return sum(stop - start for index, start, stop in execution.timelines[device].rows if program[index].op == "run")
+
+
+def computing(compiled: Compiled) -> tuple[str, ...]:
+    """The devices that run anything."""
+    programs = compiled.programs.items()
+    return tuple(name for name, program in programs if any(item.op == "run" for item in program.instructions))
 
 
 def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:

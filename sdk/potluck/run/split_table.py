@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any
 
 from potluck.errors import PlanError
@@ -16,7 +17,7 @@ from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.cost import CostTable
 from potluck.plan.rivals import shared_requests
-from potluck.plan.sharing import Sharing
+from potluck.plan.sharing import Line, Sharing
 from potluck.plan.split import Split, Splitter
 from potluck.plan.whatif import rated
 from potluck.records import Device, Problem, Trace
@@ -28,6 +29,7 @@ from potluck.simulate import simulate
 from potluck.simulate.duration import instruction_s
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
+BANDWIDTHS_OF_SEVERAL = tuple(1e6 * mb for mb in (0, 1, 4, 10, 20, 40))
 
 Found = tuple[tuple[float, Split], ...]  # from so many bytes per second on, this split
 
@@ -60,7 +62,7 @@ class SplitTable:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCase:
-    """What a table is made of: the model as operators, both sides, and what the user wants."""
+    """What a table is made of: the model as operators, all sides, and what the user wants."""
 
     model: Any
     shareable: Shareable
@@ -77,18 +79,52 @@ class SplitCase:
     @cached_property
     def sharing(self) -> Sharing:
         """The planner's problem; its link is still open."""
-        device, helper = self.problem.device(self.names[DEVICE]), self.problem.device(self.names[HELPER])
-        paces, path = self.paces, self.problem.network.path(device.name, helper.name)
+        device, network = self.problem.device(self.names[DEVICE]), self.problem.network
         busy_w, radio_w, idle_w = _watts(device)
+        lines, rates = self._lines()
         return Sharing(
-            operators=self.shareable.operators(paces, self.batch),
+            operators=self.shareable.operators(self.paces, self.batch),
             bytes_per_s=0.0,
-            latency_s=path.latency_s + device.overhead_s,
+            n_sides=len(self.names),
+            lines=lines,
+            media_bytes_per_s=rates,
+            latency_s=network.path(device.name, self.names[HELPER]).latency_s + device.overhead_s,
             piece_s=device.overhead_s,
             busy_w=busy_w,
             radio_w=radio_w,
             idle_w=idle_w,
         )
+
+    def _lines(self) -> tuple[dict[tuple[int, int], Line], tuple[float, ...]]:
+        """Between any two sides: the device's own link counts as one medium; and what the other media carry."""
+        network, overhead_s = self.problem.network, self.problem.device(self.names[DEVICE]).overhead_s
+        own, capacity = self._own_media(), {item.name: item.capacity_bytes_per_s for item in network.media}
+        number: dict[str, int] = {}
+        lines = {}
+        for a, b in permutations(range(len(self.names)), 2):
+            path = network.path(self.names[a], self.names[b])
+            crossed = {(number.setdefault(m, len(number) + 1), times) for m, times in path.media if m not in own}
+            if any(m in own for m, _ in path.media):
+                crossed.add((0, 1))
+            lines[a, b] = Line(media=tuple(sorted(crossed)), latency_s=path.latency_s + overhead_s)
+        return lines, tuple(capacity[name] for name in number)
+
+    def _own_media(self) -> dict[str, int]:
+        """The media that the bandwidth of now is about, and how often they are crossed: the narrowest ones between
+        the device and its helpers."""
+        network = self.problem.network
+        found: dict[str, int] = {}
+        capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
+        for helper in self.names[HELPER:]:
+            for a, b in ((self.names[DEVICE], helper), (helper, self.names[DEVICE])):
+                narrow = network.bandwidth(a, b) * (1 + 1e-9)
+                found |= {name: n for name, n in network.path(a, b).media if capacity[name] / n <= narrow}
+        return found
+
+    def among(self, names: tuple[str, ...]) -> "SplitCase":
+        """The case of these devices alone."""
+        paces = tuple(pace for name, pace in zip(self.names, self.paces, strict=True) if name in names)
+        return replace(self, names=names, paces=paces)
 
     def search(self) -> Found:
         """The best split at each of these bandwidths; neighbours that do the same are one."""
@@ -107,12 +143,12 @@ class SplitCase:
         splits = self.search() if found is None else found
         return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
 
-    def corrected(self, times: Mapping[int, float]) -> "SplitCase":
-        """The same where a side (by name) takes so many times as long as was thought."""
-        paces = tuple(known.times(times.get(side, 1.0)) for side, known in enumerate(self.paces))
+    def corrected(self, times: Mapping[str, float]) -> "SplitCase":
+        """The same where devices take so many times as long as was thought."""
+        known = zip(self.names, self.paces, strict=True)
+        paces = tuple(pace.times(times.get(name, 1.0)) for name, pace in known)
         costs = dict(self.problem.costs)
-        for side, factor in times.items():
-            name = self.names[side]
+        for name, factor in times.items():
             costs[name] = tuple(replace(c, forward_s=tuple(s * factor for s in c.forward_s)) for c in costs[name])
         return replace(self, paces=paces, problem=replace(self.problem, costs=costs))
 
@@ -176,18 +212,16 @@ class SplitCase:
         if entry.program is None:
             notes.append(f"sharing does not pay: {self.names[DEVICE]} answers alone.")
         return Account(
-            device=self.names[DEVICE], helper=self.names[HELPER], bytes_per_s=bytes_per_s, operators=operators,
+            device=self.names[DEVICE], helpers=self.names[HELPER:], bytes_per_s=bytes_per_s, operators=operators,
             rows=entry.program.rows if entry.program is not None else {self.names[DEVICE]: everything},
             predicted=self.foretell(compiled, bytes_per_s),
             alone_s=max(self.foretell(alone, bytes_per_s).step_s), notes=tuple(notes),
         )  # fmt: skip
 
     def at(self, bytes_per_s: float) -> Problem:
-        """The problem with this bandwidth between the two."""
+        """The problem with this bandwidth between the device and its helpers."""
         network = self.problem.network
-        pair = self.names[DEVICE], self.names[HELPER]
-        crossed = {name: times for a, b in (pair, pair[::-1]) for name, times in network.path(a, b).media}
-        for name, times in crossed.items():
+        for name, times in self._own_media().items():
             network = rated(network, name, max(bytes_per_s, 1.0) * times)
         return replace(self.problem, network=network)
 

@@ -51,11 +51,11 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
     shareable = Shareable(model.traced_line())
     paces = tuple(
         Pace(seconds=dict.fromkeys(shareable.values, s), fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)))
-        for s in (slow_s, fast_s)
+        for s in (slow_s, *[fast_s] * (len(names) - 1))
     )
     return SplitCase(
         model=model, shareable=shareable, problem=problem, names=tuple(names), paces=paces,
-        batch=len(x), lender=f"0/layers-0-{len(model.layers())}", bandwidths=BANDWIDTHS, **more,
+        batch=len(x), lender=f"0/layers-0-{len(model.layers())}", **{"bandwidths": BANDWIDTHS, **more},
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_rivals_answer_alike_on_the_same_devices_each_in_its_own_way(home, monke
                 rows = other.explain(1e8).rows
                 divided[way] = [sum(place in of for of in rows.values()) > 1 for place in range(99)]
                 computing = {name for name, of in rows.items() if of}
-                assert computing == {"device": {fast.device}, "helper": {fast.helper}}.get(way, computing)
+                assert computing == {"device": {fast.device}, "helper": {fast.helpers[0]}}.get(way, computing)
         assert any(divided["greedy tiling"])
         assert not any(any(divided[way]) for way in WAYS if "cut" in way)
         with pytest.raises(UserError, match="There are device, helper"):
@@ -167,7 +167,7 @@ def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
         expected = net(x)
     fast = potluck.accelerate(net, x, helper=home["local-2"])
     y = fast(x)
-    assert (fast.device, fast.helper) == ("local-1", "local-2")
+    assert (fast.device, fast.helpers) == ("local-1", ("local-2",))
     assert list(y) == ["scores", "both"]
     check([y["scores"], *y["both"]], (expected["scores"], *expected["both"]))
     fast.close()
@@ -177,7 +177,7 @@ def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
     ("wrong", "says"),
     [
         ({"helper": "local-2"}, "a device of a home is expected"),
-        ({"device": "same"}, "two devices of one home"),
+        ({"device": "same"}, "different devices of one home"),
         ({"objective": "energy"}, "energy with a deadline"),
         ({"bandwidths": (1e6, 0.0)}, "bandwidths ascend from zero"),
         ({"example": None}, "an example of the input is needed"),
