@@ -164,8 +164,9 @@ def _table_losses(splitter: Splitter) -> dict[str, float]:
     losses = []
     for below, above in pairwise(BANDWIDTHS[1:]):
         rate = (below + above) / 2
-        entry, sought = splitter.share(below), splitter.share(rate)
-        found = splitter.evaluate(entry.divisions, rate, entry.tiles)
+        pair = (below, splitter.share(below)), (above, splitter.share(above))
+        entry = pair[splitter.turns_at(*pair) <= rate][1]
+        found, sought = splitter.evaluate(entry.divisions, rate, entry.tiles), splitter.share(rate)
         losses.append(found.latency_s / sought.latency_s - 1)
     return {"table_loss_mean_frac": fmean(losses), "table_loss_max_frac": max(losses)}
 

@@ -10,6 +10,7 @@ then divided among them by their speed. What is best without the last helper, an
 candidates: a further helper never makes it worse.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
@@ -26,6 +27,7 @@ N_WAYS = 6  # of those that the search found, carried out in time
 N_IMPROVED = 2  # of those, made better; with several helpers, which take longer to try, one
 MAX_TRIES = 120  # changes of a way that are tried
 TILE_COUNTS = (1, 2, 4, 8)
+HALVINGS = 5  # of the way between two bandwidths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,18 @@ class Splitter:
             if not found or split.energy_j < found[-1].energy_j * (1 - 1e-9):
                 found.append(split)
         return tuple(found)
+
+    def turns_at(
+        self, lower: tuple[float, Split], upper: tuple[float, Split], *, deadline_s: float | None = None
+    ) -> float:
+        """Between two bandwidths, each with its split: from where on the upper one's is the better of the two."""
+        (low, below), (high, above) = lower, upper
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            tried = [self.tried(split.divisions, middle, split.tiles) for split in (above, below)]
+            ranks = [_rank(split, deadline_s) if split else (math.inf, math.inf) for split in tried]
+            low, high = (low, middle) if ranks[0] <= ranks[1] else (middle, high)
+        return high
 
     def evaluate(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int = TILES) -> Split:
         """What comes of these divisions. Raises PlanError where they need a link and it carries nothing."""

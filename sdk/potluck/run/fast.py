@@ -275,7 +275,7 @@ class Fast:
         self._harvest()
         if self._late is None and not late.exception():
             return late.result(), compiled
-        return alone.result(), self.alone
+        return (alone.result(), self.alone) if not alone.exception() else self._by_itself(named)
 
     def _harvest(self) -> None:
         """A late request has ended by now, well or not: what it tells."""
@@ -289,7 +289,14 @@ class Fast:
             self._learn(future.result(), compiled)
 
     def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
-        execution = self._crew.execute(0, self.alone, self._next(), batch=named).result()
+        try:
+            execution = self._crew.execute(0, self.alone, self._next(), batch=named).result()
+        except PotluckError as error:  # its worker has ended: a new one gets the model, and the request once more
+            self._lost(error)
+            self._members.need([self.device])
+            self._crew.drop(-1, [self.device])
+            self._load(self.device)
+            execution = self._crew.execute(0, self.alone, self._next(), batch=named).result()
         self._learn(execution, self.alone)
         return execution, self.alone
 

@@ -17,7 +17,7 @@ from potluck.plan.split import Split
 from potluck.profile.store import cache_dir
 from potluck.run.split_table import Found, SplitCase, SplitTable
 
-SCHEMA = 3  # a change of the search or of the file makes tables anew
+SCHEMA = 4  # a change of the search or of the file makes tables anew
 
 
 class SplitStore:

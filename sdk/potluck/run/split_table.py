@@ -127,16 +127,22 @@ class SplitCase:
         return replace(self, names=names, paces=paces)
 
     def search(self) -> Found:
-        """The best split at each of these bandwidths; neighbours that do the same are one."""
+        """The best split at each of these bandwidths, from where on it is better than the one before; those that do the
+        same are one."""
         splitter = Splitter(self.sharing)
-        splits: list[tuple[float, Split]] = []
+        found: list[tuple[float, Split]] = []
+        before = 0.0
         for bytes_per_s in self.bandwidths:
             split = self._best(splitter, bytes_per_s)
             if split is None:  # a rival that needs a link
                 continue
-            if not splits or not splits[-1][1].does_as(split):
-                splits.append((bytes_per_s, split))
-        return tuple(splits)
+            if not found:
+                found.append((bytes_per_s, split))
+            elif not found[-1][1].does_as(split):
+                pair = (before, found[-1][1]), (bytes_per_s, split)
+                found.append((splitter.turns_at(*pair, deadline_s=self.deadline_s), split))
+            before = bytes_per_s
+        return tuple(found)
 
     def table(self, found: Found | None = None) -> SplitTable:
         """A program for each split that `search` finds, or has found."""

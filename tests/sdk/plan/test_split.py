@@ -283,6 +283,17 @@ def test_more_bandwidth_never_hurts():
     assert [s.latency_s for s in best] == sorted((s.latency_s for s in best), reverse=True)
 
 
+def test_between_two_bandwidths_it_turns_to_the_other_split_where_that_becomes_better():
+    splitter = Splitter(chain(reach=1, latency_s=0.01))
+    low, high = ((rate, splitter.share(rate)) for rate in (100.0, 1e4))
+    turn = splitter.turns_at(low, high)
+    assert low[0] < turn < high[0]
+    for rate, better, worse in ((turn - 400, low[1], high[1]), (turn, high[1], low[1])):
+        seconds = [splitter.evaluate(split.divisions, rate, split.tiles).latency_s for split in (better, worse)]
+        assert seconds[0] <= seconds[1]
+    assert splitter.turns_at((1.0, low[1]), (2.0, low[1])) < 1.1  # the same: at once
+
+
 def test_rows_that_nobody_computes_are_named():
     sharing = chain(2)
     rows = [((0, 10), NONE), ((0, 4), (6, 10)), *plain(sharing, 5)[2:]]

@@ -4,6 +4,7 @@ import threading
 import time
 import warnings
 
+import psutil
 import pytest
 from tests.sdk.graph.families import FAMILIES, as_onnx, family
 
@@ -271,6 +272,29 @@ def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch
         assert fast.explain(1e8).latency_s != told_s
         fast(x)
         assert fast.stats.answers[-1].way == "alone"
+
+
+@pytest.mark.parametrize("robot_home", [1], indirect=True)
+def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_helps_again(robot_home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(robot_home, net, x) as fast:
+        fast.bytes_per_s = 1e8
+        for worker in psutil.Process(robot_home._lab.agents.process("robot").pid).children(recursive=True):
+            worker.kill()
+        check(fast(x), expected)
+        assert fast.stats.answers[-1].way == "alone"
+        wait_until(lambda: fast.is_helped)
+        check(fast(x), expected)
+
+
+def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_comes_back(home):
+    net, x = family("vgg")
+    with fast_of(home, net, x) as fast:
+        fast._heard(10**7, 1e3)  # next to nothing
+        assert fast.table.at(fast.bytes_per_s).program is None
+        wait_until(lambda: fast.table.at(fast.bytes_per_s).program)
 
 
 # --- what it takes, and what it tells ---------------------------------------------------------------------------------
