@@ -3,6 +3,8 @@
 import threading
 import time
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -295,6 +297,37 @@ def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_
         fast._heard(10**7, 1e3)  # next to nothing
         assert fast.table.at(fast.bytes_per_s).program is None
         wait_until(lambda: fast.table.at(fast.bytes_per_s).program)
+
+
+def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_with_it(home, monkeypatch):
+    monkeypatch.setattr(accelerate_module, "platform", SimpleNamespace(node=lambda: "elsewhere"))
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with accelerate(net, x, helper=home["local-2"], bandwidths=(0.0, 1e8)).wait() as fast:
+        assert fast.device == "this-machine"
+        assert torch.allclose(fast(x), expected, atol=1e-4)
+    assert "this-machine" not in home.devices
+
+
+def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    known = case(home, net, x, bandwidths=(0.0, 1e8))
+    device, helper = known.problem.devices
+    powered = replace(device, idle_w=1.0, busy_w=9.0, radio_w=0.5)
+    soon = replace(known, problem=replace(known.problem, devices=(powered, helper)))
+    fastest = soon.search()[-1][1]
+    thrifty = replace(soon, deadline_s=2 * fastest.latency_s)
+    with Fast(home._link, home.devices, thrifty, tuple, None, Task()) as fast:
+        fast.bytes_per_s = 1e8
+        check(fast(x), expected)
+        split = fast.table.at(1e8).split
+        assert fast.stats.answers[-1].joules > 0
+        assert split.energy_j < fastest.energy_j
+        assert split.latency_s <= thrifty.deadline_s
 
 
 # --- what it takes, and what it tells ---------------------------------------------------------------------------------
