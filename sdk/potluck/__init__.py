@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from potluck.lab.specs import Spec
     from potluck.profile.assemble import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
-    from potluck.run.accelerate import accelerate
     from potluck.run.optimizers import SGD, AdamW
     from potluck.run.planning import judge, load_plan, plan
+    from potluck.run.sharing.accelerate import accelerate
     from potluck_wire import __version__
 
 _WHERE = {
     "Home": "potluck.home",
     "Model": "potluck.graph",
     "estimate": "potluck.profile.assemble",
-    "accelerate": "potluck.run.accelerate",
+    "accelerate": "potluck.run.sharing.accelerate",
     "judge": "potluck.run.planning",
     "load_plan": "potluck.run.planning",
     "Training": "potluck.records",

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
     from potluck.records import Network, Plan
-    from potluck.run.accelerate import Place
     from potluck.run.run import Run
+    from potluck.run.sharing.accelerate import Place
     from potluck.schedule.policies import Policy
 
 DISCOVER_S = 3.0  # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
@@ -166,7 +166,7 @@ class Home:
 
     def __getitem__(self, device: str) -> "Place":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
-        from potluck.run.accelerate import Place
+        from potluck.run.sharing.accelerate import Place
 
         self._members.need([device])
         return Place(home=self, name=device)

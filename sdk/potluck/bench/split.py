@@ -15,10 +15,10 @@ from potluck.bench.frame import Result
 from potluck.graph.pace import Pace
 from potluck.graph.shared import Shareable
 from potluck.plan.rivals import shared_requests as rivals
-from potluck.plan.sharing import DEVICE, Division, Sharing
-from potluck.plan.sharing_steps import TILES
-from potluck.plan.split import Split, Splitter
-from potluck.run.split_table import BANDWIDTHS
+from potluck.plan.sharing.problem import DEVICE, Division, Sharing
+from potluck.plan.sharing.split import Split, Splitter
+from potluck.plan.sharing.steps import TILES
+from potluck.run.sharing.table import BANDWIDTHS
 
 SETTINGS: Mapping[str, float] = {
     "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "de_s": 5, "lab": 1, "lab_pixels": 96,

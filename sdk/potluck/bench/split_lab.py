@@ -13,17 +13,17 @@ from potluck.graph.pace import pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, SharedPiece, lower
 from potluck.lab.script import Bandwidth
 from potluck.plan.rivals.shared_requests import WAYS
-from potluck.plan.sharing import Sharing
-from potluck.plan.split import Splitter
-from potluck.run.answers import Answer
-from potluck.run.shared_edition import Sides
+from potluck.plan.sharing.problem import Sharing
+from potluck.plan.sharing.split import Splitter
+from potluck.run.sharing.answers import Answer
+from potluck.run.sharing.edition import Sides
 from potluck_wire.graph import Graph
 
 if TYPE_CHECKING:
     import torch
 
     from potluck.home import Home
-    from potluck.run.fast import Fast
+    from potluck.run.sharing.fast import Fast
 
 SLOWER = 12  # than at home, so that this machine can play both
 MB_PER_S = (2.0, 5.0, 12.0)  # in the home's own time; the best first, for requests that are shared show the next
@@ -100,7 +100,7 @@ def _network(pixels: int) -> "tuple[torch.nn.Module, torch.Tensor]":
 
 def _in_the_lab(model: Any, x: "torch.Tensor", requests: int, turns: int) -> dict[str, float]:
     from potluck.home import Home
-    from potluck.run.accelerate import accelerate
+    from potluck.run.sharing.accelerate import accelerate
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "robot-small.toml"

@@ -10,8 +10,8 @@ from potluck.display import axes, timeline, units
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, legend
 from potluck.display.tables import Bar, Table
-from potluck.run.account import Account
-from potluck.run.answers import ALONE, Stats
+from potluck.run.sharing.account import Account
+from potluck.run.sharing.answers import ALONE, Stats
 
 LEFT, TOP, HEIGHT, GAP = 120.0, 64.0, 130.0, 16.0
 SIDES, SEVERAL = ("blue", "orange", "green", "sky", "yellow"), "purple"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from potluck.errors import ModelError
-from potluck.plan.sharing import DEVICE, HELPER, Division, Interval, Operator, Shares, Sharing, without
-from potluck.plan.sharing_steps import TILES, Step, steps
+from potluck.plan.sharing.problem import DEVICE, HELPER, Division, Interval, Operator, Shares, Sharing, without
+from potluck.plan.sharing.steps import TILES, Step, steps
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
 from .cuts import Line

@@ -7,7 +7,7 @@ from torch import nn
 from potluck.graph.model import Model
 from potluck.graph.pace import pace
 from potluck.graph.shared import Shareable
-from potluck.plan.sharing import DEVICE, Sharing
+from potluck.plan.sharing.problem import DEVICE, Sharing
 
 
 @pytest.fixture(scope="module")

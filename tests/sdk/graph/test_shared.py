@@ -17,9 +17,9 @@ from potluck.graph.model import Model
 from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, Shareable, Shared, SharedPiece, lower
 from potluck.plan.rivals import shared_requests as rivals
-from potluck.plan.sharing import NONE, Division, Sharing
-from potluck.plan.split import Splitter
-from potluck.plan.split_search import Handover, divided
+from potluck.plan.sharing.problem import NONE, Division, Sharing
+from potluck.plan.sharing.search import Handover, divided
+from potluck.plan.sharing.split import Splitter
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.segment import dumps, loads
 

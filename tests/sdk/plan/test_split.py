@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from potluck.errors import PlanError
 from potluck.plan.rivals import shared_requests as rivals
-from potluck.plan.sharing import DEVICE, HELPER, NONE, Division, Line, Operator, Shares, Sharing, without
-from potluck.plan.sharing_steps import steps, useful
-from potluck.plan.sharing_times import times
-from potluck.plan.split import Rules, Splitter, share
+from potluck.plan.sharing.problem import DEVICE, HELPER, NONE, Division, Line, Operator, Shares, Sharing, without
+from potluck.plan.sharing.split import Rules, Splitter, share
+from potluck.plan.sharing.steps import steps, useful
+from potluck.plan.sharing.times import times
 
 
 @dataclass(frozen=True)

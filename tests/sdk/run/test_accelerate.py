@@ -20,12 +20,13 @@ from potluck.plan.rivals.shared_requests import WAYS
 from potluck.profile.measure import FLOOR_BYTES, device_of
 from potluck.profile.network import network_of
 from potluck.records import Inference, LayerCost, Problem
-from potluck.run import accelerate as accelerate_module
-from potluck.run import fast as fast_module
-from potluck.run.accelerate import accelerate
-from potluck.run.fast import Fast
-from potluck.run.split_store import SplitStore
-from potluck.run.split_table import SplitCase
+from potluck.run.sharing import accelerate as accelerate_module
+from potluck.run.sharing import fast as fast_module
+from potluck.run.sharing import speeds
+from potluck.run.sharing.accelerate import accelerate
+from potluck.run.sharing.fast import Fast
+from potluck.run.sharing.store import SplitStore
+from potluck.run.sharing.table import SplitCase
 
 torch = pytest.importorskip("torch")
 
@@ -258,7 +259,7 @@ def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
 
 @pytest.mark.parametrize("robot_home", [10], indirect=True)
 def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch):
-    monkeypatch.setattr(fast_module, "SHOWN", 1)
+    monkeypatch.setattr(speeds, "SHOWN", 1)
     net, x = family("vgg")
     with fast_of(robot_home, net, x, slow_s=2e-4, fast_s=1e-6) as fast:
         fast.bytes_per_s = 1e8
@@ -291,7 +292,8 @@ def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_h
         check(fast(x), expected)
 
 
-def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_comes_back(home):
+def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_comes_back(home, monkeypatch):
+    monkeypatch.undo()  # here somebody asks
     net, x = family("vgg")
     with fast_of(home, net, x) as fast:
         fast._heard(10**7, 1e3)  # next to nothing

@@ -7,8 +7,8 @@ from tests.sdk.run.test_accelerate import check, fast_of, wait_until
 import potluck
 from potluck.errors import UserError
 from potluck.lab.specs import Spec
-from potluck.run import fast as fast_module
-from potluck.run.accelerate import accelerate
+from potluck.run.sharing import fast as fast_module
+from potluck.run.sharing.accelerate import accelerate
 
 torch = pytest.importorskip("torch")
 

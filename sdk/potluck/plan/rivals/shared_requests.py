@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
-from potluck.plan.sharing import DEVICE, HELPER, NONE, Division, Interval, Shares, without
+from potluck.plan.sharing.problem import DEVICE, HELPER, NONE, Division, Interval, Shares, without
 
 if TYPE_CHECKING:
-    from potluck.plan.split import Split, Splitter
+    from potluck.plan.sharing.split import Split, Splitter
 
 ENDLESS = 1e12  # seconds
 TINY = 1e-12

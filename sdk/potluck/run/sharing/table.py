@@ -17,13 +17,14 @@ from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.cost import CostTable
 from potluck.plan.rivals import shared_requests
-from potluck.plan.sharing import Line, Sharing
-from potluck.plan.split import Split, Splitter
+from potluck.plan.sharing.problem import Line, Sharing
+from potluck.plan.sharing.split import Split, Splitter
 from potluck.plan.whatif import rated
-from potluck.records import Device, Problem, Trace
-from potluck.run.account import Account
+from potluck.records import Device, Plan, Problem, Stage, Trace
+from potluck.run.edition import Edition, make_edition
 from potluck.run.prediction import paced
-from potluck.run.shared_edition import SharedProgram, Sides, compile_shared
+from potluck.run.sharing.account import Account
+from potluck.run.sharing.edition import SharedProgram, Sides, compile_shared
 from potluck.schedule import Compiled
 from potluck.simulate import simulate
 from potluck.simulate.duration import instruction_s
@@ -125,6 +126,15 @@ class SplitCase:
         """The case of these devices alone."""
         paces = tuple(pace for name, pace in zip(self.names, self.paces, strict=True) if name in names)
         return replace(self, names=names, paces=paces)
+
+    def whole(self, device: str, run: str) -> Edition:
+        """The whole model on one device: the weights of all pieces, and how to answer alone."""
+        stage = Stage(start=0, stop=len(self.model.layers()), devices=(device,), shares=(self.batch,))
+        plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=self.batch, training=False)
+        backends = {device: self.problem.device(device).backends}
+        edition = make_edition(self.model, plan, run=run, epoch=0, optimizer=None, backends=backends)
+        paced = {name: self.as_emulated(compiled) for name, compiled in edition.compiled.items()}
+        return replace(edition, compiled=paced)
 
     def search(self) -> Found:
         """The best split at each of these bandwidths, from where on it is better than the one before; those that do the

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from potluck.plan.sharing import Sharing
-from potluck.plan.split import Split
+from potluck.plan.sharing.problem import Sharing
+from potluck.plan.sharing.split import Split
 from potluck.profile.store import cache_dir
-from potluck.run.split_table import Found, SplitCase, SplitTable
+from potluck.run.sharing.table import Found, SplitCase, SplitTable
 
 SCHEMA = 4  # a change of the search or of the file makes tables anew
 

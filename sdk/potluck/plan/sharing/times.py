@@ -11,8 +11,8 @@ from functools import cache
 
 from potluck.simulate.fairness import max_min_rates
 
-from .sharing import DEVICE, Sharing
-from .sharing_steps import Step
+from .problem import DEVICE, Sharing
+from .steps import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

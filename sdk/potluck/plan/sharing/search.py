@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .sharing import APART_FRAC, DEVICE, HELPER, MAX_CUTS, NONE, Division, Interval, Shares, Sharing, common
-from .sharing_steps import TILES
+from .problem import APART_FRAC, DEVICE, HELPER, MAX_CUTS, NONE, Division, Interval, Shares, Sharing, common
+from .steps import TILES
 
 LEVELS = 11  # shares of the rows behind a cut that are tried: 0, a tenth, ... all
 MARGIN = 1.05  # estimates so much later than the best may yet turn out to be the best

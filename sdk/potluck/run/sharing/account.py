@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.plan.sharing import Operator
+from potluck.plan.sharing.problem import Operator
 from potluck.records import Trace
 
 Interval = tuple[int, int]

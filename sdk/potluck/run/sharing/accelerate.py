@@ -17,10 +17,10 @@ from potluck.lab.specs import Spec
 from potluck.plan.cost import interpolate
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
-from potluck.run.fast import Fast
 from potluck.run.members import Member
-from potluck.run.split_store import SplitStore
-from potluck.run.split_table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, SplitCase
+from potluck.run.sharing.fast import Fast
+from potluck.run.sharing.store import SplitStore
+from potluck.run.sharing.table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, SplitCase
 
 if TYPE_CHECKING:
     from potluck.home import Home

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from potluck.errors import PlanError
 
-from .sharing import DEVICE, NONE, Division, Interval, Shares, common, hull, without
+from .problem import DEVICE, NONE, Division, Interval, Shares, common, hull, without
 
 TILES = 4  # rows that go over do so in four parts, so that three quarters of the way can be spent computing
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from potluck.graph.pieces import Interval, Part, part_type
 from potluck.graph.shared import DEVICE, Sent, Shareable, Shared, SharedPiece
-from potluck.plan.sharing import Sharing
+from potluck.plan.sharing.problem import Sharing
 from potluck.records import HOME, Segment
 from potluck.run.edition import Piece, Request, request
 from potluck.run.events import Execution

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.bandwidth import Asking, Estimator
@@ -21,18 +20,19 @@ from potluck.graph.shared import DEVICE, HELPER
 from potluck.handle import Task
 from potluck.lab.local import LocalAgents
 from potluck.plan.cost import energy_j
-from potluck.records import Plan, Stage, Trace
-from potluck.run.account import Account
-from potluck.run.answers import ALONE, Answer, Stats
+from potluck.records import Trace
 from potluck.run.crew import Crew, outputs_of
-from potluck.run.edition import INFER, PUSH, Edition, make_edition
+from potluck.run.edition import INFER, PUSH
 from potluck.run.events import Execution, Gather
 from potluck.run.history import measured_trace
 from potluck.run.link import Link
 from potluck.run.members import Members
-from potluck.run.shared_edition import computed_s, computing, shared_requests, transfers
-from potluck.run.split_store import SplitStore
-from potluck.run.split_table import Entry, SplitCase, SplitTable
+from potluck.run.sharing.account import Account
+from potluck.run.sharing.answers import ALONE, Answer, Stats
+from potluck.run.sharing.edition import computing, shared_requests, transfers
+from potluck.run.sharing.speeds import Speeds
+from potluck.run.sharing.store import SplitStore
+from potluck.run.sharing.table import Entry, SplitCase, SplitTable
 from potluck.schedule import Compiled
 from potluck_wire.messages import Probe
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.25  # between two looks of the upkeep
 RETRY_S = 2.0  # after a failed attempt to reach the helper
 PROBE_BYTES = 32 * 1024
-SHOWN = 5  # requests that show how fast a side is
-WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
 LATE = 2.0  # times what it should take, until the device begins to answer alone
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
@@ -72,10 +70,10 @@ class Fast:
         self._estimator = Estimator(self.bytes_per_s, latency_s=path.latency_s)
         self._asking = Asking(time.monotonic())
         self._answers: list[Answer] = []
-        self._times: dict[str, deque[float]] = {name: deque(maxlen=SHOWN) for name in case.names}
+        self._speeds = Speeds(case.names)
         self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
-        self._whole = {name: self._edition(name) for name in case.names}
+        self._whole = {name: case.whole(name, self._crew.run) for name in case.names}
         self.alone = self._whole[self.device].compiled[INFER]
         self.alone_s = self._predicted_s(self.alone, self.bytes_per_s)
         for name in case.names:
@@ -86,16 +84,6 @@ class Fast:
         self._thread.start()
 
     # --- loading ------------------------------------------------------------------------------------------------------
-
-    def _edition(self, device: str) -> Edition:
-        """The whole model on one device: the weights of all pieces, and how to answer alone."""
-        k = self._case
-        stage = Stage(start=0, stop=len(k.model.layers()), devices=(device,), shares=(k.batch,))
-        plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=k.batch, training=False)
-        backends = {device: k.problem.device(device).backends}
-        edition = make_edition(k.model, plan, run=self._crew.run, epoch=0, optimizer=None, backends=backends)
-        paced = {name: k.as_emulated(compiled) for name, compiled in edition.compiled.items()}
-        return replace(edition, compiled=paced)
 
     @property
     def model(self) -> Any:
@@ -315,11 +303,7 @@ class Fast:
         """What a request shows of the link, and of how fast both really are."""
         for nbytes, seconds in transfers(execution, compiled, self.device):
             self._heard(nbytes, seconds)
-        for name in compiled.programs:
-            if name not in self._case.emulated:
-                expected_s = self._case.computing_s(compiled, name)
-                if expected_s > 0:
-                    self._times[name].append(computed_s(execution, compiled, name) / expected_s)
+        self._speeds.learn(self._case, execution, compiled)
 
     def _heard(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
         now_s, thought = time.monotonic(), self.bytes_per_s
@@ -343,23 +327,17 @@ class Fast:
                         self._restore()
                     elif self._helped and self._should_ask(now_s):
                         self._ask_bandwidth()
-                    elif self._helped and (wrong := self._wrong()):
+                    elif self._helped and (wrong := self._speeds.wrong()):
                         self._correct(wrong)
                 except PotluckError as error:
                     self.failure = error
-
-    def _wrong(self) -> dict[str, float]:
-        """The sides that take another time than was thought, request after request: how many times as long."""
-        shown = {name: median(times) for name, times in self._times.items() if len(times) == SHOWN}
-        return {name: times for name, times in shown.items() if not 1 / WRONG < times < WRONG}
 
     def _correct(self, times: dict[str, float]) -> None:
         """Plan anew by what the sides have shown, load that, and go over to it."""
         case = self._case.corrected(times)
         self._full = self._full.corrected(times)
         self._go_over(case, case.table())
-        for shown in self._times.values():
-            shown.clear()
+        self._speeds.forget()
 
     def _should_ask(self, now_s: float) -> bool:
         return self._asking.is_due(now_s, alone=self.table.at(self.bytes_per_s).program is None)

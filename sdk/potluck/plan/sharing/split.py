@@ -1,8 +1,8 @@
 """Share one request inside its operators between a device and helpers: which rows where (Intra-DP's LOSS, IV-C).
 
 The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts and levels
-(`split_search`) names some promising ways, which are then carried out in time step by step, as the agents would
-(`sharing_times`), next to what others would do (`rivals.shared_requests`); the best of them is improved by moving rows,
+(`search`) names some promising ways, which are then carried out in time step by step, as the agents would
+(`times`), next to what others would do (`rivals.shared_requests`); the best of them is improved by moving rows,
 moving cuts and changing the size of what is sent, while that helps. So it is never worse than any of the others.
 
 With several helpers (the paper has one) the search takes them for one that is as fast as all together, whose rows are
@@ -17,11 +17,11 @@ from itertools import accumulate, combinations, pairwise
 
 from potluck.errors import PlanError
 
-from .rivals import shared_requests as rivals
-from .sharing import NONE, Division, Shares, Sharing, common
-from .sharing_steps import TILES, steps, useful
-from .sharing_times import times
-from .split_search import LEVELS, MARGIN, Blocks, Handover, Way, alone, cuts, divided, search
+from ..rivals import shared_requests as rivals
+from .problem import NONE, Division, Shares, Sharing, common
+from .search import LEVELS, MARGIN, Blocks, Handover, Way, alone, cuts, divided, search
+from .steps import TILES, steps, useful
+from .times import times
 
 N_WAYS = 6  # of those that the search found, carried out in time
 N_IMPROVED = 2  # of those, made better; with several helpers, which take longer to try, one
