@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.discover.addresses import as_name, candidates, parse_address
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
+from potluck.records import Network, Plan
 from potluck.run.events import Address
 from potluck.run.link import Keys, Link
 from potluck.run.members import Member, Members
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from potluck.lab.script import Script
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
-    from potluck.records import Network, Plan
     from potluck.run.run import Run
     from potluck.run.sharing.accelerate import Place
     from potluck.schedule.policies import Policy
@@ -312,7 +312,7 @@ class Home:
         return profile
 
     @property
-    def network(self) -> "Network":
+    def network(self) -> Network:
         """How the devices are connected: as the latest profile measured it, as the lab plays it, or as they say."""
         from potluck.profile.network import network_of
 
@@ -323,9 +323,9 @@ class Home:
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
 
     def deploy(
-        self, plan: "Plan", model: Any = None, *, optimizer: Any = None, seed: int = 0,
+        self, plan: Plan, model: Any = None, *, optimizer: Any = None, seed: int = 0,
         resume: str | Path | None = None, schedule: "str | Policy | None" = None,
-        turns: bool | None = None, profile: "Profile | None" = None,
+        turns: bool | None = None, refine_s: float = 0.0, profile: "Profile | None" = None,
     ) -> "Handle[Run]":  # fmt: skip
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
 
@@ -340,14 +340,13 @@ class Home:
         schedule
             In which order the stages act: "1f1b" (the default for training), "fill-drain", "interleaved",
             "forward-only" (for inference), or a function from a plan to a `potluck.schedule.ir.Schedule`.
-        turns
+        turns, refine_s
             Whether transfers take turns on media that devices share, in the order that ends a step soonest; default:
-            where the simulator says that it pays. It needs a profile.
+            where the simulator says that it pays. It needs a profile. CP-SAT (ortools) may better it for `refine_s`.
         profile
             What the run is foretold by; default: the latest one of this model here.
         """
         from potluck.profile.measure import name_of
-        from potluck.records import Plan
         from potluck.run.run import deploy
 
         if not isinstance(plan, Plan):
@@ -364,6 +363,7 @@ class Home:
             return deploy(
                 self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
                 profile=profile or self._profiles.get(chosen.signature), schedule=schedule, turns=turns,
+                refine_s=refine_s,
             )  # fmt: skip
 
         return Handle(work, f"deploying {plan.model}")

@@ -54,9 +54,10 @@ class Engine:
     def __init__(
         self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
         profile: Profile | None = None, schedule: str | Policy | None = None,
-        turns: bool | None = None,
+        turns: bool | None = None, refine_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.model, self.members, self.profile = model, members, profile
+        self._refine_s = refine_s  # of an exact solver, to better the order of transfers
         self.step = self.n_requests = 0
         self.history = History()
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
@@ -301,7 +302,10 @@ class Engine:
             )
         if problem is not None and edition.turns is not False and self._all_speak(COMMON_BEGIN, edition.plan):
             steps = {n: c for n, c in edition.compiled.items() if n == INFER or n.partition("-")[0] == TRAIN}
-            turns = {name: in_turns(item, problem, always=bool(edition.turns)) for name, item in steps.items()}
+            turns = {
+                name: in_turns(item, problem, always=bool(edition.turns), refine_s=self._refine_s)
+                for name, item in steps.items()
+            }
             edition = replace(edition, compiled={**edition.compiled, **turns})
         if problem is not None and edition.schedule is not None:
             step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)

@@ -31,14 +31,21 @@ def foretell(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
     return replace(trace, step_s=in_turn_s(spans))
 
 
-def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False) -> Compiled:
-    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`)."""
+def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0) -> Compiled:
+    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`).
+
+    `refine_s`: so long an exact solver may look for a better order, which is taken where the simulator finds it so.
+    """
     if len(compiled.programs) < 2:
         return compiled
+
+    def step_s(programs: Compiled) -> float:
+        return max(foretell(programs, problem).step_s)
+
     ordered = schedule_transfers(compiled, problem)
-    if always or max(foretell(ordered, problem).step_s) < (1 - WORTH_FRAC) * max(foretell(compiled, problem).step_s):
-        return ordered
-    return compiled
+    if refine_s > 0:
+        ordered = min(ordered, schedule_transfers(compiled, problem, refine_s=refine_s), key=step_s)
+    return ordered if always or step_s(ordered) < (1 - WORTH_FRAC) * step_s(compiled) else compiled
 
 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:

@@ -367,9 +367,11 @@ class Run:
 def deploy(
     link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
     seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
-    schedule: str | Policy | None = None, turns: bool | None = None,
+    schedule: str | Policy | None = None, turns: bool | None = None, refine_s: float = 0.0,
 ) -> Run:  # fmt: skip
     """Load `plan` on its devices with the model's weights, or those of a saved run."""
+    if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
+        raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:
@@ -381,7 +383,16 @@ def deploy(
     chosen = (optimizer or AdamW()) if plan.training else None
     run = Run(
         Engine(
-            link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule, turns=turns
+            link,
+            members,
+            model,
+            plan,
+            optimizer=chosen,
+            seed=seed,
+            profile=profile,
+            schedule=schedule,
+            turns=turns,
+            refine_s=refine_s,
         ),
         link,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from potluck.plan.cost import CostTable
 from potluck.records import Problem, Training
+from potluck.schedule import exact
 from potluck.schedule.compiled import Compiled
 from potluck.simulate import scheduled
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
@@ -72,8 +73,10 @@ def schedule_transfers(
     start_s: Sequence[float] | None = None,
     *,
     slack: tuple[float, float] = SLACK,
+    refine_s: float = 0.0,
 ) -> Compiled:
-    """The programs with priority, release time and pace of every send. `start_s`: of every task; default: in turns.
+    """The programs with priority, release time and pace of every send. `start_s`: of every task; default: in turns,
+    which CP-SAT may better for `refine_s` seconds (needs ortools).
 
     `slack`: turns leave room for computing and transfers that last so many times as long as the profile says. A send
     that in this order leaves as soon as its value is there has no release: if it is ready sooner than foretold, nobody
@@ -81,7 +84,7 @@ def schedule_transfers(
     """
     expanded = expand(compiled, problem)
     expanded = replace(expanded, graph=with_slack(expanded.graph, *slack))
-    starts = expanded.order.start_s if start_s is None else start_s
+    starts = start_s if start_s is not None else _turns(expanded, refine_s)
     ready_s = _ready_s(expanded.graph, starts)
     place = {task: place for place, task in enumerate(sorted(range(len(starts)), key=lambda t: (starts[t], t)))}
     programs = {}
@@ -102,6 +105,11 @@ def schedule_transfers(
             ),
         )
     return replace(compiled, programs=programs)
+
+
+def _turns(expanded: Expanded, refine_s: float) -> Sequence[float]:
+    order = expanded.order
+    return exact.solve(expanded.graph, order, limit_s=refine_s).start_s if refine_s > 0 else order.start_s
 
 
 def _ready_s(graph: TaskGraph, start_s: Sequence[float]) -> list[float]:

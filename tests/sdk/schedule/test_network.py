@@ -7,6 +7,8 @@ import pytest
 from potluck.errors import UserError
 from potluck.plan.judge import compile_plan
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+from potluck.run import prediction
+from potluck.run.prediction import foretell, in_turns
 from potluck.schedule import exact
 from potluck.schedule.network import PACE_FRAC, Expanded, expand, schedule_transfers
 from potluck.simulate import engine, simulate
@@ -138,6 +140,20 @@ def test_the_order_is_within_two_percent_of_the_best(training):
             refined = schedule_transfers(compiled, problem, best.start_s, slack=(1.0, 1.0))
             enforced_s = max(engine.run(expand(refined, problem).graph).stop_s)
             assert enforced_s <= best.latency_s * 1.005
+
+
+def test_a_refined_order_is_taken_where_it_is_foretold_to_be_sooner(monkeypatch):
+    pytest.importorskip("ortools")
+    problem, compiled = congested(*PIPES["shared stages"], 2.0, training=True, latency_s=0.05)
+    listed_s, refined_s = (
+        max(foretell(in_turns(compiled, problem, always=True, refine_s=seconds), problem).step_s)
+        for seconds in (0.0, 2.0)
+    )
+    assert refined_s <= listed_s
+    turns = {0.0: compiled, 1.0: schedule_transfers(compiled, problem)}
+    monkeypatch.setattr(prediction, "schedule_transfers", lambda *_, refine_s=0.0: turns[refine_s])
+    assert in_turns(compiled, problem) is compiled
+    assert in_turns(compiled, problem, refine_s=1.0) is turns[1.0]
 
 
 def test_without_ortools_the_error_says_so(monkeypatch):
