@@ -110,7 +110,7 @@ def _in_the_lab(model: Any, x: "torch.Tensor", requests: int, turns: int) -> dic
             bandwidths = [mb * 1e6 / SLOWER for mb in TABLE_MB_PER_S]
             made = accelerate(model, x, helper=home["shelf"], device=home["robot"], bandwidths=bandwidths)
             with made.wait() as fast:
-                return {**_steady(home, fast, x, requests), **_fading(home, fast, x, turns)}
+                return _steady(home, fast, x, requests) | (_fading(home, fast, x, turns) if turns else {})
 
 
 def _steady(home: "Home", fast: "Fast", x: "torch.Tensor", requests: int) -> dict[str, float]:

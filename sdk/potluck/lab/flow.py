@@ -13,7 +13,7 @@ from contextlib import suppress
 
 PART = bytes(1 << 14)
 WAITING_BYTES = 1 << 15  # in the system's buffer: what is in there on a slow link keeps it busy when all is over
-LEAST_S = 1.0
+CONNECT_S = 10.0  # a first packet that is lost is sent again after a second, then after two
 
 
 def main(role: str, address: str, *more: str) -> None:
@@ -37,7 +37,7 @@ def _take(address: str) -> None:
 
 def _give(address: str, port: int, lasts_s: float) -> None:
     until_s = time.monotonic() + lasts_s
-    connection = socket.create_connection((address, port), timeout=max(lasts_s, LEAST_S))
+    connection = socket.create_connection((address, port), timeout=max(lasts_s, CONNECT_S))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAITING_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is the end
     with connection, suppress(TimeoutError):

@@ -20,7 +20,7 @@ SMALL = {
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
     "planning_time": {"repeats": 1},
-    "split": {"models": 1, "step_mb_per_s": 25, "de_s": 1, "lab_pixels": 48, "requests": 1, "turns": 2},
+    "split": {"models": 1, "step_mb_per_s": 25, "de_s": 1, "lab_pixels": 48, "requests": 1, "turns": 0},
     "simulator": {"micro_batches": 4, "repeats": 1},
 }
 PROMISED = {
@@ -50,7 +50,7 @@ PROMISED = {
 }
 
 
-DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall")  # may be below zero
+DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall", "table_loss")  # may be below zero
 
 
 @pytest.mark.slow
