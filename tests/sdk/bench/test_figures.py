@@ -13,10 +13,10 @@ SMALL = {
     "agent": {"repeats": 1, "settle_s": 0},
     "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
     "pipeline": {"rounds": 1, "small_steps": 1, "micro_batches": 2, "large": 0, "most_stages": 2},
-    "fidelity": {"batch": 16, "micro_batch": 8, "steps": 3, "requests": 2, "repeats": 1, "every": 9},
+    "fidelity": {"batch": 16, "micro_batch": 8, "steps": 3, "requests": 2, "repeats": 1, "every": 14},
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
-    "planners": {"judged": 2, "candidates": 20, "every": 1000},
+    "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
     "planning_time": {"repeats": 1},
@@ -50,7 +50,8 @@ PROMISED = {
 }
 
 
-DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall", "table_loss")  # may be below zero
+# These may be below zero.
+DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall", "table_loss")
 
 
 @pytest.mark.slow

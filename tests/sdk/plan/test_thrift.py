@@ -51,7 +51,8 @@ def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
 def test_nor_where_there_are_branches(seed):
     problem = powered(random_branches(seed, WORKLOADS[seed % 3], devices=2), seed)
     table = CostTable(problem)
-    plans = list(plan_exhaustive(problem, table))[::3]
+    plans = list(plan_exhaustive(problem, table))
+    plans = plans[:: max(3, len(plans) // 500)]
     energies = [judge(problem, plan, table).energy_j for plan in plans]
     assert least_energy_j(problem, table) <= min(energies, default=inf) * (1 + 1e-9)
 
