@@ -347,7 +347,7 @@ class Home:
             What the run is foretold by; default: the latest one of this model here.
         """
         from potluck.profile.measure import name_of
-        from potluck.run.run import deploy
+        from potluck.run.deploy import deploy
 
         if not isinstance(plan, Plan):
             raise UserError(f"one plan is deployed, got {type(plan).__name__}.", next_step="home.deploy(plans.best)")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import FileError, PlanError, UserError
+from potluck.errors import PlanError, UserError
 from potluck.handle import Handle, Task
 from potluck.plan.cost import energy_j
 from potluck.profile.learning import learned
@@ -18,15 +18,13 @@ from potluck.run.comparison import Comparison, compare
 from potluck.run.crew import outputs_of
 from potluck.run.crossing import cross
 from potluck.run.edition import INFER, evaluation_plan, train_name
-from potluck.run.engine import Engine, same_state
+from potluck.run.engine import Engine
 from potluck.run.events import Execution
 from potluck.run.history import History, measured_trace
 from potluck.run.link import Link
-from potluck.run.members import Members
-from potluck.run.optimizers import AdamW, Optimizer
+from potluck.run.optimizers import Optimizer
 from potluck.run.prediction import IN_FLIGHT, foretell, most_at_once
 from potluck.schedule import Compiled
-from potluck.schedule.policies import Policy
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:
@@ -362,49 +360,3 @@ class Run:
             if self._evaluation is not None:
                 self._evaluation[1].close()
                 self._evaluation = None
-
-
-def deploy(
-    link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
-    seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
-    schedule: str | Policy | None = None, turns: bool | None = None, refine_s: float = 0.0,
-) -> Run:  # fmt: skip
-    """Load `plan` on its devices with the model's weights, or those of a saved run."""
-    if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
-        raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
-    saved = checkpoint.load(Path(resume)) if resume is not None else None
-    if saved is not None:
-        if saved.signature != model.signature:
-            raise FileError(f"{resume} was saved from another model.", path=str(resume))
-        if optimizer is not None and saved.moments and not same_state(optimizer, saved.optimizer):
-            raise FileError(f"{resume} holds the state of another optimizer.", path=str(resume))
-        optimizer, seed = optimizer or saved.optimizer, saved.seed
-    task.update(0.1, "loading the plan")
-    chosen = (optimizer or AdamW()) if plan.training else None
-    run = Run(
-        Engine(
-            link,
-            members,
-            model,
-            plan,
-            optimizer=chosen,
-            seed=seed,
-            profile=profile,
-            schedule=schedule,
-            turns=turns,
-            refine_s=refine_s,
-        ),
-        link,
-    )
-    try:
-        task.update(0.5, "sending weights")
-        run._engine.push(saved.weights if saved else model.state())
-        if saved is not None:
-            if saved.moments:
-                run._engine.push(saved.moments, moments=True)
-            run._engine.step = saved.step
-        run._engine.crew.meter()
-    except BaseException:
-        run.close()
-        raise
-    return run

@@ -1,0 +1,54 @@
+"""Deploy: a plan onto its devices, with the model's weights or those of a saved run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import FileError, UserError
+from potluck.handle import Task
+from potluck.records import Plan
+from potluck.run import checkpoint
+from potluck.run.engine import Engine, same_state
+from potluck.run.link import Link
+from potluck.run.members import Members
+from potluck.run.optimizers import AdamW, Optimizer
+from potluck.run.run import Run
+from potluck.schedule.policies import Policy
+
+if TYPE_CHECKING:
+    from potluck.profile.profiles import Profile
+
+
+def deploy(
+    link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
+    seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
+    schedule: str | Policy | None = None, turns: bool | None = None, refine_s: float = 0.0,
+) -> Run:  # fmt: skip
+    """Load `plan` on its devices with the model's weights, or those of a saved run."""
+    if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
+        raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
+    saved = checkpoint.load(Path(resume)) if resume is not None else None
+    if saved is not None:
+        if saved.signature != model.signature:
+            raise FileError(f"{resume} was saved from another model.", path=str(resume))
+        if optimizer is not None and saved.moments and not same_state(optimizer, saved.optimizer):
+            raise FileError(f"{resume} holds the state of another optimizer.", path=str(resume))
+        optimizer, seed = optimizer or saved.optimizer, saved.seed
+    task.update(0.1, "loading the plan")
+    chosen = (optimizer or AdamW()) if plan.training else None
+    engine = Engine(
+        link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule, turns=turns,
+        refine_s=refine_s,
+    )  # fmt: skip
+    run = Run(engine, link)
+    try:
+        task.update(0.5, "sending weights")
+        engine.push(saved.weights if saved else model.state())
+        if saved is not None:
+            if saved.moments:
+                engine.push(saved.moments, moments=True)
+            engine.step = saved.step
+        engine.crew.meter()
+    except BaseException:
+        run.close()
+        raise
+    return run
