@@ -53,10 +53,14 @@ PROMISED = {
 # These may be below zero.
 DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall", "table_loss")
 
+WITH_A_LAB_OF_ITS_OWN = ("fidelity",)  # it takes most of a minute; tests/sdk/run/test_comparison.py compares, too
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in WITH_A_LAB_OF_ITS_OWN)) for name in BENCHES]
+)
 def test_gives_every_promised_figure(name):
     pytest.importorskip("torch")
     result = frame.run(name, SMALL[name])

@@ -37,6 +37,7 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: home.profile(torch.nn.Linear(1, 1)), "a potluck.Model is profiled, got Linear"),
         (lambda home, run: potluck.plan(torch.nn.Linear(1, 1), potluck.Training(batch=4)), "made from a profile"),
         (lambda home, run: home.deploy("plan"), "one plan is deployed, got str"),
+        (lambda home, run: home.deploy(run.plan, refine_s=-1).wait(60), "refine_s is a number of seconds, 0 or"),
         (lambda home, run: run.fit(3), "training takes batches, got int"),
         (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
         (lambda home, run: run.fit(DATA, epochs=-1), "epochs is a whole number of 1 or more, got -1"),
