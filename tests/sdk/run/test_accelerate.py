@@ -11,7 +11,7 @@ import pytest
 from tests.sdk.graph.families import FAMILIES, as_onnx, family
 
 import potluck
-from potluck.errors import ModelError, UserError
+from potluck.errors import ModelError, RequestFailed, UserError
 from potluck.graph.pace import Pace
 from potluck.graph.shared import Shareable
 from potluck.handle import Task
@@ -156,6 +156,54 @@ def test_another_shape_than_the_examples_is_answered_with_what_is_expected(home,
         fast(x)
 
 
+class Picked(torch.nn.Module):
+    """Which row of the table a pixel is, is computed: nobody can see beforehand that there is no such row."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = torch.nn.Embedding(8, 6), torch.nn.Conv2d(6, 3, 1)
+
+    def forward(self, x):
+        return self.out(self.table((x.abs() * 2).to(torch.int64)).permute(0, 3, 1, 2)), x
+
+
+def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, good = Picked().eval(), torch.rand(2, 9, 4)
+    wrong = good.clone()
+    wrong[0, 8, 1] = 99.0
+    with torch.no_grad(), fast_of(home, net, good) as fast:
+        fast.bytes_per_s = 1e8
+        for _ in range(2):
+            with pytest.raises(RequestFailed, match=r"local-.: .*look at the inputs"):
+                fast(wrong)
+            check(fast(good), net(good))
+            assert set(fast.kept[-1][0].timelines) == {"local-1", "local-2"}
+        assert (fast.failure, fast.stats.fallbacks) == (None, 0)
+
+
+def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    net, good = Picked().eval(), torch.rand(2, 9, 4)
+    wrong = {"input": torch.full((2, 9, 4), 99.0)}
+    with torch.no_grad(), fast_of(home, net, good) as fast:
+        fast.bytes_per_s = 1e8
+        execute = fast._crew.execute
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                fast._crew,
+                "execute",
+                lambda *args, **more: execute(*args, **(more | {"batch": wrong} if args[0] else more)),
+            )
+            check(fast(good), net(good))
+        assert (type(fast.failure), fast.stats.fallbacks) == (RequestFailed, 1)
+        wait_until(lambda: fast.is_helped)
+        fast.bytes_per_s = 1e8
+        check(fast(good), net(good))
+        assert fast.stats.fallbacks == 1
+
+
 def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
     class Named(torch.nn.Module):
         def __init__(self):
@@ -174,6 +222,8 @@ def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
     assert (fast.device, fast.helpers) == ("local-1", ("local-2",))
     assert list(y) == ["scores", "both"]
     check([y["scores"], *y["both"]], (expected["scores"], *expected["both"]))
+    assert fast(torch.full_like(x, float("nan")))["scores"].isnan().all()
+    assert fast.failure is None
     fast.close()
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.bandwidth import Asking, Estimator
-from potluck.errors import HomeError, PotluckError, UserError
+from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
 from potluck.graph.shared import DEVICE, HELPER
 from potluck.handle import Task
 from potluck.lab.local import LocalAgents
@@ -152,6 +152,8 @@ class Fast:
         ------
         ModelError, UserError
             An input of another shape than the example's; says which is expected.
+        RequestFailed
+            Where an operator failed over these values; other requests are answered, by all.
         """
         self._check()
         batch = self._case.batch
@@ -167,24 +169,19 @@ class Fast:
             done = self._shared(named, entry.program.compiled) if entry.program is not None else None
             execution, compiled = done or self._by_itself(named)
             outputs = self._in_order(outputs_of(execution, compiled))
-            self._note(
-                execution, compiled, at_s, bytes_per_s, fallback=entry.program is not None and compiled is self.alone
-            )
+            self._note(execution, compiled, at_s, bytes_per_s, entry)
         return self._rebuild(outputs)
 
-    def _note(
-        self, execution: Execution, compiled: Compiled, at_s: float, bytes_per_s: float, *, fallback: bool
-    ) -> None:
+    def _note(self, execution: Execution, compiled: Compiled, at_s: float, bytes_per_s: float, entry: Entry) -> None:
         """One more answer for the records."""
         self.kept.append((execution, compiled))
-        known = {device.name: device for device in self._case.problem.devices}
-        metered = {self.device: self._members[self.device].metered}
-        trace = measured_trace([(execution, compiled)], known, energy_j, metered)
+        trace = self.trace
         answer = Answer(
             at_s=at_s, way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
             latency_s=time.monotonic() - at_s, predicted_s=self._predicted_s(compiled, bytes_per_s),
             bytes_per_s=bytes_per_s, joules=trace.energy_j.get(self.device),
-            source=trace.energy_source.get(self.device, ""), fallback=fallback, by=computing(compiled),
+            source=trace.energy_source.get(self.device, ""), by=computing(compiled),
+            fallback=entry.program is not None and compiled is self.alone,
         )  # fmt: skip
         self._answers.append(answer)
 
@@ -211,7 +208,8 @@ class Fast:
     def trace(self) -> Trace:
         """The last request, as it was measured."""
         known = {device.name: device for device in self._case.problem.devices}
-        return measured_trace(tuple(self.kept)[-1:], known, energy_j)
+        metered = {self.device: self._members[self.device].metered}
+        return measured_trace(tuple(self.kept)[-1:], known, energy_j, metered)
 
     def explain(self, bytes_per_s: float | None = None) -> Account:
         """Which rows run where and when; at the bandwidth of now, or another."""
@@ -241,12 +239,15 @@ class Fast:
 
     def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
         """The answer of all sides; None where a helper has failed."""
-        predicted_s = self._predicted_s(compiled, self.bytes_per_s)
-        future = self._crew.execute(self._epoch, compiled, self._next(), batch=named)
+        future = self._crew.execute(self._epoch, compiled, self._next(), batch=named, request=True)
         try:
-            execution = future.result(LATE * max(predicted_s, self.alone_s) + LATE_S)
+            execution = future.result(LATE * max(self._predicted_s(compiled, self.bytes_per_s), self.alone_s) + LATE_S)
         except TimeoutError:
             return self._race(future, compiled, named)
+        except RequestFailed as error:
+            done = self._by_itself(named)  # it fails again: these values are to blame, and nobody is lost
+            self._lost(error)
+            return done
         except PotluckError as error:
             self._lost(error)
             return None
@@ -257,7 +258,7 @@ class Fast:
         self, late: "Future[Execution]", compiled: Compiled, named: "dict[str, torch.Tensor]"
     ) -> tuple[Execution, Compiled] | None:
         """A helper is late: the device begins to answer alone, and whoever is done first counts."""
-        alone = self._crew.execute(0, self.alone, self._next(), batch=named)
+        alone = self._crew.execute(0, self.alone, self._next(), batch=named, request=True)
         wait((late, alone), return_when=FIRST_COMPLETED)
         self._late = late, compiled
         self._harvest()
@@ -271,20 +272,22 @@ class Fast:
             return
         (future, compiled), self._late = self._late, None
         error = future.exception()
-        if isinstance(error, PotluckError):
+        if isinstance(error, PotluckError) and not isinstance(error, RequestFailed):
             self._lost(error)
         elif error is None:
             self._learn(future.result(), compiled)
 
     def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
         try:
-            execution = self._crew.execute(0, self.alone, self._next(), batch=named).result()
+            execution = self._crew.execute(0, self.alone, self._next(), batch=named, request=True).result()
+        except RequestFailed:
+            raise
         except PotluckError as error:  # its worker has ended: a new one gets the model, and the request once more
             self._lost(error)
             self._members.need([self.device])
             self._crew.drop(-1, [self.device])
             self._load(self.device)
-            execution = self._crew.execute(0, self.alone, self._next(), batch=named).result()
+            execution = self._crew.execute(0, self.alone, self._next(), batch=named, request=True).result()
         self._learn(execution, self.alone)
         return execution, self.alone
 
