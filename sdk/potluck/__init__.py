@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from potluck.run.optimizers import SGD, AdamW
     from potluck.run.planning import judge, load_plan, plan
     from potluck.run.sharing.accelerate import accelerate
+    from potluck.run.sharing.prospect import prospect
     from potluck_wire import __version__
 
 _WHERE = {
@@ -35,6 +36,7 @@ _WHERE = {
     "Model": "potluck.graph",
     "estimate": "potluck.profile.assemble",
     "accelerate": "potluck.run.sharing.accelerate",
+    "prospect": "potluck.run.sharing.prospect",
     "judge": "potluck.run.planning",
     "load_plan": "potluck.run.planning",
     "Training": "potluck.records",
@@ -51,8 +53,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "Home", "Model", "accelerate", "estimate", "plan", "judge", "load_plan", "Training", "Inference", "QoE", "Plan",
-    "Device", "Spec", "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
+    "Home", "Model", "accelerate", "estimate", "prospect", "plan", "judge", "load_plan", "Training", "Inference", "QoE",
+    "Plan", "Device", "Spec", "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
 ]  # fmt: skip
 
 

@@ -12,8 +12,6 @@ from statistics import fmean, median
 
 from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
-from potluck.graph.pace import Pace
-from potluck.graph.shared import Shareable
 from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing.problem import DEVICE, Division, Sharing
 from potluck.plan.sharing.split import Split, Splitter
@@ -90,30 +88,10 @@ def run(settings: Mapping[str, float]) -> Result:
 def sharing_of(name: str) -> Sharing:
     """The planner's problem of a model of the catalog on the paper's robot with its server; the link is still open."""
     from potluck.graph.cuts import line
-    from potluck.graph.priced import nodes_of
     from potluck.profile import catalog, library
-    from potluck.profile.roofline import node_s
+    from potluck.run.sharing import prospect
 
-    home = library.load_home(HOME)
-    traced = line(catalog.traced(name))
-    first = traced.traced.graph.first_node
-    nodes = {first + traced.bound[place]: node for place, node in nodes_of(traced).items()}
-    robot = home.specs[ROBOT]
-    paces = tuple(
-        Pace(
-            seconds={value: node_s(spec, node, 1)[0] for value, node in nodes.items()},
-            fixed_s={value: node_s(spec, node, 0)[0] for value, node in nodes.items()},  # its launch and its weights
-        )
-        for spec in (robot, home.specs[SERVER])
-    )
-    return Sharing(
-        operators=Shareable(traced).operators(paces, batch=1),
-        bytes_per_s=0.0,
-        latency_s=home.network.path(ROBOT, SERVER).latency_s,
-        busy_w=robot.need("busy_w"),
-        radio_w=robot.need("radio_w"),
-        idle_w=robot.need("idle_w"),
-    )
+    return prospect.sharing_of(library.load_home(HOME), (ROBOT, SERVER), line(catalog.traced(name)))
 
 
 def _rates(step_mb: float, most_mb: float) -> tuple[float, ...]:

@@ -1,4 +1,5 @@
-"""`potluck plan`: plans for a home and a model of the library, judged; a plan file judged; files for other planners."""
+"""`potluck plan`: plans for a home and a model of the library, judged; a plan file judged; whether sharing a request
+pays; files for other planners."""
 
 import argparse
 import json
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 32
 USAGE = """potluck plan HOME MODEL [options]
        potluck plan judge FILE [HOME MODEL] [options]
+       potluck plan share HOME MODEL [--device NAME] [--helper NAME] [--at RATE] [--html FILE]
        potluck plan export pipedream|metis HOME MODEL --into FOLDER [options]
        potluck plan list [homes|devices|networks|models|planners]"""
 EPILOG = """HOME and MODEL are names from `potluck plan list`, or files of your own.
@@ -26,14 +28,15 @@ examples:
   potluck plan demo resnet50 --infer streaming --qoe latency=50ms --qoe energy=2 --explain
   potluck plan demo bert-base --with jetson-orin-nano --medium air=50Mbit/s --html plans.html
   potluck plan demo bert-base --planner all --save plan.toml
-  potluck plan judge plan.toml --without phone"""
+  potluck plan judge plan.toml --without phone
+  potluck plan share robot-indoors mobilenet-v2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to plan, for what, on which variant of the home, and where the outcome goes."""
     parser.usage, parser.epilog = USAGE, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or judge, export, list, as above")
+    parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or judge, share, export, list, as above")
     parser.set_defaults(wrong_usage=parser.error)
     asked = parser.add_argument_group("what is asked")
     mode = asked.add_mutually_exclusive_group()
@@ -50,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     home.add_argument("--with", dest="added", action="append", default=[], metavar="DEVICE", help="one device more")
     home.add_argument("--without", action="append", default=[], metavar="NAME", help="one device less")
     home.add_argument("--medium", action="append", default=[], metavar="NAME=RATE", help="such as air=50Mbit/s")
+    sides = parser.add_argument_group("who shares one request (`share`)")
+    sides.add_argument("--device", default="", metavar="NAME", help="where the answer is wanted")
+    sides.add_argument("--helper", action="append", default=[], metavar="NAME", help="who helps; may be repeated")
+    sides.add_argument("--at", action="append", default=[], metavar="RATE", help="between them, such as 20MB/s")
     out = parser.add_argument_group("what comes out")
     out.add_argument("--explain", action="store_true", help="what holds the best plan up, and what would help")
     out.add_argument("--save", type=Path, metavar="FILE", help="write the best plan as text")
@@ -64,6 +71,7 @@ def main(args: argparse.Namespace) -> None:
     actions: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {
         "list": (_list, (0, 1)),
         "judge": (_judge, (1, 2, 3)),
+        "share": (_share, (2,)),
         "export": (_export, (3,)),
     }
     action, counts = actions.get(first, (_plan, (1,)))
@@ -72,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
     action(args, *(rest if first in actions else args.words))
 
 
-# --- the four actions -------------------------------------------------------------------------------------------------
+# --- the five actions -------------------------------------------------------------------------------------------------
 
 
 def _plan(args: argparse.Namespace, home: str, model: str) -> None:
@@ -133,6 +141,18 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
         for breach in breaches(problem, found):
             where = f"{breach.device}: " if breach.device else ""
             print(f"! {where}needs {breach.needed:.4g} of {breach.limit}, may use {breach.available:.4g}")
+
+
+def _share(args: argparse.Namespace, home: str, model: str) -> None:
+    from potluck.display import html
+    from potluck.run.sharing.prospect import BANDWIDTHS, prospect
+    from potluck.units import parse_rate
+
+    rates = [parse_rate(text) for text in args.at] or BANDWIDTHS
+    found = prospect(home, model, device=args.device, helper=args.helper, bandwidths=rates)
+    print(repr(found))
+    if args.html:
+        _write(args.html, html.page(f"One request of {model} in {home}", found._repr_html_()))
 
 
 def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:

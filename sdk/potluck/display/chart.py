@@ -24,7 +24,7 @@ def loss(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Scene:
     high = max(values, default=1.0)
     x = Scale(low=0, high=max(1, longest - 1), start=LEFT, stop=WIDTH - RIGHT)
     y = Scale(low=min(0.0, *values) if values else 0.0, high=high or 1.0, start=HEIGHT - BOTTOM, stop=64)
-    items = _frame(title, _difference(list(curves.values())), x, y, "step", "")
+    items = frame(title, _difference(list(curves.values())), x, y, "step", "")
     for index, curve in enumerate(curves.values()):
         points = tuple((x(step), y(value)) for step, value in enumerate(curve))
         items.append(Line(points=points, stroke=COLOURS[index % len(COLOURS)], width=2.0, dashed=index > 0))
@@ -53,7 +53,7 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
     y = _padded([j for _, _, _, j in near], HEIGHT - BOTTOM, 56)
     n_far = len(points) - len(near)
     note = "lower left is better" + (f"; {n_far} far off, not shown" if n_far else "")
-    items = _frame(title, note, x, y, "ms", "J")
+    items = frame(title, note, x, y, "ms", "J")
     items.append(Line(points=tuple((x(ms), y(j)) for ms, j in front), stroke="blue", width=1.5, opacity=0.5))
     numbers: list[Text] = []
     for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):  # the front on top
@@ -101,7 +101,8 @@ def _padded(values: Sequence[float], start: float, stop: float) -> Scale:
     return Scale(low=max(0.0, low - pad), high=high + pad, start=start, stop=stop)
 
 
-def _frame(title: str, note: str, x: Scale, y: Scale, x_unit: str, y_unit: str) -> list[Item]:
+def frame(title: str, note: str, x: Scale, y: Scale, x_unit: str, y_unit: str) -> list[Item]:
+    """The heading, both axes with their numbers and units, and the lines across."""
     items: list[Item] = [Text(x=16, y=22, text=title, size=15, bold=True)]
     if note:
         items.append(Text(x=WIDTH - RIGHT, y=22, text=note, size=11, fill="muted", anchor="end"))

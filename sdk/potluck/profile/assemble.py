@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
 from potluck.graph.modelgraph import ModelGraph
@@ -15,6 +16,9 @@ from potluck.profile import roofline
 from potluck.profile.library import HomeSpec, load_home, load_model
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.records import Inference, Layer, LayerCost, Problem, QoE, Training
+
+if TYPE_CHECKING:
+    from potluck.graph import Model
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
@@ -52,7 +56,7 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
 
 def estimate(
     home: str | Path | HomeSpec,
-    model: str | Path | ModelGraph,
+    model: "str | Path | ModelGraph | Model",
     *,
     max_layers: int = 32,
     rows: Sequence[int] = ROWS,
@@ -62,7 +66,7 @@ def estimate(
     Parameters
     ----------
     home, model
-        Names in the library (`potluck plan list`), or files of your own.
+        Names in the library (`potluck plan list`), or files of your own; or a `potluck.Model`.
     max_layers
         The model's operators are merged into at most so many layers.
 
@@ -74,8 +78,7 @@ def estimate(
     Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
     """
     home = home if isinstance(home, HomeSpec) else load_home(home)
-    graph = model if isinstance(model, ModelGraph) else load_model(model)
-    graph = graph.in_order()
+    graph = _graph(model).in_order()
     bounds = merged(graph, max_layers)
     output_bytes = sum(node.output_bytes for node in graph.nodes if node.name in graph.outputs)
     speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
@@ -88,6 +91,19 @@ def estimate(
         for name in graph.tied
     ]
     return replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
+
+
+def _graph(model: "str | Path | ModelGraph | Model") -> ModelGraph:
+    if isinstance(model, ModelGraph):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if not hasattr(model, "graph"):
+        raise UserError(
+            f"a model of the library or a potluck.Model is needed, got {type(model).__name__}.",
+            next_step="Make one: potluck.Model.from_torch(net, example).",
+        )
+    return model.graph()
 
 
 def imported(

@@ -151,3 +151,13 @@ def test_what_is_asked_reads_as_typed():
     )
     with pytest.raises(PotluckError, match="needs a number of joules"):
         qoe(["energy=lots"])
+
+
+def test_share_tells_whether_a_helper_pays(capsys, tmp_path):
+    page, asked = tmp_path / "page.html", ["share", "robot-indoors", "mobilenet-v2-cifar"]
+    out = told(capsys, *asked, "--at", "20MB/s", "--html", page)
+    assert "One request of mobilenet-v2-cifar on robot, helped by server" in out
+    assert "20 MB/s" in out
+    assert "best layer cut" in page.read_text()
+    assert "has no device 'toaster'" in told(capsys, *asked, "--helper", "toaster", code=1)
+    assert "above zero" in told(capsys, *asked, "--at", "0B/s", code=1)

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import permutations
 from typing import Any
 
 from potluck.errors import PlanError
@@ -17,14 +16,15 @@ from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.cost import CostTable
 from potluck.plan.rivals import shared_requests
-from potluck.plan.sharing.problem import Line, Sharing
+from potluck.plan.sharing.problem import Sharing
 from potluck.plan.sharing.split import Split, Splitter
 from potluck.plan.whatif import rated
-from potluck.records import Device, Plan, Problem, Stage, Trace
+from potluck.records import Plan, Problem, Stage, Trace
 from potluck.run.edition import Edition, make_edition
 from potluck.run.prediction import paced
 from potluck.run.sharing.account import Account
 from potluck.run.sharing.edition import SharedProgram, Sides, compile_shared
+from potluck.run.sharing.home import own_media, sharing_in
 from potluck.schedule import Compiled
 from potluck.simulate import simulate
 from potluck.simulate.duration import instruction_s
@@ -80,47 +80,8 @@ class SplitCase:
     @cached_property
     def sharing(self) -> Sharing:
         """The planner's problem; its link is still open."""
-        device, network = self.problem.device(self.names[DEVICE]), self.problem.network
-        busy_w, radio_w, idle_w = _watts(device)
-        lines, rates = self._lines()
-        return Sharing(
-            operators=self.shareable.operators(self.paces, self.batch),
-            bytes_per_s=0.0,
-            n_sides=len(self.names),
-            lines=lines,
-            media_bytes_per_s=rates,
-            latency_s=network.path(device.name, self.names[HELPER]).latency_s + device.overhead_s,
-            piece_s=device.overhead_s,
-            busy_w=busy_w,
-            radio_w=radio_w,
-            idle_w=idle_w,
-        )
-
-    def _lines(self) -> tuple[dict[tuple[int, int], Line], tuple[float, ...]]:
-        """Between any two sides: the device's own link counts as one medium; and what the other media carry."""
-        network, overhead_s = self.problem.network, self.problem.device(self.names[DEVICE]).overhead_s
-        own, capacity = self._own_media(), {item.name: item.capacity_bytes_per_s for item in network.media}
-        number: dict[str, int] = {}
-        lines = {}
-        for a, b in permutations(range(len(self.names)), 2):
-            path = network.path(self.names[a], self.names[b])
-            crossed = {(number.setdefault(m, len(number) + 1), times) for m, times in path.media if m not in own}
-            if any(m in own for m, _ in path.media):
-                crossed.add((0, 1))
-            lines[a, b] = Line(media=tuple(sorted(crossed)), latency_s=path.latency_s + overhead_s)
-        return lines, tuple(capacity[name] for name in number)
-
-    def _own_media(self) -> dict[str, int]:
-        """The media that the bandwidth of now is about, and how often they are crossed: the narrowest ones between
-        the device and its helpers."""
-        network = self.problem.network
-        found: dict[str, int] = {}
-        capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
-        for helper in self.names[HELPER:]:
-            for a, b in ((self.names[DEVICE], helper), (helper, self.names[DEVICE])):
-                narrow = network.bandwidth(a, b) * (1 + 1e-9)
-                found |= {name: n for name, n in network.path(a, b).media if capacity[name] / n <= narrow}
-        return found
+        device, helpers = self.problem.device(self.names[DEVICE]), self.names[HELPER:]
+        return sharing_in(self.problem.network, device, helpers, self.shareable, self.paces, self.batch)
 
     def among(self, names: tuple[str, ...]) -> "SplitCase":
         """The case of these devices alone."""
@@ -237,13 +198,6 @@ class SplitCase:
     def at(self, bytes_per_s: float) -> Problem:
         """The problem with this bandwidth between the device and its helpers."""
         network = self.problem.network
-        for name, times in self._own_media().items():
+        for name, times in own_media(network, self.names).items():
             network = rated(network, name, max(bytes_per_s, 1.0) * times)
         return replace(self.problem, network=network)
-
-
-def _watts(device: Device) -> tuple[float, float, float]:
-    """Computing, sending and waiting; zeros where a device's power is not known."""
-    if device.idle_w is None or device.busy_w is None:
-        return 0.0, 0.0, 0.0
-    return device.busy_w, device.radio_w or 0.0, device.idle_w
