@@ -42,6 +42,7 @@ def test_a_front_goes_from_the_fastest_to_the_thriftiest(found):
 def test_it_shows_itself(found, tmp_path):
     assert "20 MB/s" in repr(found)
     assert "robot alone" in found._repr_html_()
+    assert len(repr(found.points[0].split)) < 80
     for name in ("chart.svg", "chart.html"):
         assert "best layer cut" in found.save(tmp_path / name).read_text()
 

@@ -57,6 +57,12 @@ class Split:
         """Whether the same is done, however long it takes."""
         return (self.divisions, self.tiles) == (other.divisions, other.tiles)
 
+    def __repr__(self) -> str:  # the rows of hundreds of operators tell nobody anything
+        from potluck.display import units
+
+        moved = f"{units.size(self.sent_bytes)} there, {units.size(self.received_bytes)} back"
+        return f"<Split: {units.duration(self.latency_s)}, {units.energy(self.energy_j)}, {moved}>"
+
 
 class Splitter:
     """A problem prepared for any bandwidth: what does not depend on it is found once.
