@@ -67,23 +67,25 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
     """1F1B with `n_chunks` stages per row: row r has the stages r, r + n_rows, r + 2 n_rows, ...
 
     Every chunk is a shorter stage, so a pipeline fills and drains sooner, for more transfers (Narayanan et al. 2021,
-    section 2.2). Micro-batches go through the chunks in rounds of `n_rows`, so they must be a multiple of that.
+    section 2.2). Micro-batches go through the chunks in equal rounds of `n_rows`, or of the next larger number that
+    divides them: the larger, the more is kept and the later the first backward.
     """
-    if n_rows < 1 or n_chunks < 1 or n_micro_batches % n_rows:
+    if min(n_rows, n_chunks, n_micro_batches) < 1:
         raise UserError(
-            f"interleaving needs micro-batches in rounds of {n_rows}, got {n_micro_batches}.",
-            next_step="Use a multiple of the number of devices in the pipeline.",
+            f"interleaving needs rows, chunks and micro-batches, got {n_rows}, {n_chunks} and {n_micro_batches}."
         )
+    whole = range(min(n_rows, n_micro_batches), n_micro_batches + 1)
+    n_at_once = next(n for n in whole if n_micro_batches % n == 0)
     rounds = [
         (chunk, first + m)
-        for first in range(0, n_micro_batches, n_rows) for chunk in range(n_chunks) for m in range(n_rows)
+        for first in range(0, n_micro_batches, n_at_once) for chunk in range(n_chunks) for m in range(n_at_once)
     ]  # fmt: skip
     rows = []
     for r in range(n_rows):
         forwards = [Action(chunk * n_rows + r, FORWARD, m) for chunk, m in rounds]
         backwards = [Action((n_chunks - 1 - chunk) * n_rows + r, BACKWARD, m) for chunk, m in rounds]
         # One more than before the first backward could be due: steady turns begin with the backward.
-        depth = (n_chunks - 1) * n_rows + 2 * (n_rows - r - 1) + 1
+        depth = (n_chunks - 1) * n_at_once + 2 * (n_rows - r - 1) + 1
         rows.append(_alternating(forwards, backwards, min(depth, len(forwards))))
     return tuple(rows)
 

@@ -89,21 +89,34 @@ class Strike:
     def __init__(self, home, moment, device, whom, after):
         self.device, self.whom, self._agents = device, whom, home._lab.agents
         self._folder, self._home = home._lab.agents.directory / device, home
-        watch(home, moment, lambda: (self._folder / "strike").write_text(f"{whom} {after + 1}"))
+        self._order = f"{whom} {after + 1}"
+        watch(home, moment, self._give_order)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.mend()
+
+    def _give_order(self):
+        """The agent must not read it half written."""
+        (self._folder / "order").write_text(self._order)
+        (self._folder / "order").rename(self._folder / "strike")
 
     @property
     def struck(self):
         return (self._folder / "struck").exists()
 
     def mend(self):
-        """Bring back who was killed."""
-        self._home._link._controller.__dict__.pop("handle")
+        """Bring back who was killed, or has died of something else."""
+        self._home._link._controller.__dict__.pop("handle", None)
         (self._folder / "strike").unlink(missing_ok=True)
         if self.struck:
             (self._folder / "struck").unlink()
             if self.whom == "agent":
                 self._agents.process(self.device).wait(60)
-                self._agents.restart(self.device)
+        if self._agents.process(self.device).poll() is not None:
+            self._agents.restart(self.device)
         while self.device not in self._home.devices.ready:  # the link may not have noticed yet that it is gone
             try:
                 self._home.devices.need([self.device])

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import replace
 from itertools import product
 
@@ -108,11 +109,10 @@ def check_usable(home, model):
     indirect=["home"],
 )  # fmt: skip
 def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, after):
-    strike = strikes.Strike(home, strikes.DEPLOYING[moment], device, whom, after)
-    error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait(60).fit(make_data()).wait(60))
-    assert strike.struck
-    check_named(error, device)
-    strike.mend()
+    with strikes.Strike(home, strikes.DEPLOYING[moment], device, whom, after) as strike:
+        error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait(60).fit(make_data()).wait(60))
+        assert strike.struck
+        check_named(error, device)
     check_usable(home, model)
 
 
@@ -128,23 +128,21 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
 )  # fmt: skip
 def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
     strike = strikes.Strike(home, strikes.TRAINING[moment], device, whom, after)
-    run = home.deploy(plan_of(model, OLD), model).wait(60)
-    at_work = run.fit(make_data(), epochs=FOREVER)
-    error = error_of(lambda: run.switch(plan_of(model, NEW)).wait(60))
-    assert error is None or run.plan == plan_of(model, OLD) or run._engine.failed
-    if error is not None:
-        check_named(error, device)
-    if device in run.plan.devices:
-        check_named(error_of(lambda: at_work.wait(60)), device)
-    else:
-        before = run.step
-        while run.step < before + 3 and not at_work.done:
-            time.sleep(0)
-        stop(run, at_work)
-        check_equal(run)
-    assert strike.struck
-    run.close()
-    strike.mend()
+    with strike, closing(home.deploy(plan_of(model, OLD), model).wait(60)) as run:
+        at_work = run.fit(make_data(), epochs=FOREVER)
+        error = error_of(lambda: run.switch(plan_of(model, NEW)).wait(60))
+        assert error is None or run.plan == plan_of(model, OLD) or run._engine.failed
+        if error is not None:
+            check_named(error, device)
+        if device in run.plan.devices:
+            check_named(error_of(lambda: at_work.wait(60)), device)
+        else:
+            before = run.step
+            while run.step < before + 3 and not at_work.done:
+                time.sleep(0)
+            stop(run, at_work)
+            check_equal(run)
+        assert strike.struck
     check_usable(home, model)
 
 
@@ -159,38 +157,37 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
 )  # fmt: skip
 def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
     """Every request under way is answered once, and rightly, or told which device has died."""
-    strike = strikes.Strike(home, strikes.REQUESTS[moment], device, whom, after)
-    run = home.deploy(plan_of(model, OLD, training=False), model).wait(60)
     x, expected, over, answered = make_data()[0], make_net().eval()(make_data()[0]).detach(), threading.Event(), []
 
-    def ask():
+    def ask(run):
         while not over.is_set():
             out = run(x[:8])
             assert torch.allclose(out, expected[:8], atol=1e-6)
             answered.append(out)
 
-    with ThreadPoolExecutor(2) as pool:
-        asking = [pool.submit(error_of, ask) for _ in range(2)]
-        error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait(60))
-        if device in run.plan.devices:
+    strike = strikes.Strike(home, strikes.REQUESTS[moment], device, whom, after)
+    with strike, closing(home.deploy(plan_of(model, OLD, training=False), model).wait(60)) as run:
+        with ThreadPoolExecutor(2) as pool:
+            asking = [pool.submit(error_of, lambda: ask(run)) for _ in range(2)]
+            try:
+                error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait(60))
+                is_needed, before = device in run.plan.devices, len(answered)
+                while not is_needed and len(answered) < before + 4 and not any(future.done() for future in asking):
+                    time.sleep(0)
+                if is_needed:
+                    wait(asking, timeout=60)
+            finally:
+                over.set()
             ends = [future.result(60) for future in asking]
+        assert strike.struck
+        if error is not None:
+            check_named(error, device)
+        if is_needed:
+            for end in ends:
+                check_named(end, device)
         else:
-            before = len(answered)
-            while len(answered) < before + 4 and not any(future.done() for future in asking):
-                time.sleep(0)
-            over.set()
-            ends = [future.result(60) for future in asking]
-    assert strike.struck
-    if error is not None:
-        check_named(error, device)
-    if device in run.plan.devices:
-        for end in ends:
-            check_named(end, device)
-    else:
-        assert ends == [None, None]
-        assert run._engine.n_requests == len(answered)
-    run.close()
-    strike.mend()
+            assert ends == [None, None]
+            assert run._engine.n_requests == len(answered)
     check_usable(home, model)
 
 

@@ -64,10 +64,10 @@ def test_every_policy_is_legal(n_stages, n_micro_batches):
 
 @pytest.mark.parametrize("n_rows", range(1, 5))
 @pytest.mark.parametrize("n_chunks", range(1, 4))
-@pytest.mark.parametrize("n_rounds", range(1, 4))
-def test_interleaving_is_legal(n_rows, n_chunks, n_rounds):
-    schedule = policies.interleaved(n_rows, n_chunks, n_rows * n_rounds)
-    check(schedule, n_rows * n_rounds, before=chain(n_rows * n_chunks))
+@pytest.mark.parametrize("n_micro_batches", [1, 2, 3, 4, 6, 7, 9, 12])
+def test_interleaving_is_legal(n_rows, n_chunks, n_micro_batches):
+    schedule = policies.interleaved(n_rows, n_chunks, n_micro_batches)
+    check(schedule, n_micro_batches, before=chain(n_rows * n_chunks))
     assert loads(dumps(schedule)) == schedule
 
 
@@ -75,9 +75,15 @@ def test_interleaved_by_hand():
     assert dumps(policies.interleaved(2, 2, 2)) == ("0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1")
 
 
+@pytest.mark.parametrize(("n_rows", "n_micro_batches", "n_at_once"), [(2, 4, 2), (2, 3, 3), (4, 6, 6), (4, 10, 5)])
+def test_interleaved_micro_batches_go_in_equal_rounds(n_rows, n_micro_batches, n_at_once):
+    first, *_ = policies.interleaved(n_rows, 2, n_micro_batches)
+    assert [action.stage for action in first[: 2 * n_at_once]] == [0] * n_at_once + [n_rows] * n_at_once
+
+
 def test_refuses_to_interleave_what_does_not_go_round():
-    with pytest.raises(UserError, match="rounds of 2, got 3"):
-        policies.interleaved(2, 2, 3)
+    with pytest.raises(UserError, match="got 2, 2 and 0"):
+        policies.interleaved(2, 2, 0)
     plan = make_plan("a", "b", "c")
     with pytest.raises(PlanError, match="go round the same devices"):
         policies.policy("interleaved", training=True)(plan)
