@@ -141,6 +141,7 @@ class Plans:
             self._out.refuse(key, message, RefusalCode.STATE, f"epoch {message.epoch} is not prepared")
         else:
             run.committed = message.epoch
+            run.epochs[message.epoch].need_alone(message.memory_bytes)
             for older in [number for number in run.epochs if number < message.epoch]:
                 if run.epochs[older].loading:
                     text = f"epoch {message.epoch} came into force while it was loaded"

@@ -30,6 +30,10 @@ class Epoch:
     layouts: dict[str, Layout]
     loading: set[str]
 
+    def need_alone(self, memory_bytes: int) -> None:
+        """Once it is in force: give back what was only for the time beside the plan before; 0: nothing."""
+        self.memory_bytes = min(self.memory_bytes, memory_bytes or self.memory_bytes)
+
 
 Answer = tuple[Message, tuple[Buffer, ...]]
 

@@ -112,10 +112,15 @@ class Prepared(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Message):
-    """From now on `epoch` is the plan of `run`: older epochs are dropped and their messages counted and ignored."""
+    """From now on `epoch` is the plan of `run`: older epochs are dropped and their messages counted and ignored.
+
+    `memory_bytes` (since 1.4): what it needs alone, where it was prepared with more for the time beside the older ones;
+    0: what it was prepared with.
+    """
 
     run: str = ""
     epoch: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

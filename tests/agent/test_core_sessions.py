@@ -279,6 +279,21 @@ def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
     assert talk.core.n_old_messages == 2
 
 
+@pytest.mark.parametrize(
+    ("alone", "left"), [(300, 700), (0, 100), (1000, 100)], ids=["less", "as prepared", "never more"]
+)
+def test_a_commit_gives_back_what_was_only_for_the_time_beside_the_plan_before(alone, left):
+    """The device has 1,000 bytes; the plan was prepared with 900 for itself and the one before."""
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
+    talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x")))
+    talk.hear(Commit(run="r", epoch=2, memory_bytes=alone))
+    (answer,) = talk.hear(Prepare(run="s", epoch=1, memory_bytes=left + 1), *plan(recv("x")))
+    assert answer.message.text == f"{left + 1} bytes needed, {left} bytes available"
+    (answer,) = talk.hear(Prepare(run="s", epoch=1, memory_bytes=left), *plan(recv("x")))
+    assert answer.message == Prepared(run="s", epoch=1)
+
+
 def test_a_plan_that_is_loaded_while_a_newer_one_comes_into_force_is_refused():
     talk = Talk().begin()
     talk.hear(Prepare(run="r", epoch=2), *plan())

@@ -9,6 +9,7 @@ from potluck.run.edition import Requests
 from potluck.run.events import Execution, Gather, Launch
 from potluck.run.link import Link
 from potluck.run.members import Members
+from potluck.run.pending import ALONE
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.run.traffic import Raw
 from potluck.schedule import Compiled, Feed
@@ -58,9 +59,12 @@ class Crew:
             raise
         return tuple(requests)
 
-    def commit(self, epoch: int, devices: Iterable[str]) -> None:
-        """Put an epoch into force on all of them; older ones go."""
-        requests = dict.fromkeys(devices, (Commit(run=self.run, epoch=epoch), ()))
+    def commit(self, epoch: int, devices: Iterable[str], memory: Mapping[str, int] | None = None) -> None:
+        """Put an epoch into force on all of them; older ones go. `memory`: bytes per device that it needs alone."""
+        requests = {}
+        for device in devices:
+            alone = (memory or {}).get(device, 0) if self._members[device].speaks(ALONE) else 0
+            requests[device] = (Commit(run=self.run, epoch=epoch, memory_bytes=alone), ())
         if requests:
             self.link.ask(Gather(requests=requests)).result()
 

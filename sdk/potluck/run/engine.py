@@ -37,7 +37,6 @@ from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.simulate import simulate
-from potluck_wire.version import parse
 
 if TYPE_CHECKING:
     import torch
@@ -266,12 +265,13 @@ class Engine:
         """
         old = self.edition
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
-        self.crew.commit(new.epoch, [device for device in new.plan.devices if device not in standing])
+        alone = {device: new.memory_bytes(device) for device in new.plan.devices}
+        self.crew.commit(new.epoch, [device for device in new.plan.devices if device not in standing], alone)
         with self._requesting:
             self.edition, self.crossing = new, None
         try:
             wait_for(self._requests.pop(old.epoch, ()))
-            self.crew.commit(new.epoch, standing)
+            self.crew.commit(new.epoch, standing, alone)
         except PotluckError as error:
             self.end(error)
             raise
@@ -321,8 +321,7 @@ class Engine:
         return paced(compiled, problem, emulated) if problem is not None and emulated else compiled
 
     def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
-        versions = [str(self.members[name].capability.get("version", "1.0")) for name in plan.devices]
-        return all(parse(version) >= needed for version in versions)
+        return all(self.members[name].speaks(needed) for name in plan.devices)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from potluck.run import failures
 from potluck.run.events import Address, Gather, Join, Leave, Session
 from potluck.run.link import Link
 from potluck_wire.messages import Reading, Roster
+from potluck_wire.version import parse
 
 MAX_METERED = 600  # ten minutes of readings
 
@@ -32,6 +33,10 @@ class Member:
     def capability(self) -> Mapping[str, Any]:
         """What the device says of itself; empty while there is no session."""
         return self.session.capability if self.session else {}
+
+    def speaks(self, version: tuple[int, int]) -> bool:
+        """Whether the device understands this version of the protocol."""
+        return parse(str(self.capability.get("version", "1.0"))) >= version
 
     @property
     def status(self) -> str:

@@ -42,6 +42,7 @@ COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 BEHIND = (1, 2)  # the version that has `Execute.after_step`
 TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
 ABORT = (1, 3)  # the version that has `Abort`
+ALONE = (1, 4)  # the version that has `Commit.memory_bytes`
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
