@@ -5,12 +5,12 @@ One `Gather` asks many devices one thing each (prepare, commit, drop, measure); 
 them, with values going out and coming back. Whatever fails on one device fails the whole with that device's name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from potluck.errors import DeviceGone, PlanError, PotluckError, ProtocolError
+from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.run import failures
 from potluck.run.events import (
     Action,
@@ -31,8 +31,9 @@ from potluck.run.events import (
     Send,
     Session,
 )  # fmt: skip
-from potluck.run.pending import ANSWERS, UNANSWERED, Asking, Launched, Peer, is_over, read_timeline, startable, subject
+from potluck.run.pending import Launched, Peer, is_over, read_timeline, startable
 from potluck.run.pulse import Pulse
+from potluck.run.questions import Questions
 from potluck.run.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
 from potluck_wire.errors import WireError
@@ -71,7 +72,7 @@ class Controller:
     def __init__(self, name: str = "notebook") -> None:
         self._name = name
         self._peers: dict[str, Peer] = {}
-        self._asking: dict[int, Asking] = {}
+        self._questions = Questions()
         self._launched: dict[int, Launched] = {}
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = 0.0
@@ -134,25 +135,20 @@ class Controller:
     def _gather(self, event: Gather) -> None:
         if self._is_missing(event.ticket, event.requests):
             return
-        asking = Asking({})
         for device, (message, buffers) in event.requests.items():
             self._send(device, message, buffers)
             if isinstance(message, Drop):
                 self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
-                dropped = PlanError("the plan was dropped while it was in use.", device=device)
-                self._give_up(device, dropped, partial(is_over, message))
+                dropped = failures.dropped(device)
+                self._actions += self._questions.give_up(device, dropped, partial(is_over, message))
                 self._fail_all([x for x in self._on(device) if is_over(message, x.launch)], dropped)
-            if not isinstance(message, UNANSWERED):
-                asking.waiting[device] = message
-        if asking.waiting:
-            self._asking[event.ticket] = asking
-        else:
-            self._actions.append(Resolve(ticket=event.ticket, result={}))
+        messages = {device: message for device, (message, _) in event.requests.items()}
+        self._actions += self._questions.ask(event.ticket, messages)
 
     def _deliver(self, event: Deliver) -> None:
         if self._is_missing(event.ticket, [event.device]):
             return
-        self._asking[event.ticket] = Asking({event.device: Value()}, since_s=self._now_s)
+        self._questions.probe(event.ticket, event.device, self._now_s)
         self._post(event.device, self._peers[event.device].traffic.probe(f"home-{event.ticket}", event.nbytes))
 
     def _launch(self, event: Launch) -> None:
@@ -173,9 +169,9 @@ class Controller:
             self._send(device, launched.order(ahead, self._peers[device], self._now_s))
 
     def _forsake(self, ticket: int) -> None:
-        self._asking.pop(ticket, None)
+        self._questions.forsake(ticket)
         if launched := self._launched.pop(ticket, None):
-            self._fail(launched.launch, PlanError("the plan was dropped while it was in use."))
+            self._fail(launched.launch, failures.dropped())
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -210,7 +206,7 @@ class Controller:
         elif isinstance(message, Goodbye):
             self._lose(event.device, DeviceGone(f"the agent said goodbye: {message.reason}.", device=event.device))
         else:
-            self._answered(event.device, message, event.buffers)
+            self._actions += self._questions.answered(event.device, message, event.buffers)
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         try:
@@ -222,17 +218,6 @@ class Controller:
         peer.session = Session(device=device, name=message.name, version=version, capability=said)
         self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
 
-    def _answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> None:
-        for ticket, asking in self._asking.items():
-            question = asking.waiting.get(device)
-            if question and ANSWERS.get(type(question)) is type(message) and subject(question) == subject(message):
-                del asking.waiting[device]
-                asking.answers[device] = (message, buffers)
-                if not asking.waiting:
-                    del self._asking[ticket]
-                    self._actions.append(Resolve(ticket=ticket, result=asking.answers))
-                return
-
     def _refused(self, device: str, message: Refused) -> None:
         error = failures.refused(device, message)
         if message.about == NUMBER_OF[Hello]:
@@ -241,14 +226,7 @@ class Controller:
         if message.about == NUMBER_OF[Execute]:
             self._fail_all([x for x in self._on(device) if x.place[:2] == (message.run, message.epoch)], error)
             return
-        for ticket, asking in tuple(self._asking.items()):
-            question = asking.waiting.get(device)
-            if question is None or NUMBER_OF[type(question)] != message.about:
-                continue
-            if subject(question)[:2] in ((message.run, message.epoch), ("", "")):
-                del self._asking[ticket]
-                self._actions.append(Reject(ticket=ticket, error=error))
-                return
+        self._actions += self._questions.refused(device, message, error)
 
     def _receive_data(self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]) -> None:
         try:
@@ -259,8 +237,7 @@ class Controller:
         self._post(device, letters)
         while peer.traffic.probed:
             ticket = int(peer.traffic.probed.pop().name.removeprefix("home-"))
-            if ticket in self._asking:
-                self._actions.append(Resolve(ticket=ticket, result=self._now_s - self._asking.pop(ticket).since_s))
+            self._actions += self._questions.probed(ticket, self._now_s)
         for value, raw in arrived:
             launched = self._at(device, place_of(value))
             if launched is not None and (device, value.name) in launched.waiting_values:
@@ -270,7 +247,8 @@ class Controller:
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
             if not value.run:
-                self._give_up(device, failures.rejected(device, value, rejection), lambda it: isinstance(it, Value))
+                error = failures.rejected(device, value, rejection)
+                self._actions += self._questions.give_up(device, error, lambda it: isinstance(it, Value))
             launched = self._at(device, place_of(value))
             if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))
@@ -358,17 +336,10 @@ class Controller:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
         else:  # before anybody learns that work has failed: they look at the device next
             self._actions.append(Heard(device=device, message=error))
-        self._give_up(device, error)
+        self._actions += self._questions.give_up(device, error)
         self._fail_all(self._on(device), error)
         self._gone[device] = error
         self._actions.append(Disconnect(device=device))
-
-    def _give_up(self, device: str, error: PotluckError, which: Callable[[Message], bool] | None = None) -> None:
-        """The device will not answer these questions."""
-        for ticket, asking in tuple(self._asking.items()):
-            if device in asking.waiting and (which is None or which(asking.waiting[device])):
-                del self._asking[ticket]
-                self._actions.append(Reject(ticket=ticket, error=error))
 
     def _tick(self) -> None:
         for device, peer in tuple(self._peers.items()):

@@ -7,6 +7,7 @@ from potluck.errors import (
     IdentityChanged,
     NotPaired,
     OutOfMemory,
+    PlanError,
     PotluckError,
     ProtocolError,
     RequestFailed,
@@ -55,6 +56,11 @@ def hung(device: str, hung_s: float) -> WorkerFailed:
     return WorkerFailed(
         f"its worker has made no progress for {hung_s:.0f} s.", device=device, cause=FailureCause.HUNG, instruction=-1
     )
+
+
+def dropped(device: str = "") -> PlanError:
+    """What was executed or asked under a plan that is over."""
+    return PlanError("the plan was dropped while it was in use.", device=device)
 
 
 def not_paired(device: str) -> NotPaired:

@@ -1,4 +1,4 @@
-"""What the controller waits for: sessions, questions to several devices, executions. Records only."""
+"""What the controller waits for: sessions and executions. Records only."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,49 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.run.events import Address, Execution, Launch, Payload, Session, Timeline
+from potluck.run.events import Address, Execution, Launch, Session, Timeline
 from potluck.run.pulse import Pulse
 from potluck.run.traffic import Place, Raw, Traffic
-from potluck_wire.messages import (
-    Abort,
-    Commit,
-    Committed,
-    Done,
-    Drop,
-    Dropped,
-    Execute,
-    FailureCause,
-    Goodbye,
-    Hello,
-    Measure,
-    Measured,
-    Message,
-    Meter,
-    Prepare,
-    Prepared,
-    Probe,
-    Probed,
-    Roster,
-    RosterSet,
-    Welcome,
-)
+from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare
 
-ANSWERS: dict[type[Message], type[Message]] = {
-    Hello: Welcome, Roster: RosterSet, Prepare: Prepared, Commit: Committed, Drop: Dropped, Measure: Measured,
-    Probe: Probed,
-}  # fmt: skip
-UNANSWERED = (Meter, Goodbye)
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
 BEHIND = (1, 2)  # the version that has `Execute.after_step`
 TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
 ABORT = (1, 3)  # the version that has `Abort`
 ALONE = (1, 4)  # the version that has `Commit.memory_bytes`
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
-
-
-def subject(message: Message) -> tuple[Any, ...]:
-    """What a question and its answer have in common."""
-    return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
 
 
 def is_over(drop: Drop, asked: Message | Launch) -> bool:
@@ -89,13 +57,6 @@ class Peer:
     def can_abort(self) -> bool:
         """Whether the device can end one execution and go on with its plan."""
         return self.session is not None and self.session.version >= ABORT
-
-
-@dataclass(slots=True)
-class Asking:
-    waiting: dict[str, Message]
-    answers: dict[str, Payload] = field(default_factory=dict)
-    since_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -1,0 +1,111 @@
+"""What devices were asked, one thing each (prepare, commit, drop, measure, a probe), and who has not answered. Pure.
+
+Every method returns what to do about it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck.errors import PotluckError
+from potluck.run.events import Action, Payload, Reject, Resolve
+from potluck_wire.messages import (
+    NUMBER_OF,
+    Commit,
+    Committed,
+    Drop,
+    Dropped,
+    Goodbye,
+    Measure,
+    Measured,
+    Message,
+    Meter,
+    Prepare,
+    Prepared,
+    Probe,
+    Probed,
+    Refused,
+    Roster,
+    RosterSet,
+    Value,
+)
+
+ANSWERS: dict[type[Message], type[Message]] = {
+    Roster: RosterSet, Prepare: Prepared, Commit: Committed, Drop: Dropped, Measure: Measured, Probe: Probed,
+}  # fmt: skip
+UNANSWERED = (Meter, Goodbye)
+
+
+@dataclass(slots=True)
+class Asked:
+    """One question to several devices: what each of them was asked, and what those said that have answered."""
+
+    waiting: dict[str, Message]
+    answers: dict[str, Payload] = field(default_factory=dict)
+    since_s: float = 0.0
+
+
+class Questions:
+    """All that is open, by ticket."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Asked] = {}
+
+    def ask(self, ticket: int, messages: Mapping[str, Message]) -> list[Action]:
+        """These messages go to these devices; the last answer resolves the ticket."""
+        waiting = {device: message for device, message in messages.items() if not isinstance(message, UNANSWERED)}
+        if not waiting:
+            return [Resolve(ticket=ticket, result={})]
+        self._asked[ticket] = Asked(waiting)
+        return []
+
+    def probe(self, ticket: int, device: str, now_s: float) -> None:
+        """A value goes to the device, only to see how long it takes."""
+        self._asked[ticket] = Asked({device: Value()}, since_s=now_s)
+
+    def probed(self, ticket: int, now_s: float) -> list[Action]:
+        """All of that value is there."""
+        asked = self._asked.pop(ticket, None)
+        return [Resolve(ticket=ticket, result=now_s - asked.since_s)] if asked else []
+
+    def answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> list[Action]:
+        """A device has said this."""
+        for ticket, question in self._open(device):
+            if ANSWERS.get(type(question)) is type(message) and _subject(question) == _subject(message):
+                asked = self._asked[ticket]
+                del asked.waiting[device]
+                asked.answers[device] = (message, buffers)
+                if asked.waiting:
+                    return []
+                del self._asked[ticket]
+                return [Resolve(ticket=ticket, result=asked.answers)]
+        return []
+
+    def refused(self, device: str, message: Refused, error: PotluckError) -> list[Action]:
+        """A device will not do what it was asked."""
+        for ticket, question in self._open(device):
+            is_of_it = _subject(question)[:2] in ((message.run, message.epoch), ("", ""))
+            if NUMBER_OF[type(question)] == message.about and is_of_it:
+                return self.forsake(ticket, error)
+        return []
+
+    def give_up(
+        self, device: str, error: PotluckError, which: Callable[[Message], bool] = lambda question: True
+    ) -> list[Action]:
+        """The device will not answer these questions (default: any)."""
+        ended = [ticket for ticket, question in self._open(device) if which(question)]
+        return [action for ticket in ended for action in self.forsake(ticket, error)]
+
+    def forsake(self, ticket: int, error: PotluckError | None = None) -> list[Action]:
+        """Nobody waits for this any more; whoever did is told the error."""
+        known = self._asked.pop(ticket, None) is not None
+        return [Reject(ticket=ticket, error=error)] if known and error is not None else []
+
+    def _open(self, device: str) -> list[tuple[int, Message]]:
+        """What the device has been asked and not answered."""
+        return [(ticket, asked.waiting[device]) for ticket, asked in self._asked.items() if device in asked.waiting]
+
+
+def _subject(message: Message) -> tuple[Any, ...]:
+    """What a question and its answer have in common."""
+    return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
