@@ -247,8 +247,8 @@ class Controller:
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
             if not value.run:
-                error = failures.rejected(device, value, rejection)
-                self._actions += self._questions.give_up(device, error, lambda it: isinstance(it, Value))
+                refusal = failures.rejected(device, value, rejection)
+                self._actions += self._questions.give_up(device, refusal, lambda it: isinstance(it, Value))
             launched = self._at(device, place_of(value))
             if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))

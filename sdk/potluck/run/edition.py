@@ -31,6 +31,7 @@ Request = tuple[Prepare, tuple[bytes, ...]]
 Requests = Mapping[str, Request]  # by device
 
 TRAIN, INFER, PUSH, PULL, MOVE = "train", "infer", "push", "pull", "move"
+MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
@@ -236,44 +237,48 @@ def make_edition(
         Where plan and model do not fit each other, or a device cannot compute its piece.
     """
     check_layers(model, plan)
+    if plan.training and optimizer is None:
+        raise PlanError("a plan for training needs an optimizer.")
     kinds = {device: kind_on(model, device, backends[device], train=plan.training) for device in plan.devices}
     pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
-    compiled: dict[str, Compiled] = {}
-    order = policy(schedule, training=plan.training)
-    followers = shadows(plan, segments, towards) if towards is not None else ()
-    if plan.training:
-        if optimizer is None:
-            raise PlanError("a plan for training needs an optimizer.")
-        for rows in dict.fromkeys((plan.batch, *sizes)):
-            name, fitted = train_name(rows, plan), fitted_to(plan, rows)
-            to = f"{epoch + 1}/{follow_name(name)}" if followers else ""
-            compiled[name] = renamed(
-                compile_training(
-                    fitted,
-                    segments,
-                    optimizer.to_json(),
-                    schedule=order(fitted),
-                    shadows=followers,
-                    to=to,
-                    fed_whole=fed_whole,
-                ),
-                name,
-            )
-    else:
-        compiled[INFER] = compile_inference(plan, segments, schedule=order(plan))
     bare = Edition(
-        run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled=compiled, seed=seed,
-        schedule=schedule, turns=turns, shadows=followers,
+        run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled={}, seed=seed,
+        schedule=schedule, turns=turns, shadows=shadows(plan, segments, towards) if towards is not None else (),
     )  # fmt: skip
-    everything = bare.states(optimizer=False)
-    compiled[PUSH] = compile_push(plan, segments, everything)
+    order = policy(schedule, training=plan.training)
     if plan.training:
-        compiled[PULL] = compile_pull(plan, segments, everything)
-        moments = bare.states(optimizer=True, weights=False)
-        compiled[f"{PUSH}-optimizer"] = renamed(compile_push(plan, segments, moments), f"{PUSH}-optimizer")
-        compiled[f"{PULL}-optimizer"] = renamed(compile_pull(plan, segments, moments), f"{PULL}-optimizer")
-    return replace(bare, compiled={name: item for name, item in compiled.items() if any_work(item)})
+        steps = _steps(bare, dict.fromkeys((plan.batch, *sizes)), order, fed_whole)
+    else:
+        steps = {INFER: compile_inference(plan, segments, schedule=order(plan))}
+    compiled = {name: renamed(item, name) for name, item in (steps | _moves(bare)).items() if any_work(item)}
+    return replace(bare, compiled=compiled)
+
+
+def _steps(bare: Edition, sizes: Iterable[int], order: Policy, fed_whole: bool) -> dict[str, Compiled]:
+    """One step of training for each of these numbers of rows."""
+    found, optimizer = {}, bare.optimizer
+    assert optimizer is not None  # a plan for training has one
+    for rows in sizes:
+        name, fitted = train_name(rows, bare.plan), fitted_to(bare.plan, rows)
+        found[name] = compile_training(
+            fitted, bare.segments, optimizer.to_json(), schedule=order(fitted), shadows=bare.shadows,
+            to=f"{bare.epoch + 1}/{follow_name(name)}" if bare.shadows else "", fed_whole=fed_whole,
+        )  # fmt: skip
+    return found
+
+
+def _moves(bare: Edition) -> dict[str, Compiled]:
+    """Weights from home, and of a plan for training back; the optimizer's state likewise."""
+    weights, moments = bare.states(optimizer=False), bare.states(optimizer=True, weights=False)
+    if not bare.plan.training:
+        return {PUSH: compile_push(bare.plan, bare.segments, weights)}
+    return {
+        PUSH: compile_push(bare.plan, bare.segments, weights),
+        PULL: compile_pull(bare.plan, bare.segments, weights),
+        PUSH + MOMENTS: compile_push(bare.plan, bare.segments, moments),
+        PULL + MOMENTS: compile_pull(bare.plan, bare.segments, moments),
+    }
 
 
 def any_work(compiled: Compiled) -> bool:

@@ -16,6 +16,7 @@ from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.crew import Crew, loss_of, states_of
 from potluck.run.edition import (
     INFER,
+    MOMENTS,
     MOVE,
     PULL,
     PUSH,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from potluck.run.crossing import Crossing
 
 KEPT_STEPS = 64
-MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
 
 
 class Engine:

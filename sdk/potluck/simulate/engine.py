@@ -6,7 +6,7 @@ clock that counts the bytes each of them has got, and a heap of the readings at 
 depend only on how many flows each has, so every such state is worked out once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
@@ -83,25 +83,54 @@ class Times:
     stop_s: list[float]
 
 
+class Course:
+    """What has become of the tasks so far, and what ends when. The lanes are the caller's."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        n_tasks = len(graph.lane)
+        self.start_s, self.free_s, self.stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
+        self.ends: list[tuple[float, int]] = []  # a heap of (time, task, or -1 - task when its lane is already free)
+        self._n_waits, self._followers = graph.n_waits.copy(), graph.followers
+
+    def first(self) -> list[int]:
+        """The tasks that wait for nothing."""
+        return [task for task, count in enumerate(self._n_waits) if not count]
+
+    def stop(self, task: int, now_s: float, came: list[int]) -> None:
+        """The task is done; `came` gets those that waited for nothing else."""
+        self.stop_s[task] = now_s
+        n_waits = self._n_waits
+        for follower in self._followers[task]:
+            n_waits[follower] -= 1
+            if not n_waits[follower]:
+                came.append(follower)
+
+    def times(self) -> Times:
+        """When everything took place; `PlanError` where some of it never did."""
+        left = [task for task, since in enumerate(self.start_s) if since < 0]
+        if left:
+            n = len(self.start_s)
+            raise PlanError(f"{len(left)} of {n} tasks wait for each other for ever, task {left[0]} among them.")
+        return Times(self.start_s, self.free_s, self.stop_s)
+
+
 def run(graph: TaskGraph) -> Times:
     """Carry out all tasks; `PlanError` when some wait for each other for ever."""
     n_tasks, lane_of, work, route_of = len(graph.lane), graph.lane, graph.work, graph.route
-    followers, latency_s, n_waits = graph.followers, graph.latency_s, graph.n_waits.copy()
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]  # rank % n_tasks is the task
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
     doing = [-1] * n_lanes  # the task that has the lane
-    start_s, free_s, stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
-    flows = Flows(graph)
-    class_of, class_of_lane, flow_end_s = flows.class_of, flows.class_of_lane, inf
-    ends: list[tuple[float, int]] = []  # (time, task, or -1 - task when its lane is already free)
-    touched = list(range(n_lanes))
-    n_done, now_s = 0, 0.0
-    for task in range(n_tasks):
-        if not n_waits[task]:
-            heappush(ready[lane_of[task]], rank[task])
+    course, flows, flow_end_s, now_s = Course(graph), Flows(graph), inf, 0.0
+    class_of, class_of_lane, latency_s, ends = flows.class_of, flows.class_of_lane, graph.latency_s, course.ends
+    stop, came, touched = course.stop, course.first(), list[int]()
     while True:
-        for lane in touched:
+        for task in came:
+            lane = lane_of[task]
+            heappush(ready[lane], rank[task])
+            touched.append(lane)
+        came = []
+        for lane in touched:  # start the most urgent of each
             waiting = ready[lane]
             if not waiting:
                 continue
@@ -113,22 +142,19 @@ def run(graph: TaskGraph) -> Times:
                 heappush(waiting, rank[current])
             task = heappop(waiting) % n_tasks
             doing[lane] = task
-            if start_s[task] < 0:
-                start_s[task] = now_s
+            if course.start_s[task] < 0:
+                course.start_s[task] = now_s
             route = route_of[task]
-            if route == COMPUTE and lane not in class_of_lane:
-                heappush(ends, (now_s + work[task], task))
-            elif route == COMPUTE and work[task] > 0:
-                flows.start(task, class_of_lane[lane], now_s)
-            elif work[task] <= 0 or class_of[route] < 0:
-                heappush(ends, (now_s, task))
-            else:
-                flows.start(task, class_of[route], now_s)
+            number = class_of_lane.get(lane, -1) if route == COMPUTE else class_of[route]
+            if number >= 0 and work[task] > 0:
+                flows.start(task, number, now_s)
+            else:  # what is over no medium takes no time
+                heappush(ends, (now_s + work[task] if route == COMPUTE else now_s, task))
         touched = []
         if flows.changed:
             flow_end_s = flows.next_end_s(now_s)
         if flow_end_s == inf and not ends:
-            break
+            return course.times()
         now_s = min(flow_end_s, ends[0][0]) if ends else flow_end_s
         if flow_end_s <= now_s:
             for task in flows.take_ended(now_s):
@@ -136,11 +162,10 @@ def run(graph: TaskGraph) -> Times:
         while ends and ends[0][0] <= now_s:
             task = heappop(ends)[1]
             if task >= 0:
-                free_s[task] = now_s
-                lane = lane_of[task]
+                course.free_s[task] = now_s
+                lane, route = lane_of[task], route_of[task]
                 doing[lane] = -1
                 touched.append(lane)
-                route = route_of[task]
                 if route != COMPUTE and latency_s[route] > 0:
                     if graph.route_host[route] < 0:
                         heappush(ends, (now_s + latency_s[route], -1 - task))
@@ -149,23 +174,7 @@ def run(graph: TaskGraph) -> Times:
                     continue
             else:
                 task = -1 - task
-            stop_s[task] = now_s
-            n_done += 1
-            for follower in followers[task]:
-                n_waits[follower] -= 1
-                if not n_waits[follower]:
-                    lane = lane_of[follower]
-                    heappush(ready[lane], rank[follower])
-                    touched.append(lane)
-    if n_done < n_tasks:
-        raise stuck(start_s)
-    return Times(start_s, free_s, stop_s)
-
-
-def stuck(start_s: Sequence[float]) -> PlanError:
-    """The error when no task can go on and some have not started."""
-    left = [task for task, since in enumerate(start_s) if since < 0]
-    return PlanError(f"{len(left)} of {len(start_s)} tasks wait for each other for ever, task {left[0]} among them.")
+            stop(task, now_s, came)
 
 
 class Flows:

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from potluck.simulate.engine import COMPUTE, TaskGraph, Times, stuck
+from potluck.simulate.engine import COMPUTE, Course, TaskGraph, Times
 
 
 def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
@@ -18,40 +18,30 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     Without `urgency`, those of the smallest priority. Computing lanes go by priority as in `engine.run`; media are
     never shared, so that a transfer runs at the full rate of its path. Nor are the processors of hosts.
     """
-    n_tasks, lane_of, route_of, followers = len(graph.lane), graph.lane, graph.route, graph.followers
-    n_waits, latency_s = graph.n_waits.copy(), graph.latency_s
+    n_tasks, lane_of, route_of, latency_s = len(graph.lane), graph.lane, graph.route, graph.latency_s
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
-    if urgency is not None:
-        order = sorted(range(n_tasks), key=lambda task: (-urgency[task], task))
-        urgent = [0] * n_tasks
-        for place, task in enumerate(order):
-            urgent[task] = place * n_tasks + task
-    else:
-        urgent = rank
+    urgent = rank if urgency is None else _ranked(urgency)
     media = [[medium for medium, _ in route] for route in graph.routes]
     per_byte = [max((times / graph.capacity[m] for m, times in route), default=0.0) for route in graph.routes]
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]
     free, open_media = [True] * n_lanes, [True] * len(graph.capacity)
     waiting: list[int] = []  # transfers, the most urgent first
-    start_s, free_s, stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
-    ends: list[tuple[float, int]] = []  # (time, task, or -1 - task when its media are already free)
-    touched: list[int] = []
-    n_done, now_s = 0, 0.0
-    for task in range(n_tasks):
-        if not n_waits[task]:
+    course, now_s = Course(graph), 0.0
+    ends, start_s, stop, came, touched = course.ends, course.start_s, course.stop, course.first(), list[int]()
+    while True:
+        for task in came:
             if route_of[task] == COMPUTE:
                 heappush(ready[lane_of[task]], rank[task])
                 touched.append(lane_of[task])
             else:
                 heappush(waiting, urgent[task])
-    while True:
         for lane in touched:
             if free[lane] and ready[lane]:
                 task = heappop(ready[lane]) % n_tasks
                 free[lane], start_s[task] = False, now_s
                 heappush(ends, (now_s + graph.work[task], task))
-        touched = []
+        came, touched = [], []
         passed: list[int] = []
         n_open = sum(open_media)
         while waiting and (n_open or not graph.capacity):
@@ -69,35 +59,32 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
         for key in passed:
             heappush(waiting, key)
         if not ends:
-            break
+            return course.times()
         now_s = ends[0][0]
         while ends and ends[0][0] <= now_s:
             task = heappop(ends)[1]
             if task >= 0:
-                free_s[task] = now_s
-                free[lane_of[task]] = True
-                touched.append(lane_of[task])
-                if route_of[task] != COMPUTE:
-                    for medium in media[route_of[task]]:
+                course.free_s[task] = now_s
+                lane, route = lane_of[task], route_of[task]
+                free[lane] = True
+                touched.append(lane)
+                if route != COMPUTE:
+                    for medium in media[route]:
                         open_media[medium] = True
-                    if latency_s[route_of[task]] > 0:
-                        heappush(ends, (now_s + latency_s[route_of[task]], -1 - task))
+                    if latency_s[route] > 0:
+                        heappush(ends, (now_s + latency_s[route], -1 - task))
                         continue
             else:
                 task = -1 - task
-            stop_s[task] = now_s
-            n_done += 1
-            for follower in followers[task]:
-                n_waits[follower] -= 1
-                if not n_waits[follower]:
-                    if route_of[follower] == COMPUTE:
-                        heappush(ready[lane_of[follower]], rank[follower])
-                        touched.append(lane_of[follower])
-                    else:
-                        heappush(waiting, urgent[follower])
-    if n_done < n_tasks:
-        raise stuck(start_s)
-    return Times(start_s, free_s, stop_s)
+            stop(task, now_s, came)
+
+
+def _ranked(urgency: Sequence[float]) -> list[int]:
+    """Per task, its place by urgency times the number of tasks, plus itself."""
+    ranks = [0] * len(urgency)
+    for place, task in enumerate(sorted(range(len(urgency)), key=lambda task: (-urgency[task], task))):
+        ranks[task] = place * len(urgency) + task
+    return ranks
 
 
 def tails(graph: TaskGraph) -> list[float]:
