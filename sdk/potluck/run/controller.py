@@ -155,7 +155,8 @@ class Controller:
         if self._is_missing(event.ticket, event.devices):
             return
         values = {(device, name) for device, names in event.expects.items() for name in names}
-        launched = Launched(event, self._now_s, values, list(event.devices))
+        alone = not any(x.launch.request and x.launch.run == event.run for x in self._launched.values())
+        launched = Launched(event, self._now_s, values, list(event.devices), in_turns=event.together and alone)
         self._launched[event.ticket] = launched
         self._start_ready()
         for device, feeds in event.feeds.items():

@@ -68,6 +68,7 @@ class Launched:
     running: set[str] = field(default_factory=set)
     outputs: dict[tuple[str, str], Raw] = field(default_factory=dict)
     timelines: dict[str, Timeline] = field(default_factory=dict)
+    in_turns: bool = False  # its releases count from a common begin: there is one, and no other request is under way
     suspicion: tuple[float, PotluckError] | None = None  # fail with this after that time, unless a better cause appears
 
     @property
@@ -96,7 +97,7 @@ class Launched:
     def order(self, ahead: "Launched | None", peer: Peer, now_s: float) -> Execute:
         """What a device is told, to begin it, perhaps behind another execution."""
         run, epoch, program, step = self.place
-        begin_s = peer.own_s(now_s) if self.launch.together else 0.0
+        begin_s = peer.own_s(now_s) if self.in_turns else 0.0
         after_step = ahead.launch.step if ahead is not None else -1
         return Execute(run=run, epoch=epoch, program=program, step=step, begin_s=begin_s, after_step=after_step)
 

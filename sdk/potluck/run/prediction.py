@@ -7,7 +7,7 @@ from potluck.plan.cost import CostTable
 from potluck.records import Event, Problem, Trace, Training
 from potluck.run.history import in_turn_s
 from potluck.schedule import Compiled
-from potluck.schedule.network import schedule_transfers
+from potluck.schedule.network import by_priority, schedule_transfers
 from potluck.simulate import simulate
 from potluck.simulate.duration import instruction_s
 from potluck_wire.program import NETWORK
@@ -32,9 +32,11 @@ def foretell(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
 
 
 def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0) -> Compiled:
-    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`).
+    """The programs with transfers in order on shared media, where that ends a step sooner (or `always`).
 
-    `refine_s`: so long an exact solver may look for a better order, which is taken where the simulator finds it so.
+    Either in turns, of which each is kept free by release times, or by priorities alone, where turns would wait for
+    more than they save. `refine_s`: so long an exact solver may look for a better order, which is taken where the
+    simulator finds it so.
     """
     if len(compiled.programs) < 2:
         return compiled
@@ -45,7 +47,9 @@ def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refi
     ordered = schedule_transfers(compiled, problem)
     if refine_s > 0:
         ordered = min(ordered, schedule_transfers(compiled, problem, refine_s=refine_s), key=step_s)
-    return ordered if always or step_s(ordered) < (1 - WORTH_FRAC) * step_s(compiled) else compiled
+    free = by_priority(ordered)
+    best = free if always else min(compiled, free, key=step_s)
+    return ordered if ordered.together and step_s(ordered) < (1 - WORTH_FRAC) * step_s(best) else best
 
 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:

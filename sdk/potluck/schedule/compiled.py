@@ -83,7 +83,7 @@ class Compiled:
     @property
     def together(self) -> bool:
         """Whether all devices must begin at one moment: some send counts its release from there."""
-        return any(program.release_s for program in self.programs.values())
+        return any(any(program.release_s) for program in self.programs.values())
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:

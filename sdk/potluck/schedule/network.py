@@ -107,6 +107,12 @@ def schedule_transfers(
     return replace(compiled, programs=programs)
 
 
+def by_priority(ordered: Compiled) -> Compiled:
+    """The same programs without releases: the order holds only among the sends of each device."""
+    programs = {device: replace(program, release_s=()) for device, program in ordered.programs.items()}
+    return replace(ordered, programs=programs)
+
+
 def _turns(expanded: Expanded, refine_s: float) -> Sequence[float]:
     order = expanded.order
     return exact.solve(expanded.graph, order, limit_s=refine_s).start_s if refine_s > 0 else order.start_s

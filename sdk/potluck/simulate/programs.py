@@ -69,7 +69,8 @@ class Simulation:
         idle = self.compute_lane[self.home]
         before = [self.marks[step - in_flight][1]] if step >= in_flight else []
         begin = origin = graph.add(idle, 0.0, after=before, priority=first)
-        if step and self.compiled.together:
+        in_turns = self.compiled.together and (serial or in_flight == 1 or not step)  # requests at once: the first
+        if step and in_turns:
             origin = graph.add(idle, 0.0, after=[begin, self.marks[-1][1]], priority=first)
         tasks: dict[tuple[str, int], int] = {}
         arrivals: dict[tuple[str, str, str], int] = {}  # (from, to, name) -> the task that brings it
@@ -100,7 +101,7 @@ class Simulation:
                 waits = {makers[value] for value in item.inputs} | {tasks[device, i] for i in item.after} or {origin}
                 if not item.after and item.op != "send":
                     waits.update(ended)
-                if program.release_s and program.release_s[item.id]:
+                if in_turns and program.release_s and program.release_s[item.id]:
                     waits.add(self._timer(origin, program.release_s[item.id]))
                 for other in sorted(waits):
                     graph.wait(task, other)

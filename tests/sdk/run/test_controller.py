@@ -285,6 +285,21 @@ def test_devices_that_take_turns_begin_a_step_at_one_moment_by_their_own_clocks(
     assert [device for device, _ in play.sent(m.Execute)] == ["a", "b"]
 
 
+def test_of_requests_at_once_only_the_first_takes_turns():
+    play = Play("a", "b")
+    play.tick(2.0, answer=("a", "b"))
+    begins = []
+    for ticket in (1, 2):
+        play.launch(ticket=ticket, step=ticket, together=True, request=True)
+        begins.append([order.begin_s != 0.0 for _, order in play.sent(m.Execute)])
+    assert begins == [[True, True], [False, False]]
+    for step in (1, 2):
+        finish(play, "a", step=step)
+        finish(play, "b", step=step)
+    play.launch(ticket=3, step=3, together=True, request=True)
+    assert all(order.begin_s for _, order in play.sent(m.Execute))
+
+
 def test_a_device_of_an_older_version_is_not_told_when_a_step_begins():
     play = join("a", minor=0)
     play.tick(2.0, answer=("a",))

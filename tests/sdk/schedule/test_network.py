@@ -8,9 +8,9 @@ from potluck.errors import UserError
 from potluck.plan.judge import compile_plan
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.run import prediction
-from potluck.run.prediction import foretell, in_turns
+from potluck.run.prediction import WORTH_FRAC, foretell, in_turns
 from potluck.schedule import exact
-from potluck.schedule.network import PACE_FRAC, Expanded, expand, schedule_transfers
+from potluck.schedule.network import PACE_FRAC, Expanded, by_priority, expand, schedule_transfers
 from potluck.simulate import engine, simulate
 from potluck.simulate.engine import COMPUTE, TaskGraph
 
@@ -124,6 +124,31 @@ def test_devices_begin_a_step_together_when_transfers_take_turns():
     begins = [min(e.start_s for e in trace.events if e.step == step and e.op == "run") for step in range(3)]
     assert begins[1:] == pytest.approx(ends[:-1])
     assert ends == pytest.approx([one_s, 2 * one_s, 3 * one_s], rel=0.02)
+
+
+def test_requests_at_once_are_foretold_by_priorities_and_not_one_after_the_other():
+    problem, compiled = congested(*PIPES["three"], 1.0, training=False)
+    ordered = schedule_transfers(compiled, problem)
+    ends = [
+        sorted({max(e.stop_s for e in trace.events if e.step == step) for step in range(1, 6)})
+        for trace in (simulate(each, problem, steps=6, in_flight=3) for each in (ordered, by_priority(ordered)))
+    ]
+    assert ordered.together
+    assert ends[0] == pytest.approx(ends[1], rel=0.05)  # the first alone takes turns
+    assert ends[0][-1] < 0.95 * 6 * simulate(ordered, problem).step_s[0]
+
+
+def test_priorities_alone_are_taken_where_turns_would_wait_for_more_than_they_save():
+    chosen = set()
+    for pipe in PIPES:
+        for load in (0.7, 1.0, 1.5, 2.5):
+            problem, compiled = congested(*PIPES[pipe], load)
+            best = in_turns(compiled, problem)
+            ordered = schedule_transfers(compiled, problem)
+            each_s = [max(foretell(x, problem).step_s) for x in (compiled, ordered, by_priority(ordered))]
+            assert max(foretell(best, problem).step_s) <= min(each_s) / (1 - WORTH_FRAC)
+            chosen.add("turns" if best.together else "as they come" if best is compiled else "priorities")
+    assert chosen == {"turns", "as they come", "priorities"}
 
 
 @pytest.mark.parametrize("training", [True, False])
