@@ -341,9 +341,8 @@ class Home:
             In which order the stages act: "1f1b" (the default for training), "fill-drain", "interleaved",
             "forward-only" (for inference), or a function from a plan to a `potluck.schedule.ir.Schedule`.
         turns, refine_s
-            Whether transfers take turns on media that devices share, in the order that ends a step soonest, by release
-            times or priorities; default: where the simulator says that it pays. It needs a profile. CP-SAT (ortools)
-            may better it for `refine_s`.
+            Whether transfers take turns on shared media, in the order that ends a step soonest (by a profile); default:
+            turns, that order as priorities, or neither, as simulated. CP-SAT (ortools) may better it for `refine_s`.
         profile
             What the run is foretold by; default: the latest one of this model here.
         """

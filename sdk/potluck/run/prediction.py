@@ -32,11 +32,10 @@ def foretell(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
 
 
 def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0) -> Compiled:
-    """The programs with transfers in order on shared media, where that ends a step sooner (or `always`).
+    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`).
 
-    Either in turns, of which each is kept free by release times, or by priorities alone, where turns would wait for
-    more than they save. `refine_s`: so long an exact solver may look for a better order, which is taken where the
-    simulator finds it so.
+    Where releases would make turns wait for more than they save, the order may hold by priorities alone. `refine_s`: so
+    long an exact solver may look for a better order, which is taken where the simulator finds it so.
     """
     if len(compiled.programs) < 2:
         return compiled
@@ -47,9 +46,8 @@ def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refi
     ordered = schedule_transfers(compiled, problem)
     if refine_s > 0:
         ordered = min(ordered, schedule_transfers(compiled, problem, refine_s=refine_s), key=step_s)
-    free = by_priority(ordered)
-    best = free if always else min(compiled, free, key=step_s)
-    return ordered if ordered.together and step_s(ordered) < (1 - WORTH_FRAC) * step_s(best) else best
+    free = min(compiled, by_priority(ordered), key=step_s)
+    return ordered if always or step_s(ordered) < (1 - WORTH_FRAC) * step_s(free) else free
 
 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
