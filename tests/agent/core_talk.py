@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from potluck_agent.core import Core
-from potluck_agent.events import MEMBER, OWNER, Action, Event, FromPeer, FromWorker, Sender, Tick, ToPeer
+from potluck_agent.events import MEMBER, OWNER, Action, Event, FromPeer, FromWorker, Sender, Tick, ToPeer, ToWorker
 from potluck_agent.outbox import Settings
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
@@ -16,11 +16,17 @@ from potluck_wire.messages import (
     NUMBER_OF,
     Channel,
     Commit,
+    Compute,
+    Credit,
+    Execute,
+    Forget,
     Hello,
     Message,
     Prepare,
+    Refused,
     Roster,
     SegmentLoaded,
+    Value,
     WorkerReady,
 )
 from potluck_wire.session import AGENT, CONTROLLER, Session
@@ -30,6 +36,9 @@ OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
 OTHER_SENDER = Sender(OTHER_KEY, OWNER, "tablet")
 MEMBER_SENDER = Sender(MEMBER_KEY, MEMBER, "phone")
 CAN = {"backends": {"torch": "2"}, "dtypes": ["float32"], "operators": ["aten.add"]}
+READY = json.dumps(CAN).encode()
+RUN = Execute(run="r", epoch=1, program="p")
+EIGHT = b"12345678"
 
 
 def settings(**changes: Any) -> Settings:
@@ -118,3 +127,53 @@ def add(first: str, second: str, total: str) -> list[Any]:
 
 def cut(value: str, part: str, start: int = 0, stop: int = 1, *, priority: int = 0) -> list[Any]:
     return ["slice", [value], [part], [], priority, {"dim": 0, "start": start, "stop": stop}]
+
+
+def value(name="x", *, transfer=1, epoch=1, step=0, nbytes=8, program="p", run="r", chunk_bytes=64):
+    return Value(
+        transfer=transfer,
+        run=run,
+        epoch=epoch,
+        program=program,
+        step=step,
+        name=name,
+        shape=(nbytes // 4,),
+        nbytes=nbytes,
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def compute(tag, op, inputs, outputs, *, exports=(), frees=(), attrs=b"{}", step=0):
+    prefix = f"r/1/p/{step}/"
+    inputs, outputs, exports, frees = ([prefix + name for name in names] for names in (inputs, outputs, exports, frees))
+    order = Compute(
+        tag=tag,
+        op=op,
+        step=step,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        exports=tuple(exports),
+        frees=tuple(frees),
+        scope=prefix,
+    )
+    return ToWorker(order, (attrs,))
+
+
+def exported(*rows):
+    return json.dumps([[f"r/1/p/0/{name}", offset, 8, "float32", [2]] for name, offset in rows]).encode()
+
+
+def credit(transfer=1, nbytes=8, done=True):
+    return Credit(transfer=transfer, received_bytes=nbytes, done=done)
+
+
+def cut_attrs(start=0, stop=1):
+    return json.dumps({"dim": 0, "start": start, "stop": stop}, separators=(",", ":")).encode()
+
+
+def forget(step=0):
+    return ToWorker(Forget(prefix=f"r/1/p/{step}/"))
+
+
+def refused(request, code, text, *, key=OWNER_KEY, run="", epoch=0):
+    return ToPeer(key, Refused(about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch))

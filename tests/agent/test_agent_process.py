@@ -2,19 +2,14 @@
 
 import json
 import os
-import random
-import signal
 import socket
 import struct
-import subprocess
-import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import msgpack
 import psutil
 import pytest
-import zmq
-from tests.agent.agents import PATIENCE_S, Keys, RawPeer, agent, command, pair
+from tests.agent.agents import PATIENCE_S, Keys, RawPeer, agent
 from tests.agent.core_talk import add, cut, plan, recv, send
 
 from potluck_wire import limits, statement
@@ -47,7 +42,6 @@ from potluck_wire.messages import (
     Value,
     Welcome,
 )
-from potluck_wire.pairing import PairingFailed
 
 ADA, STRANGER = Keys(), Keys()
 EIGHT = b"12345678"
@@ -327,171 +321,3 @@ def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
         assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
         assert "the worker was silent" in peer.ask(Prepare(run="r", epoch=2), *plan(recv("x"))).text
         assert isinstance(peer.ask(Prepare(run="another", epoch=1), *plan(recv("x"))), Prepared)
-
-
-# --- pairing ----------------------------------------------------------------------------------------------------------
-
-
-def test_pairing_over_the_wire_lets_exactly_that_key_in(tmp_path):
-    bob = Keys()
-    with agent(tmp_path, "--pair") as running:
-        with pytest.raises(PairingFailed) as failure:
-            pair(running.port, "00000000" if running.code != "00000000" else "11111111", bob)
-        assert (failure.value.code, failure.value.tries_left) == ("wrong-code", 2)
-        with RawPeer(running.port, running.key, bob) as early:
-            early.say(Ping(seq=1))
-            assert early.hears_nothing()
-        assert pair(running.port, running.code, bob, "bob").paired.key == running.key
-        with RawPeer(running.port, running.key, bob) as peer:
-            assert isinstance(peer.ask(Ping(seq=1)), Pong)
-        with pytest.raises(PairingFailed) as failure:
-            pair(running.port, running.code, STRANGER)
-        assert failure.value.code == "closed"
-        assert "bob" in running.command("peers").stdout
-
-
-def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
-    bob = Keys()
-    with agent(tmp_path, "--pair", *TRUST) as running:
-        pair(running.port, running.code, bob, "bob")
-        with RawPeer(running.port, running.key, bob) as peer, RawPeer(running.port, running.key, ADA) as other:
-            assert isinstance(peer.ask(Ping(seq=1)), Pong)
-            assert isinstance(other.ask(Ping(seq=1)), Pong)
-            monitor = peer.sockets[Channel.PULSE].get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            assert running.command("forget", "bob").returncode == 0
-            assert monitor.poll(PATIENCE_S * 1000)  # the connection itself is cut
-            peer.say(Ping(seq=2))
-            assert peer.hears_nothing()
-            other.say(Ping(seq=3))  # it comes back by itself
-            assert other.hear(Channel.PULSE)[0].seq == 3
-        assert running.command("forget", "bob").returncode == 1
-
-
-def test_a_token_works_once(tmp_path):
-    with agent(tmp_path) as running:
-        token = running.command("token").stdout.strip()
-        assert pair(running.port, token, ADA).paired.key == running.key
-        with pytest.raises(PairingFailed) as failure:
-            pair(running.port, token, STRANGER)
-        assert failure.value.code == "closed"
-
-
-def test_commands_to_an_agent_that_does_not_run_say_so(tmp_path):
-    answer = command("token", "--state", str(tmp_path))
-    assert (answer.returncode, answer.stdout) == (1, "")
-    assert "no agent runs" in answer.stderr
-
-
-def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
-    with agent(tmp_path / "a", *TRUST) as first:
-        port, key = first.port, first.key
-    with agent(tmp_path / "b", *TRUST, port=port), RawPeer(port, key, ADA) as peer:
-        peer.say(Ping(seq=1))
-        assert peer.hears_nothing()
-
-
-# --- starting and ending ----------------------------------------------------------------------------------------------
-
-
-def test_a_port_in_use_is_named(tmp_path, jetson):
-    answer = command("--port", str(jetson.port), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
-    assert answer.returncode == 1
-    assert f"port {jetson.port}" in answer.stderr
-    assert "--port" in answer.stderr
-
-
-@pytest.mark.parametrize("offset", [limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET])
-def test_each_of_the_four_ports_is_needed(tmp_path, offset):
-    with ExitStack() as stack:
-        base, sockets = four_free_ports(stack)
-        for other in set(range(4)) - {offset}:
-            sockets[other].close()
-        answer = command("--port", str(base), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
-    assert answer.returncode == 1
-    assert f"port {base + offset}" in answer.stderr
-
-
-def four_free_ports(stack):
-    """The first of four ports in a row, where neither connections nor agents get theirs, and sockets that hold them."""
-    for base in random.SystemRandom().sample(range(10_000, 20_000, 4), 100):
-        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
-        with suppress(OSError):
-            for offset, taken in enumerate(sockets):
-                taken.bind(("127.0.0.1", base + offset))
-                taken.listen()
-            return base, sockets
-    raise AssertionError("no four free ports in a row")
-
-
-def test_two_agents_cannot_share_a_state_directory(tmp_path):
-    with agent(tmp_path):
-        answer = command("--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
-    assert answer.returncode == 1
-    assert "--state" in answer.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_good_order(tmp_path, number):
-    with agent(tmp_path) as running:
-        running.process.send_signal(number)
-        assert running.process.wait(PATIENCE_S) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["identity.json"]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
-    line = ["--name", "x", "--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns", "--json"]
-    script = (
-        "import subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, '-m', 'potluck_agent', *{line!r}, '--die-with-parent'])\n"
-        "print(p.pid, flush=True)\ntime.sleep(1000)\n"
-    )
-    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        pid = int(starter.stdout.readline())
-        assert json.loads(starter.stdout.readline())["name"] == "x"
-        orphan = psutil.Process(pid)
-    finally:
-        starter.kill()
-        starter.wait()
-        starter.stdout.close()
-    gone, _ = psutil.wait_procs([orphan], PATIENCE_S)
-    assert gone == [orphan]
-
-
-@pytest.mark.slow
-def test_two_devices_of_one_name_are_both_announced(tmp_path):
-    from potluck.discover.mdns import browse
-
-    def ports(found):
-        return sorted(address.port for addresses in found.values() for address in addresses)
-
-    def announced(*agents):
-        """What is found once these are; names are told apart by who was first, so each is waited for."""
-        wanted = {agent.port for agent in agents}
-        found = browse(PATIENCE_S, enough=lambda found: wanted <= set(ports(found)))
-        return {name: tuple(a for a in places if a.port in wanted) for name, places in found.items()}
-
-    with agent(tmp_path / "a", "--mdns", name="twin") as first:
-        assert ports(announced(first)) == [first.port]
-        with agent(tmp_path / "b", "--mdns", name="twin") as second:
-            found = announced(first, second)
-            assert ports(found) == sorted((first.port, second.port))
-            assert max(len(places) for places in found.values()) == 1
-
-
-def test_the_key_stays_the_same_over_a_restart(tmp_path):
-    with agent(tmp_path) as first:
-        key = first.key
-    with agent(tmp_path) as second:
-        assert second.key == key
-
-
-def test_importing_the_agent_loads_nothing_heavy():
-    script = (
-        "import sys, potluck_agent.main, potluck_agent.net, potluck_agent.core\n"
-        "heavy = ('torch', 'numpy', 'scipy', 'onnx', 'onnxruntime', 'zeroconf', 'spake2')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.agent.worker_talk import MIB, begin
+from tests.agent.worker_talk import LINEAR, MIB, begin, load, numbers
 
 from potluck_agent.worker import torch_arrays
 from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import time_update
 from potluck_wire import segment
-from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
+from potluck_wire.graph import Graph, Parameter
 from potluck_wire.messages import (
     Computed,
     ComputeFailed,
@@ -24,22 +24,6 @@ from potluck_wire.messages import (
     Put,
     Release,
     SegmentLoaded,
-)
-
-LINEAR = segment.dumps(
-    Graph(
-        inputs=(Input(name="x", dtype="float32", shape=("batch", 3), gradient=True),),
-        parameters=(
-            Parameter(name="w", dtype="float32", shape=(2, 3)),
-            Parameter(name="b", dtype="float32", shape=(2,)),
-        ),
-        nodes=(
-            Node(number=0, op="aten.linear.default", args=(Ref(0), Ref(1), Ref(2))),
-            Node(number=1, op="aten.tanh.default", args=(Ref(3),)),
-        ),
-        outputs=(Output(name="y", ref=Ref(4), dtype="float32", shape=("batch", 2), gradient=True),),
-        symbols=(Symbol(name="batch", input=0, dim=0),),
-    )
 )
 
 
@@ -80,10 +64,6 @@ def worker(shared):
 def either(request):
     """With torch, and without."""
     yield from emptied(request.getfixturevalue(request.param))
-
-
-def numbers(*shape, start=0.0):
-    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + start
 
 
 def test_says_what_it_can_do_how_fast_and_which_limits_hold(worker):
@@ -216,18 +196,6 @@ def test_an_export_that_can_never_fit_fails_as_out_of_memory(either):
     failure = either.fails("", exports=big)
     assert failure.cause == "out-of-memory"
     assert "1600004 bytes needed in one piece" in failure.text
-
-
-def load(worker, slot="r/0/s", document=LINEAR, weights=True):
-    worker.link.send(LoadSegment(slot=slot, seed=3), [document])
-    assert worker.expect(SegmentLoaded)[0].slot == slot
-    w, b = numbers(2, 3) / 10, numbers(2)
-    if weights:
-        keys = ("r/0/push/0/w", "r/0/push/0/b")
-        for key, tensor in zip(keys, (w, b), strict=True):
-            worker.put(key, tensor)
-        worker.compute("assign", {"names": ["w", "b"]}, slot=slot, inputs=keys, frees=keys)
-    return w.requires_grad_(), b.requires_grad_()
 
 
 def test_a_segment_trains_as_torch_does(worker):

@@ -8,10 +8,39 @@ import torch
 
 from potluck_agent.worker.arena import Allocator
 from potluck_agent.worker.launch import WorkerLink, start
-from potluck_wire.messages import Compute, Computed, ComputeFailed, Freed, Message, Put, Release, WorkerReady
+from potluck_wire import segment
+from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    Freed,
+    LoadSegment,
+    Message,
+    Put,
+    Release,
+    SegmentLoaded,
+    WorkerReady,
+)
 
 MIB = 1 << 20
 PATIENCE_S = 60.0  # only a broken worker takes that long
+
+LINEAR = segment.dumps(
+    Graph(
+        inputs=(Input(name="x", dtype="float32", shape=("batch", 3), gradient=True),),
+        parameters=(
+            Parameter(name="w", dtype="float32", shape=(2, 3)),
+            Parameter(name="b", dtype="float32", shape=(2,)),
+        ),
+        nodes=(
+            Node(number=0, op="aten.linear.default", args=(Ref(0), Ref(1), Ref(2))),
+            Node(number=1, op="aten.tanh.default", args=(Ref(3),)),
+        ),
+        outputs=(Output(name="y", ref=Ref(4), dtype="float32", shape=("batch", 2), gradient=True),),
+        symbols=(Symbol(name="batch", input=0, dim=0),),
+    )
+)
 
 
 @dataclass
@@ -97,3 +126,19 @@ def begin(
         raise
     talk.statement = json.loads(bytes(statement))
     return talk
+
+
+def numbers(*shape, start=0.0):
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + start
+
+
+def load(worker, slot="r/0/s", document=LINEAR, weights=True):
+    worker.link.send(LoadSegment(slot=slot, seed=3), [document])
+    assert worker.expect(SegmentLoaded)[0].slot == slot
+    w, b = numbers(2, 3) / 10, numbers(2)
+    if weights:
+        keys = ("r/0/push/0/w", "r/0/push/0/b")
+        for key, tensor in zip(keys, (w, b), strict=True):
+            worker.put(key, tensor)
+        worker.compute("assign", {"names": ["w", "b"]}, slot=slot, inputs=keys, frees=keys)
+    return w.requires_grad_(), b.requires_grad_()

@@ -1,6 +1,5 @@
 """ONNX models: cut everywhere with the same outputs, weights sent apart, clear errors; and the validator's refusals."""
 
-import copy
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.errors import FileError, ModelError
+from potluck.errors import ModelError
 from potluck.graph.crossings import crossings
 
 onnx = pytest.importorskip("onnx")
@@ -23,10 +22,10 @@ from potluck.graph.onnx_table import TABLE  # noqa: E402
 from potluck_agent.worker import torch_arrays  # noqa: E402
 from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
 from potluck_agent.worker.onnx_backend import OnnxSegment  # noqa: E402
-from potluck_agent.worker.onnx_validator import validate  # noqa: E402
 from potluck_wire.graph import SegmentError  # noqa: E402
 
 from .models import CASES  # noqa: E402
+from .onnx_files import saved, small  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -127,193 +126,6 @@ def test_it_does_not_train(made):
     segment = OnnxSegment(model.document(0, 1), torch_arrays)
     with pytest.raises(SegmentError):
         segment.forward(segment.example(2), train=True)
-
-
-# --- files that cannot be used ----------------------------------------------------------------------------------------
-
-
-def small(node: "onnx.NodeProto | None" = None, **tensor: object) -> "onnx.ModelProto":
-    """y = relu(x) + w, or another node in the place of the first."""
-    nodes = [node or helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Add", ["h", "w"], ["y"])]
-    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
-        [weight],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def external(name: str, location: str) -> "onnx.TensorProto":
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value=location)
-    return tensor
-
-
-def with_initializer(tensor: "onnx.TensorProto") -> "onnx.ModelProto":
-    model = small()
-    del model.graph.initializer[:]
-    model.graph.initializer.append(tensor)
-    return model
-
-
-def loop() -> "onnx.NodeProto":
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Relu", ["v"], ["u"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("u", TensorProto.FLOAT, None),
-        ],
-    )
-    return helper.make_node("Loop", ["", "", "x"], ["h"], body=body)
-
-
-def inside_subgraph(tensor: "onnx.TensorProto") -> "onnx.ModelProto":
-    node = copy.deepcopy(loop())
-    node.attribute[0].g.initializer.append(tensor)
-    return small(node)
-
-
-def attribute(tensor: "onnx.TensorProto") -> "onnx.ModelProto":
-    return small(helper.make_node("Constant", [], ["h"], value=tensor))
-
-
-def sparse(tensor: "onnx.TensorProto", *, initializer: bool) -> "onnx.ModelProto":
-    indices = numpy_helper.from_array(np.arange(4), "i")
-    made = onnx.SparseTensorProto(values=tensor, indices=indices, dims=[4])
-    if not initializer:
-        return small(helper.make_node("Constant", [], ["h"], sparse_value=made))
-    model = small()
-    model.graph.sparse_initializer.append(made)
-    return model
-
-
-def with_function() -> "onnx.ModelProto":
-    model = small()
-    body = [helper.make_node("Constant", [], ["b"], value=external("t", "etc/passwd"))]
-    model.functions.append(helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
-    return model
-
-
-def with_opset(domain: str, version: int) -> "onnx.ModelProto":
-    model = small()
-    model.opset_import.append(helper.make_opsetid(domain, version))
-    return model
-
-
-def negative_shape() -> "onnx.ModelProto":
-    return with_initializer(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[-4]))
-
-
-def many_nodes() -> "onnx.ModelProto":
-    model = small()
-    model.graph.node.extend([model.graph.node[0]] * 20_001)
-    return model
-
-
-ANOTHER = "another file"
-ATTACKS = {
-    "external, beside": (lambda: with_initializer(external("w", "weights.bin")), ANOTHER),
-    "external, above": (lambda: with_initializer(external("w", "../../etc/passwd")), ANOTHER),
-    "external, absolute": (lambda: with_initializer(external("w", "/etc/passwd")), ANOTHER),
-    "external in a subgraph": (lambda: inside_subgraph(external("t", "etc/passwd")), ANOTHER),
-    "external in an attribute": (lambda: attribute(external("t", "etc/passwd")), ANOTHER),
-    "external in a sparse attribute": (lambda: sparse(external("t", "etc/passwd"), initializer=False), ANOTHER),
-    "external in a sparse initialiser": (lambda: sparse(external("t", "etc/passwd"), initializer=True), ANOTHER),
-    "external in a function": (with_function, ANOTHER),
-    "location without the mark": (
-        lambda: with_initializer(TensorProto(name="w", data_type=1, dims=[4], external_data=[{"key": "location"}])),
-        ANOTHER,
-    ),
-    "loop": (lambda: small(loop()), "Loop"),
-    "custom domain": (lambda: small(helper.make_node("Gelu", ["x"], ["h"], domain="com.microsoft")), "Gelu"),
-    "engine file": (lambda: small(helper.make_node("EPContext", ["x"], ["h"], domain="com.microsoft")), "EPContext"),
-    "random": (lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])), "RandomNormalLike"),
-    "custom opset": (lambda: with_opset("evil", 1), "evil"),
-    "future opset": (lambda: with_opset("", 99), "99"),
-    "negative shape": (negative_shape, "shape"),
-    "too many nodes": (many_nodes, "nodes"),
-}
-
-
-@pytest.mark.parametrize(("make", "text"), ATTACKS.values(), ids=ATTACKS)
-def test_the_device_refuses(make, text):
-    with pytest.raises(SegmentError, match=text) as caught:
-        OnnxSegment(make().SerializeToString(), torch_arrays)
-    assert caught.value.cause in ("document", "operator")
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00" * 40, b"{}", b" " * ((8 << 20) + 1)], ids=["nothing", "zeros", "json", "long"]
-)
-def test_the_device_refuses_what_is_no_model(data):
-    with pytest.raises(SegmentError) as caught:
-        validate(data)
-    assert caught.value.cause == "document"
-
-
-def test_a_broken_model_is_refused_at_loading():
-    with pytest.raises(SegmentError, match="onnxruntime"):
-        OnnxSegment(small(helper.make_node("Relu", ["nobody"], ["h"])).SerializeToString(), torch_arrays)
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [(), (torch.zeros(2, 5),), (torch.zeros(2, 4).double(),), (torch.zeros(4),)],
-    ids=["none", "shape", "type", "dimensions"],
-)
-def test_wrong_inputs_are_named(inputs):
-    with pytest.raises(SegmentError) as caught:
-        OnnxSegment(small().SerializeToString(), torch_arrays).forward(inputs)
-    assert caught.value.cause == "bad-input"
-
-
-def saved(tmp_path: Path, model: "onnx.ModelProto") -> Path:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: with_initializer(external("w", "weights.bin")), "another file"),
-        (lambda: small(loop()), "Loop"),
-        (lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])), "RandomNormalLike"),
-    ],
-)
-def test_says_why_a_file_cannot_be_used(tmp_path, make, text):
-    with pytest.raises(ModelError, match=text):
-        Model.from_onnx(saved(tmp_path, make()))
-
-
-def test_a_fixed_batch_or_an_unknown_size_is_told(tmp_path):
-    model = small()
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    with pytest.raises(ModelError, match="batch"):
-        Model.from_onnx(saved(tmp_path, model))
-    model = small()
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
-    with pytest.raises(ModelError, match="width"):
-        Model.from_onnx(saved(tmp_path, model))
-    assert Model.from_onnx(saved(tmp_path, model), sizes={"width": 4}).check_inputs(torch.zeros(5, 4)) == 5
-
-
-def test_a_file_that_is_none(tmp_path):
-    with pytest.raises(FileError, match="cannot be read"):
-        Model.from_onnx(tmp_path / "nobody.onnx")
-    path = tmp_path / "text.onnx"
-    path.write_text("hello, this is text")
-    with pytest.raises(FileError, match="not an ONNX"):
-        Model.from_onnx(path)
 
 
 def test_a_value_that_passes_through_a_segment(tmp_path):

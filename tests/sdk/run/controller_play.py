@@ -1,0 +1,76 @@
+"""A controller to play with in tests: a clock, devices that answer, and what it does about each event."""
+
+import json
+
+from potluck.run.controller import Controller
+from potluck.run.events import Address, Join, Launch, Received, Reject, Resolve, Send, Tick
+from potluck.run.traffic import Raw
+from potluck_wire import messages as m
+from potluck_wire.version import VERSION
+
+STATEMENT = json.dumps(
+    {"name": "a", "memory_bytes": 1000, "backends": {"torch": "2"}, "dtypes": ["float32"], "operators": []}
+).encode()
+
+
+class Play:
+    """A controller and a clock; `sent` are the messages of the last event by device."""
+
+    def __init__(self, *devices):
+        self.controller, self.now_s, self.actions = Controller(), 100.0, []
+        for ticket, device in enumerate(devices, 900):
+            self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
+            self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)
+
+    def do(self, event):
+        self.actions = self.controller.handle(event, self.now_s)
+        return self.actions
+
+    def hear(self, device, message, *buffers):
+        return self.do(Received(device=device, message=message, buffers=buffers))
+
+    def tick(self, seconds, answer=()):
+        """Let time pass in small steps, pongs from those in `answer`."""
+        seen = []
+        for _ in range(round(seconds / 0.1)):
+            self.now_s += 0.1
+            seen += self.do(Tick())
+            for action in tuple(self.actions):
+                if isinstance(action, Send) and isinstance(action.message, m.Ping) and action.device in answer:
+                    pong = m.Pong(seq=action.message.seq, clock_s=self.now_s - 50, progress=len(seen))
+                    seen += self.hear(action.device, pong)
+        return seen
+
+    def launch(self, ticket=1, devices=("a", "b"), step=0, lane="", **more):
+        return self.do(
+            Launch(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, lane=lane, **more)
+        )
+
+    def sent(self, kind, actions=None):
+        found = self.actions if actions is None else actions
+        return [(x.device, x.message) for x in found if isinstance(x, Send) and isinstance(x.message, kind)]
+
+    def ended(self, actions=None):
+        found = self.actions if actions is None else actions
+        return {x.ticket: x for x in found if isinstance(x, (Resolve, Reject))}
+
+
+def place(**more):
+    return {"run": "r", "epoch": 0, "program": "p", "step": 0} | more
+
+
+FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))
+
+
+def finish(play, device, *, step=0, start_s=0.0):
+    rows = json.dumps([[0, start_s, start_s + 1]]).encode()
+    return play.hear(device, m.Done(**place(step=step), busy_s=0.5, peak_bytes=7), rows)
+
+
+def join(*devices, minor):
+    """Devices of a minor version."""
+    play = Play()
+    for device in devices:
+        play.do(Join(ticket=1, device=device, address=Address(host="h", port=1), key="k"))
+        play.hear(device, m.Welcome(major=1, minor=minor, name=device), STATEMENT)
+    return play

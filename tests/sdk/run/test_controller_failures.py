@@ -1,0 +1,172 @@
+"""Executions that fail, by tables of events: what ends with them, whom is told, and which cause is named."""
+
+import pytest
+from tests.sdk.run.controller_play import FEED, STATEMENT, Play, finish, join, place
+
+from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, RequestFailed, WorkerFailed
+from potluck.run.controller import PEER_LOST_GRACE_S
+from potluck.run.events import (
+    Forsake,
+    Gather,
+    Heard,
+    Launch,
+    Lost,
+    Resolve,
+)
+from potluck_wire import messages as m
+
+
+@pytest.mark.parametrize(
+    ("cause", "error"), [("worker-crashed", WorkerFailed), ("out-of-memory", OutOfMemory), ("bad-input", WorkerFailed)]
+)
+def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    play.launch(ticket=2, step=1)
+    play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
+    ended = play.ended()
+    assert set(ended) == {1, 2}
+    assert all(isinstance(x.error, error) and x.error.device == "b" and "why" in str(x.error) for x in ended.values())
+    assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("cause", ["arithmetic", "bad-input"])
+def test_a_request_that_fails_over_its_values_ends_alone(cause):
+    play = Play("a", "b", "c")
+    devices = "a", "b", "c"
+    play.launch(ticket=1, devices=devices, request=True, feeds={"a": {"x": FEED}}, expects={"c": ("y",)})
+    play.launch(ticket=2, devices=devices, request=True, step=1)
+    finish(play, "a")
+    play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
+    assert set(play.ended()) == {1}
+    error = play.ended()[1].error
+    assert (type(error), error.device, error.facts["instruction"]) == (RequestFailed, "b", 4)
+    assert play.sent(m.Abort) == [("b", m.Abort(**place())), ("c", m.Abort(**place()))]  # a is done
+    assert not play.sent(m.Drop)
+    assert not play.hear("c", m.Failed(**place(), cause="cancelled", text="it was aborted"))
+    play.hear("c", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
+    assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
+    for device in devices:
+        finish(play, device, step=1)
+    assert isinstance(play.ended()[2], Resolve)
+
+
+@pytest.mark.parametrize(
+    ("minor", "request_", "cause"),
+    [(2, True, "arithmetic"), (3, False, "arithmetic"), (3, True, "out-of-memory"), (3, True, "worker-crashed")],
+    ids=["a device does not know Abort", "a step of training", "no memory", "a crash"],
+)
+def test_any_other_failure_ends_the_run(minor, request_, cause):
+    play = join("a", "b", minor=minor)
+    for ticket, step in ((1, 0), (2, 1)):
+        play.launch(ticket=ticket, step=step, request=request_)
+    play.hear("b", m.Failed(**place(), cause=cause, text="why"))
+    assert set(play.ended()) == {1, 2}
+    assert not any(isinstance(action.error, RequestFailed) for action in play.ended().values())
+    assert not play.sent(m.Abort)
+    assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
+
+
+@pytest.mark.parametrize(("dropped", "over"), [(-1, {1, 2}), (0, {1}), (3, {2})])
+def test_what_is_dropped_while_it_is_executed_is_waited_for_no_more(dropped, over):
+    """A failed request ends the run with a drop; a request of the plan before must not wait for ever."""
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    play.do(Launch(ticket=2, run="r", epoch=3, program="p", step=1, devices=("b",)))
+    play.do(Launch(ticket=3, run="other", epoch=0, program="p", step=0, devices=("b",)))
+    play.do(Gather(ticket=4, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
+    ended = play.ended()
+    assert set(ended) == over
+    assert all(isinstance(action.error, PlanError) for action in ended.values())
+
+
+def test_one_that_is_forsaken_ends_the_others_of_its_plan():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",))
+    play.launch(ticket=2, devices=("a",), step=1)
+    play.do(Forsake(ticket=1))
+    assert isinstance(play.ended()[2].error, PlanError)
+
+
+def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_cause_comes_first():
+    play = Play("a", "b")
+    for told, cause in ((False, WorkerFailed), (True, DeviceGone)):
+        play.launch(ticket=1)
+        assert not play.ended(play.hear("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped")))
+        if told:
+            play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+        ended = play.ended() if told else play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
+        assert isinstance(ended[1].error, cause)
+
+
+def test_what_waits_behind_one_that_failed_begins():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), lane="train")
+    play.do(Launch(ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"))
+    play.hear("a", m.Failed(**place(), cause="bad-input", text="why"))
+    assert play.sent(m.Execute, play.tick(0.2, answer=("a",))) == [("a", m.Execute(**place(epoch=1, step=1)))]
+
+
+def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
+    play = Play("a", "b", "c")
+    play.launch(ticket=1)
+    play.do(Launch(ticket=2, run="other", epoch=0, program="p", step=0, devices=("c",)))
+    play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+    assert set(play.ended()) == {1}
+    assert {device for device, _ in play.sent(m.Drop)} == {"a"}
+    assert any(isinstance(action, Heard) and action.device == "b" for action in play.actions)
+
+
+def test_a_device_that_misses_its_neighbour_is_not_blamed_where_the_neighbour_is_found_dead():
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    assert not play.ended(play.hear("a", m.Failed(**place(), cause="peer-lost", text="b is gone")))
+    play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+    assert play.ended()[1].error.device == "b"
+
+
+def test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while():
+    play = Play("a", "b")
+    play.launch(ticket=1)
+    play.hear("a", m.Failed(**place(), cause="peer-lost", text="no way to b"))
+    ended = play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
+    assert isinstance(ended[1].error, DeviceGone)
+    assert "no way to b" in str(ended[1].error)
+
+
+def test_what_nobody_waits_for_is_dropped_and_refused():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.do(Forsake(ticket=1))
+    assert play.sent(m.Drop)
+    play.hear("a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
+    assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
+    assert not play.ended(finish(play, "a"))
+
+
+@pytest.mark.parametrize(
+    ("message", "buffers"),
+    [
+        (m.Value(transfer=1, **place(), name="y", shape=(9,), nbytes=4, chunk_bytes=64), (bytes(4),)),
+        (m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), (bytes(3),)),
+        (m.Done(**place()), (b"[[",)),
+        (m.Done(**place()), (b'[["x", 1]]',)),
+        (m.Execute(**place()), ()),
+        (m.Welcome(major=1), (STATEMENT,)),
+    ],
+    ids=["shape and size differ", "short chunk", "cut timeline", "wrong timeline", "not its to say", "welcome twice"],
+)
+def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.hear("a", message, *buffers)
+    assert isinstance(play.ended()[1].error, ProtocolError)
+    assert play.controller.session("a") is None
+
+
+def test_a_refused_value_fails_the_step():
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), feeds={"a": {"x": FEED}})
+    ((_, value),) = play.sent(m.Value)
+    play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="full"))
+    assert isinstance(play.ended()[1].error, OutOfMemory)
