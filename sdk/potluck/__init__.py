@@ -73,11 +73,13 @@ def __dir__() -> list[str]:
 class _Plan(ModuleType):
     """The package `potluck.plan`, which can also be called."""
 
-    def __call__(self, profile: Any, workload: Any, qoe: Any = None, *, planner: str = "potluck") -> Any:
-        """See `potluck.run.planning.plan`."""
+    def __call__(
+        self, profile: Any, workload: Any, qoe: Any = None, *, planner: str = "potluck", budget_s: float | None = None
+    ) -> Any:
+        """Plans for `workload` on the profiled home, best first; see `potluck.run.planning.plan`."""
         from potluck.run.planning import plan
 
-        return plan(profile, workload, qoe, planner=planner)
+        return plan(profile, workload, qoe, planner=planner, budget_s=budget_s)
 
 
 class _Package(ModuleType):

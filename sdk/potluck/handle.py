@@ -160,6 +160,10 @@ class Handle(Generic[T]):
             raise AttributeError(name)
         return getattr(self.wait(), name)
 
+    def __dir__(self) -> list[str]:  # what a notebook completes after a dot
+        own = super().__dir__()
+        return [*own] if not self.done or self._failed else sorted({*own, *dir(self._future.result())})
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.wait()(*args, **kwargs)  # type: ignore[operator]
 

@@ -127,7 +127,7 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
             raise UserError(f"{file} is no plan of ours: say which HOME and MODEL it is for.")
         _show(args, judged(text, _problem(args, home, model)))
         return
-    plan = loads(text)
+    plan = loads(text, file)
     if not (home or plan.home):
         raise UserError(f"{file} does not name its home.", next_step="potluck plan judge FILE HOME")
     if not args.train and not args.infer:
@@ -170,7 +170,7 @@ def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
     else:
         raise UserError(f"there is no export for {peer!r}.", next_step="There are pipedream and metis.")
     for name, text in files.items():
-        _write(args.into / name, text)
+        _write(args.into / name, text, folders=True)
     print(f"wrote {len(files)} {'file' if len(files) == 1 else 'files'} to {args.into}")
 
 
@@ -305,9 +305,10 @@ def _read(path: Path) -> str:
         raise FileError(f"cannot read {path}: {getattr(error, 'strerror', 'it is no text')}.") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, folders: bool = False) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.") from error

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,52 +156,25 @@ def _first_line(text: str) -> str:
 def _traced(
     program: Any, module: torch.nn.Module, names: list[str], tensors: list[torch.Tensor], dims: list[Any], train: bool
 ) -> Traced:
-    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    kinds = {holder: specs[holder.name].kind.name for holder in holders}
-    users = [h for h in holders if kinds[h] == "USER_INPUT"]
-    symbols = _symbol_names(users, dims)
-    parameters = [h for h in holders if kinds[h] == "PARAMETER" and h.users]
-    buffers = [h for h in holders if kinds[h] in ("BUFFER", "CONSTANT_TENSOR") and h.users]
-    odd = [h for h in holders if kinds[h] not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
-    if odd:
-        raise ModelError(f"it holds an object that cannot be sent to a device ({kinds[odd[0]].lower()}).")
-    ordered = [*users, *parameters, *buffers]
-    n_inputs, n_parameters = len(users), len(parameters)
-    converter = Converter(len(ordered), symbols, range(n_inputs + n_parameters, len(ordered)))
-    converter.values.update({holder: Ref(i) for i, holder in enumerate(ordered)})
+    holders = _holders(program)
+    symbols = _symbol_names(holders.inputs, dims)
+    n_holders = len(holders.all)
+    converter = Converter(n_holders, symbols, holders.buffer_places)
+    converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
-    found = _state(program, module, {h: specs[h.name].target for h in (*parameters, *buffers)})
-    types = [_types(h.meta["val"], symbols) for h in ordered] + [_types(v, symbols) for v in converter.made]
-    for node in converter.nodes:
-        if train and node.op in _UPDATERS and node.args[_UPDATERS[node.op][1] + 1] is True:
-            converter.updated.update(r.value for place in _UPDATERS[node.op] for r in refs(node.args[place]))
-    outputs = _outputs(result, types, train)
+    if train:
+        converter.updated |= _running(converter.nodes)
+    state = _state(program, module, holders.targets)
+    types = [_types(h.meta["val"], symbols) for h in holders.all] + [_types(v, symbols) for v in converter.made]
     graph = Graph(
-        inputs=tuple(
-            Input(name=name, dtype=types[i][0].dtype, shape=types[i][0].shape) for i, name in enumerate(names)
-        ),
-        parameters=tuple(
-            Parameter(
-                name=found[h][0], dtype=types[n_inputs + i][0].dtype, shape=tuple(found[h][1].shape),
-                trainable=bool(found[h][1].requires_grad) and found[h][1].is_floating_point(),
-            )
-            for i, h in enumerate(parameters)
-        ),
-        buffers=tuple(
-            Buffer(
-                name=found[h][0], dtype=types[n_inputs + n_parameters + i][0].dtype, shape=tuple(found[h][1].shape),
-                updated=n_inputs + n_parameters + i in converter.updated,
-            )
-            for i, h in enumerate(buffers)
-        ),
+        **_ports(holders, names, [kinds[0] for kinds in types], state, converter.updated),
         nodes=tuple(converter.nodes),
-        outputs=outputs,
+        outputs=_outputs(result, types, train),
         symbols=_symbols(symbols, dims, tensors),
-    )  # fmt: skip
+    )
     meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
-    state = {h: tensor for h, (_, tensor) in found.items()}
-    rows = frozenset[Ref]() if meta else by_rows(program, converter.values, types, state, tensors)
+    own = {holder: tensor for holder, (_, tensor) in state.items()}
+    rows = frozenset[Ref]() if meta else by_rows(program, converter.values, types, own, tensors)
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
@@ -212,9 +186,73 @@ def _traced(
         graph=graph,
         types=tuple(types[value] for value in kept),
         by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
-        tensors={name: tensor for name, tensor in found.values() if name in names_left},
-        modules=tuple(converter.modules[value - len(ordered)] for value in kept if value >= len(ordered)),
+        tensors={name: tensor for name, tensor in state.values() if name in names_left},
+        modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holders:
+    """torch's nodes that stand for what comes in, in our order; `targets`: what those of the state stand for."""
+
+    inputs: list[Any]
+    parameters: list[Any]
+    buffers: list[Any]
+    targets: dict[Any, str]
+
+    @property
+    def all(self) -> list[Any]:
+        return [*self.inputs, *self.parameters, *self.buffers]
+
+    @property
+    def buffer_places(self) -> range:
+        return range(len(self.inputs) + len(self.parameters), len(self.all))
+
+
+def _holders(program: Any) -> _Holders:
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    kinds = {holder: specs[holder.name].kind.name for holder in holders}
+    odd = [kind for kind in kinds.values() if kind not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
+    if odd:
+        raise ModelError(f"it holds an object that cannot be sent to a device ({odd[0].lower()}).")
+    used = [holder for holder in holders if holder.users]
+    parameters = [h for h in used if kinds[h] == "PARAMETER"]
+    buffers = [h for h in used if kinds[h] in ("BUFFER", "CONSTANT_TENSOR")]
+    return _Holders(
+        inputs=[h for h in holders if kinds[h] == "USER_INPUT"],
+        parameters=parameters,
+        buffers=buffers,
+        targets={h: specs[h.name].target for h in (*parameters, *buffers)},
+    )
+
+
+def _ports(
+    holders: _Holders, names: list[str], types: list[Type], state: dict[Any, tuple[str, torch.Tensor]],
+    updated: set[int],
+) -> dict[str, Any]:  # fmt: skip
+    """Inputs, parameters and buffers of the graph."""
+    at = {holder: place for place, holder in enumerate(holders.all)}
+
+    def of_state(holder: Any) -> dict[str, Any]:
+        name, tensor = state[holder]
+        return {"name": name, "dtype": types[at[holder]].dtype, "shape": tuple(tensor.shape)}
+
+    def trainable(tensor: torch.Tensor) -> bool:
+        return bool(tensor.requires_grad) and tensor.is_floating_point()
+
+    inputs = zip(names, types, strict=False)
+    return {
+        "inputs": tuple(Input(name=name, dtype=kind.dtype, shape=kind.shape) for name, kind in inputs),
+        "parameters": tuple(Parameter(**of_state(h), trainable=trainable(state[h][1])) for h in holders.parameters),
+        "buffers": tuple(Buffer(**of_state(h), updated=at[h] in updated) for h in holders.buffers),
+    }
+
+
+def _running(nodes: Sequence[Node]) -> set[int]:
+    """The values that normalisations change in training: running statistics."""
+    changing = [node for node in nodes if node.op in _UPDATERS and node.args[_UPDATERS[node.op][1] + 1] is True]
+    return {ref.value for node in changing for place in _UPDATERS[node.op] for ref in refs(node.args[place])}
 
 
 def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from potluck.plan import choices, cost
-from potluck.plan.groups import classes_of, ordered
+from potluck.plan.groups import ordered, peers, shape
 from potluck.plan.improve import deeper, floor_s, neighbours
 from potluck.plan.places import Places
 from potluck.plan.plans import rounded
@@ -82,29 +82,22 @@ class Board:
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
-    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `_key`
+    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
     peers: dict[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = [device.name for device in self.problem.devices]
-        classes = [tuple(names[i] for i in members) for members in classes_of(self.table)]
-        self.peers = {name: members for members in classes for name in members}
-
-    def _key(self, plan: Plan) -> Hashable:
-        """The same for two plans where alike devices have changed places."""
-        shape = tuple((stage.start, stage.stop, stage.shares, stage.warm_up) for stage in plan.stages)
-        return plan.micro_batch, shape, ordered(plan, self.peers)
+        self.peers = peers(self.table)
 
     def knows(self, plan: Plan) -> bool:
         """Whether `plan` was simulated already, or one like it."""
-        return self._key(plan) in self.known
+        return shape(plan, self.peers) in self.known
 
     def score(self, plan: Plan) -> float:
         """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated."""
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
-        like = self._key(plan)
+        like = shape(plan, self.peers)
         if like not in self.known:
             if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:
                 return inf

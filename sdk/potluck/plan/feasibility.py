@@ -49,32 +49,37 @@ def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
         (max(breaches(problem, plan), key=lambda b: b.needed / b.available) for plan in judged),
         key=lambda breach: breach.needed / breach.available,
     )
-    return _error(nearest, problem.model, judged)
+    return _error(nearest, problem, judged)
 
 
-def no_plan(breach: Breach, model: str) -> Infeasible:
+def no_plan(breach: Breach, problem: Problem) -> Infeasible:
     """The error where a bound (`needed`) proves that no plan holds a limit on latency or energy."""
     unit = "s" if breach.limit == "latency" else "J"
     return Infeasible(
-        f"Every plan for {model} needs more than {breach.needed:.3g} {unit} per step; the {breach.limit} limit is "
-        f"{breach.available:.4g} {unit}.",
+        f"Every plan for {problem.model} needs more than {breach.needed:.3g} {unit} per {_one(problem)}; the "
+        f"{breach.limit} limit is {breach.available:.4g} {unit}.",
         next_step="Allow more, or add a device.",
         limit=breach.limit, needed=breach.needed, available=breach.available,
     )  # fmt: skip
 
 
-def _error(breach: Breach, model: str, judged: Sequence[Plan]) -> Infeasible:
-    needed, available, device = breach.needed, breach.available, breach.device
+def _error(breach: Breach, problem: Problem, judged: Sequence[Plan]) -> Infeasible:
+    model, device = problem.model, breach.device
+    needed, available = breach.needed, breach.available
     facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available, "plans": tuple(judged)}
     if breach.limit == "memory":
         text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_given(available)}."
         return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
     unit = "s" if breach.limit == "latency" else "J"
     text = (
-        f"The best plan for {model} needs {needed:.4g} {unit} per step; "
+        f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "
         f"the {breach.limit} limit is {available:.4g} {unit}."
     )
     return Infeasible(text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts)
+
+
+def _one(problem: Problem) -> str:
+    return "step" if isinstance(problem.workload, Training) else "request"
 
 
 def too_big(problem: Problem) -> Infeasible:

@@ -4,7 +4,7 @@ A pattern says how many devices of each class of alike ones a group takes.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations, product
 
 from potluck.plan import cost
@@ -33,6 +33,19 @@ def classes_of(table: cost.CostTable) -> list[list[int]]:
     if table.classes is None:
         table.classes = alike(table.problem)
     return table.classes
+
+
+def peers(table: cost.CostTable) -> dict[str, tuple[str, ...]]:
+    """Of every device by name, those of its class."""
+    names = [device.name for device in table.problem.devices]
+    classes = [tuple(names[i] for i in members) for members in classes_of(table)]
+    return {name: members for members in classes for name in members}
+
+
+def shape(plan: Plan, peers: Mapping[str, Sequence[str]]) -> Hashable:
+    """The same for two plans where alike devices have changed places."""
+    stages = tuple((stage.start, stage.stop, stage.shares, stage.warm_up) for stage in plan.stages)
+    return plan.micro_batch, stages, ordered(plan, peers)
 
 
 def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:

@@ -17,11 +17,11 @@ def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
     if qoe.latency_s is not None:
         least_s = quick_bound_s(problem)
         if least_s > qoe.latency_s * (1 + ROUNDING):
-            raise no_plan(Breach("latency", least_s, qoe.latency_s), problem.model)
+            raise no_plan(Breach("latency", least_s, qoe.latency_s), problem)
     if qoe.energy_j is not None:
         least_j = least_energy_j(problem, table)
         if least_j > qoe.energy_j * (1 + ROUNDING):
-            raise no_plan(Breach("energy", least_j, qoe.energy_j), problem.model)
+            raise no_plan(Breach("energy", least_j, qoe.energy_j), problem)
 
 
 def _weights_too_big(problem: Problem, table: cost.CostTable) -> bool:

@@ -1,6 +1,6 @@
 """From a problem to judged plans: our planner and the cheap rivals; the simulator decides."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -9,6 +9,7 @@ from potluck.plan import cost, feasibility
 from potluck.plan.anytime import MAX_WORK, Board, search
 from potluck.plan.bound import lower_bound_s
 from potluck.plan.check import check_problem
+from potluck.plan.groups import peers, shape
 from potluck.plan.impossible import refuse_impossible
 from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, preference
@@ -56,7 +57,15 @@ def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, bu
         gap_frac=gap_frac(problem, table, holding, is_late),
         energy_gap_frac=energy_gap_frac(problem, table, best),
     )
-    return Plans(tuple(holding))
+    return Plans(_different(holding, table))
+
+
+def _different(plans: Sequence[Plan], table: cost.CostTable) -> tuple[Plan, ...]:
+    """The first of those that differ only in which of alike devices does what."""
+    alike, found = peers(table), dict[Hashable, Plan]()
+    for plan in plans:
+        found.setdefault(shape(plan, alike), plan)
+    return tuple(found.values())
 
 
 def gap_frac(

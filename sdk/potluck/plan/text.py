@@ -36,18 +36,27 @@ def dumps(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def loads(text: str) -> Plan:
-    """Read a plan; `PlanError` says what is wrong and where."""
+def loads(text: str, file: str = "") -> Plan:
+    """Read a plan; `PlanError` says what is wrong and where, in which `file`."""
+    try:
+        return _plan(text)
+    except PlanError as error:
+        if not file:
+            raise
+        raise PlanError(f"{file}: {error}") from error
+
+
+def _plan(text: str) -> Plan:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"This is not a plan: {error}.") from error
+        raise PlanError(f"this is not a plan: {error}.") from error
     if _get(data, "format", int, FORMAT) != FORMAT:
         raise PlanError(f"the plan is of format {data['format']}; this version reads {FORMAT}.", next_step="Plan anew.")
     _no_others("the plan", data, _KNOWN)
     stages = data.get("stage")
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise PlanError("A plan needs at least one [[stage]].")
+        raise PlanError("a plan needs at least one [[stage]].")
     return Plan(
         planner=_get(data, "planner", str, "edited"),
         model=_get(data, "model", str),

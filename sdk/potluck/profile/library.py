@@ -276,7 +276,11 @@ class _Table:
         return value
 
     def named(self, stem: str) -> str:
-        return self.choice("name", (stem,))
+        """The name, which has to be that of the file: it is found by it."""
+        name = self.text("name")
+        if name != stem:
+            raise _wrong(self.file, self.prefix + "name", f"{stem!r}, as the file is called", name)
+        return name
 
     def texts(self, field: str) -> tuple[str, ...]:
         values = self.take(field, list, "a list of text")

@@ -32,6 +32,8 @@ MAX_REPEATS = 64  # what agents accept
 # that have measured the model before, 6.3 MiB in new ones (x86-64, torch 2.13).
 FLOOR_BYTES = 8 * 2**20
 
+Costs = Mapping[bool, tuple[LayerCost, ...]]  # of the layers of a model, for training and for inference
+
 
 class Bench:
     """Asks the devices; counts what is done for the progress display."""
@@ -118,40 +120,20 @@ def profile(
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
     n_layers = sum(len(model.layers(mode)) for mode in modes)
-    pairs = _pairs_to_probe(names, members)
-    bench = Bench(link, members, task, n_layers * len(names) + len(pairs))
+    bench = Bench(link, members, task, n_layers * len(names) + len(_pairs_to_probe(names)))
     notes: list[str] = []
 
-    unfit: list[OutOfMemory | ModelError | PlanError] = []
-
-    def measure(device: str) -> dict[bool, tuple[LayerCost, ...]]:
+    def measure(device: str) -> Costs:
         possible = [mode for mode in modes if not mode or can_train(members[device].capability.get("backends", ()))]
-        try:
-            return {
-                mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes)
-                for mode in possible
-            }
-        except (OutOfMemory, ModelError, PlanError) as error:
-            unfit.append(error)
-            return {}
+        return {
+            mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in possible
+        }
 
-    found = {name: costs for name, costs in by_host(names, lambda name: _host(members, name), measure).items() if costs}
-    if not found:
-        raise unfit[0]
-    for error in unfit:
-        notes.append(f"{error.device} is left out. {error}")
-        warnings.warn(notes[-1], stacklevel=2)
-    names = tuple(found)
-    pairs = _pairs_to_probe(names, members)
-    capabilities = {name: members[name].capability for name in names}
+    found = _of_all_that_can(names, members, measure, notes)
+    capabilities = {name: members[name].capability for name in found}
     rates = {name: stated_rate(capability) for name, capability in capabilities.items()}
-    lines = {pair: bench.line(*pair, rates.get(pair[0])) for pair in pairs}
-    cores: dict[str, float] = {}
-    for sharing in sharing_hosts(capabilities):
-        cores |= dict.fromkeys(
-            sharing,
-            _host_cores(bench, model, _common_mode(found, sharing), {n: found[n] for n in sharing}, capabilities),
-        )
+    lines = {pair: bench.line(*pair, rates.get(pair[0])) for pair in _pairs_to_probe(tuple(found))}
+    cores = _cores(bench, model, found, capabilities)
     copies = weight_copies(model, found, members)
     measured = {
         mode: measurements_of(
@@ -168,6 +150,39 @@ def profile(
         inference=measured.get(False),
         notes=(*notes, *model.notes(train=True in modes)),
     )
+
+
+def _of_all_that_can(
+    names: Sequence[str], members: Members, measure: Callable[[str], Costs], notes: list[str]
+) -> dict[str, Costs]:
+    """{name: measure(name)} of those that can; why others cannot is noted, and raised where nobody can."""
+    unfit: list[OutOfMemory | ModelError | PlanError] = []
+
+    def attempt(device: str) -> Costs:
+        try:
+            return measure(device)
+        except (OutOfMemory, ModelError, PlanError) as error:
+            unfit.append(error)
+            return {}
+
+    found = {name: costs for name, costs in by_host(names, lambda name: _host(members, name), attempt).items() if costs}
+    if not found:
+        raise unfit[0]
+    for error in unfit:
+        notes.append(f"{error.device} is left out. {error}")
+        warnings.warn(notes[-1], stacklevel=2)
+    return found
+
+
+def _cores(
+    bench: Bench, model: Any, found: Mapping[str, Costs], capabilities: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    """Of every device that shares its machine with others: how many of these compute at full speed at once."""
+    cores: dict[str, float] = {}
+    for sharing in sharing_hosts(capabilities):
+        costs = {name: found[name] for name in sharing}
+        cores |= dict.fromkeys(sharing, _host_cores(bench, model, _common_mode(found, sharing), costs, capabilities))
+    return cores
 
 
 def _costs(
@@ -213,13 +228,13 @@ def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[s
     return [tuple(names) for names in hosts.values() if len(names) > 1]
 
 
-def _common_mode(found: Mapping[str, Mapping[bool, object]], names: Iterable[str]) -> bool:
+def _common_mode(found: Mapping[str, Costs], names: Iterable[str]) -> bool:
     """Training, if all of these are measured for it."""
     return all(True in found[name] for name in names)
 
 
 def _host_cores(
-    bench: Bench, model: Any, train: bool, found: Mapping[str, Mapping[bool, tuple[LayerCost, ...]]],
+    bench: Bench, model: Any, train: bool, found: Mapping[str, Costs],
     capabilities: Mapping[str, Mapping[str, Any]],
 ) -> float:  # fmt: skip
     """How many of these devices can compute at full speed at once: their heaviest layer, alone and all together."""
@@ -324,6 +339,6 @@ def _host(members: Members, name: str) -> str:
     return str(capability.get("host") or name)
 
 
-def _pairs_to_probe(names: Sequence[str], members: Members) -> list[tuple[str, str]]:
+def _pairs_to_probe(names: Sequence[str]) -> list[tuple[str, str]]:
     """Ordered pairs: everything that a device or home sends."""
     return [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]

@@ -124,11 +124,12 @@ class Engine:
         rows = self.model.check_inputs(*batch, train=True)
         usable = rows if rows == plan.batch else usable_rows(plan, rows)
         if usable < rows:
-            note = f"{rows - usable} of {rows} rows of a batch were left out: they cannot be shared evenly."
-            self.history = replace(self.history, notes=(*self.history.notes, note))
+            self._note(f"{rows - usable} of {rows} rows of a batch were left out: they cannot be shared evenly.")
             batch = tuple(tensor[:usable] for tensor in batch)
         if not usable:
             return
+        if usable > plan.batch:
+            self._note(f"batches of {usable} rows are trained on as one step each; this plan foretells {plan.batch}.")
         name = train_name(usable, plan)
         if name not in self.active.compiled:
             self.renew(plan, self.edition.optimizer, (*self.sizes, usable))
@@ -139,6 +140,9 @@ class Engine:
         self._in_flight.append((future, compiled, usable))
         if self.crossing is not None:
             self.crossing.follow(name, step, named)
+
+    def _note(self, words: str) -> None:
+        self.history = replace(self.history, notes=(*self.history.notes, words))
 
     def collect(self) -> float:
         """Wait for the oldest step handed out; returns its loss."""

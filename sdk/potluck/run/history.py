@@ -16,7 +16,8 @@ _LANES = {"send": "send", "recv": "receive"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes` for people."""
+    """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes` for people,
+    one for every batch concerned."""
 
     losses: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()
@@ -26,12 +27,14 @@ class History:
     def __repr__(self) -> str:
         if not self.losses:
             return "<History: no steps>"
-        return f"<History: {len(self.losses)} steps, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>"
+        steps = f"{len(self.losses)} step{'s' if len(self.losses) > 1 else ''}"
+        told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))
+        return f"<History: {steps}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>{told}"
 
     def _repr_html_(self) -> str:
         from potluck.display import html
 
-        return html.history(self.losses, self.step_s, self.notes)
+        return html.history(self.losses, self.step_s, tuple(dict.fromkeys(self.notes)))
 
 
 def measured_trace(

@@ -95,7 +95,7 @@ def load_plan(path: str | Path) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "it is no text")
         raise FileError(f"cannot read the plan {path}: {why}.", path=str(path)) from error
-    return loads(text)
+    return loads(text, str(path))
 
 
 def save_plan(plan: Plan, path: str | Path) -> Path:

@@ -28,6 +28,7 @@ def test_every_use_waits_for_the_result():
     assert (made.colour, made[1], list(made), len(made), made(1)) == ("red", 2, [1, 2], 2, 2)
     assert resolved(made) == resolved([1, 2])
     assert repr(made) == "[1, 2]"
+    assert {"colour", "wait"} <= {*dir(made)}  # what a notebook completes
 
 
 def test_it_tells_how_far_it_is():

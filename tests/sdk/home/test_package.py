@@ -1,11 +1,13 @@
 """`import potluck` is light, and every name is found when it is used."""
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 
 import potluck
+from potluck.run import planning
 
 
 def loaded_after(code):
@@ -39,3 +41,5 @@ def test_plan_can_be_called_whatever_was_imported_before():
 
     assert potluck.plan.cost is not None
     assert callable(potluck.plan)
+    said, done = (list(inspect.signature(call).parameters) for call in (potluck.plan.__call__, planning.plan))
+    assert said == done

@@ -65,7 +65,7 @@ def test_the_good_files_load(tmp_path):
 
 
 CASES = [
-    ("thing", 'name = "thing"', 'name = "other"', r"name: expected one of thing, got 'other'"),
+    ("thing", 'name = "thing"', 'name = "other"', r"name: expected 'thing', as the file is called, got 'other'"),
     ("thing", 'kind = "board"', 'kind = "toaster"', r"kind: expected one of .*board.*, got 'toaster'"),
     ("thing", 'kind = "board"', "", r"kind: expected text, got 'nothing'"),
     ("thing", 'backends = ["torch"]', "backends = [1]", r"backends: expected a list of text"),

@@ -201,6 +201,12 @@ def test_a_plan_is_simulated_once_for_all_that_alike_devices_could_do_in_it():
     assert not apart.knows(replace(plan, stages=stages))
 
 
+def test_of_plans_that_differ_only_in_which_of_alike_devices_does_what_one_is_told():
+    plans = make_plans(twins())
+    assert [plan.devices for plan in plans if len(plan.devices) == 1] == [("d0",)]
+    assert all(plan.stages[0].devices[0] == "d0" for plan in plans)
+
+
 def test_devices_on_equal_cables_of_their_own_are_alike():
     problem = replace(random_home(0, devices=2), costs=twins().costs)
     names = ("d0", "d1")

@@ -87,6 +87,8 @@ def test_the_user_is_told_limit_need_and_remedy_in_one_sentence():
     (remedy,) = error.value.facts["remedies"]
     assert error.value.facts["limit"] == "latency"
     assert potluck.plan(profile, potluck.Training(batch=8), QoE(latency_s=remedy.value)).best.latency_s <= remedy.value
+    with pytest.raises(Infeasible, match=r" per request; the latency limit"):
+        potluck.plan(profile, potluck.Inference(), QoE(latency_s=1e-9))
     with pytest.raises(Infeasible, match="Would do"):
         potluck.plan(profile, potluck.Training(batch=8), QoE(latency_s=1e-3), planner="gpipe")
 

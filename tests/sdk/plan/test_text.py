@@ -60,6 +60,9 @@ def test_a_file_round_trips(tmp_path):
         potluck.load_plan(tmp_path / "plan")
     with pytest.raises(FileError, match=r"cannot read the plan .*: Is a directory"):
         potluck.load_plan(tmp_path)
+    (tmp_path / "note.txt").write_text("no plan")
+    with pytest.raises(PlanError, match=r"note\.txt: this is not a plan"):
+        potluck.load_plan(tmp_path / "note.txt")
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_a_limit_below_the_bound_is_refused_by_the_bound(limit):
     bound = quick_bound_s(problem) if limit == "latency_s" else least_energy_j(problem, table)
     refuse_impossible(replace(problem, qoe=QoE(**{limit: bound})), table)
     with pytest.raises(
-        Infeasible, match=r"Every plan for chain needs more than .* the (latency|energy) limit"
+        Infeasible, match=r"Every plan for chain needs more than .* per step; the (latency|energy) limit"
     ) as caught:
         make_plans(replace(problem, qoe=QoE(**{limit: bound * 0.99})))
     assert caught.value.facts["needed"] == pytest.approx(bound)

@@ -83,6 +83,9 @@ def test_rows_that_cannot_be_shared_are_left_out_with_a_note(home):
     history = run.fit((x, y)).wait(60)
     assert history.rows == (8,)
     assert "1 of 1 rows" in history.notes[0]
+    larger = run.fit([make_data("mlp", 16)] * 2).wait(60)
+    assert larger.rows == (16, 16)
+    assert repr(larger).count("batches of 16 rows") == 1  # told once, to one who planned for 8
     run.close()
 
 
