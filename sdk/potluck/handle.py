@@ -87,6 +87,8 @@ class Handle(Generic[T]):
         self._future.set_running_or_notify_cancel()
         try:
             result = work(self._task)
+        except CancelledError:
+            self._future.set_exception(CancelledError(f"{self._title} was cancelled."))
         except BaseException as error:  # it is raised again where the handle is used
             self._future.set_exception(error)
         else:

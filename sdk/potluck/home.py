@@ -271,14 +271,11 @@ class Home:
             Only these, and it is not kept as the home's profile. Default: all that are ready.
         """
         from potluck.lab import profiling
-        from potluck.profile.measure import name_of, profile
+        from potluck.profile.measure import check_measuring, name_of, need_model, profile
         from potluck.profile.store import Store
 
-        if not hasattr(model, "signature"):
-            raise UserError(
-                f"a potluck.Model is profiled, got {type(model).__name__}.",
-                next_step="Make one: potluck.Model.from_torch(net, example), or .from_onnx(path).",
-            )
+        need_model(model, "profiled")
+        check_measuring(rows, repeats, devices)
         self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
 
@@ -346,7 +343,7 @@ class Home:
         profile
             What the run is foretold by; default: the latest one of this model here.
         """
-        from potluck.profile.measure import name_of
+        from potluck.profile.measure import name_of, need_model
         from potluck.run.deploy import deploy
 
         if not isinstance(plan, Plan):
@@ -357,6 +354,7 @@ class Home:
                 f"the plan is for the model {plan.model!r}, which this home has not seen.",
                 next_step="Pass it: home.deploy(plan, model).",
             )
+        need_model(chosen, "deployed")
         self._models[name_of(chosen)] = chosen
 
         def work(task: Task) -> "Run":

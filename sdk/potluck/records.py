@@ -28,6 +28,13 @@ def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
         raise UserError(f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}.")
 
 
+def _rows(what: str, value: int | None) -> None:
+    """Raise `UserError` unless `value` is a whole number above zero (or None)."""
+    _positive(what, value)
+    if value is not None and not isinstance(value, int):
+        raise UserError(f"{what} must be a whole number of rows, got {value!r}.")
+
+
 def _unique(what: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -219,8 +226,8 @@ class Training:
     optimizer_copies: int = 2  # AdamW: two moments; SGD with momentum: one; plain SGD: none
 
     def __post_init__(self) -> None:
-        _positive("batch", self.batch)
-        _positive("micro_batch", self.micro_batch)
+        _rows("batch", self.batch)
+        _rows("micro_batch", self.micro_batch)
         _positive("optimizer_copies", self.optimizer_copies, zero=True)
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise UserError(
@@ -240,7 +247,7 @@ class Inference:
     streaming: bool = False
 
     def __post_init__(self) -> None:
-        _positive("batch", self.batch)
+        _rows("batch", self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

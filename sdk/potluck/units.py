@@ -25,9 +25,7 @@ def parse_rate(amount: float | str) -> float:
     for ending, divisor in (("bit/s", 8.0), ("bps", 8.0), ("B/s", 1.0), ("Bps", 1.0)):
         if unit.endswith(ending):
             return number * _prefix(unit.removesuffix(ending), amount) / divisor
-    if unit:
-        raise _unreadable(amount, "a rate such as '100 Mbit/s' or '12 MB/s'")
-    return number
+    raise _unreadable(amount, "a rate such as '100 Mbit/s' or '12 MB/s'")
 
 
 def parse_seconds(amount: float | str) -> float:

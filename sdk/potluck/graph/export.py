@@ -33,10 +33,11 @@ from potluck_wire.graph import (
 
 from . import sizes
 from .convert import Converter
-from .rows import by_rows
+from .rows import by_rows, once_and_twice
 from .traced import SEQUENCE, Traced, Type
 
 MAX_BATCH = 1 << 20
+TRY = "Does net(example) run? The first dimension of every example is the batch."
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
@@ -117,7 +118,7 @@ def _export(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], dynamic:
             ) from error
         raise ModelError(
             f"it cannot be exported{where}: {type(error).__name__}: {_first_line(text)}",
-            next_step="Try it yourself with the examples you gave, as in net(example): does it run?",
+            next_step=TRY,
         ) from error
 
 
@@ -150,7 +151,7 @@ def _first_line(text: str) -> str:
     told = next(
         (line for line in lines if "specialized" in line or "data-dependent" in line), lines[0] if lines else ""
     )
-    return told[:240]
+    return told[:240].rstrip(".") + "."
 
 
 def _traced(
@@ -173,8 +174,7 @@ def _traced(
         symbols=_symbols(symbols, dims, tensors),
     )
     meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
-    own = {holder: tensor for holder, (_, tensor) in state.items()}
-    rows = frozenset[Ref]() if meta else by_rows(program, converter.values, types, own, tensors)
+    rows = frozenset[Ref]() if meta else _seen(program, converter.values, types, state, tensors, train)
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
@@ -189,6 +189,29 @@ def _traced(
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
     )
+
+
+def _seen(
+    program: Any, values: dict[Any, Any], types: list[tuple[Type, ...]], state: dict[Any, tuple[str, torch.Tensor]],
+    tensors: list[torch.Tensor], train: bool,
+) -> frozenset[Ref]:  # fmt: skip
+    """What shows only when the graph is run on rows like those of the examples: which values count rows."""
+    own = {holder: tensor for holder, (_, tensor) in state.items()}
+    try:
+        rows = by_rows(program, values, types, own, tensors)
+        losses = once_and_twice(program, own, tensors) if train else None
+    except Exception as error:  # whatever an operator raises over the values
+        raise ModelError(
+            f"it does not run on rows like the examples: {type(error).__name__}: {_first_line(str(error))}",
+            next_step=TRY,
+        ) from error
+    if losses is not None:
+        once, twice = losses
+        raise ModelError(
+            f"the loss is no mean over rows: {once:.4g} for some rows, and {twice:.4g} for each of them twice.",
+            next_step='Take the mean, as reduction="mean" does.',
+        )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from potluck.errors import ModelError
 from potluck.records import Edge, Layer
 from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
@@ -48,6 +49,8 @@ class Layers:
 
 def layers(line: Line, *, n_inputs: int, max_layers: int, merge_below: float = 0.0) -> Layers:
     """The layers of a line; the first `n_inputs` of the graph's inputs are the model's, the others targets."""
+    if max_layers < 1:
+        raise ModelError(f"a model needs at least one layer; got max_layers={max_layers}.")
     weights = _weights(line)
     found = find(line.reads(), weights)
     if found.spans:

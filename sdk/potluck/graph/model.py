@@ -70,6 +70,13 @@ class Model:
             raise ModelError("an example of the inputs is needed.")
         if loss is not None and not targets:
             raise ModelError("a loss needs an example of the targets.", next_step="Pass example_targets.")
+        if loss is None and targets:
+            raise ModelError("targets are given, and no loss.", next_step="Pass loss=, as in loss(output, target).")
+        if isinstance(loss, type) or (loss is not None and not callable(loss)):
+            raise ModelError(
+                f"the loss is called as loss(output, *targets), got {loss!r}.",
+                next_step="Pass a function or an object, such as torch.nn.CrossEntropyLoss().",
+            )
         inputs, targets = _at_least_two(inputs, targets)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
         target_names = [f"target_{i}" if i else "target" for i in range(len(targets))]
@@ -243,7 +250,7 @@ class Model:
         ports = traced.graph.inputs
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
-            raise ModelError(f"{len(tensors)} tensors came; {len(ports)} are expected: {expected}.")
+            raise ModelError(f"{len(ports)} tensors are expected ({expected}); got {len(tensors)}.")
         for port, tensor in zip(ports, tensors, strict=True):
             if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
                 raise ModelError(f"{port.name} is a {type(tensor).__name__}; a tensor is expected.")
@@ -251,13 +258,13 @@ class Model:
         for symbol in traced.graph.symbols:
             shape = tuple(tensors[symbol.input].shape)
             if symbol.dim >= len(shape):
-                raise ModelError(_mismatch(ports[symbol.input], tensors[symbol.input], traced.hints))
+                raise _mismatch(ports[symbol.input], tensors[symbol.input], traced.hints)
             sizes[symbol.name] = shape[symbol.dim]
         for port, tensor in zip(ports, tensors, strict=True):
             expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
             if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
-                raise ModelError(_mismatch(port, tensor, sizes), expected=expected_shape, got=tuple(tensor.shape))
+                raise _mismatch(port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape))
         check_indices(index_bounds(traced), [port.name for port in ports], tensors)
         return sizes[BATCH]
 
@@ -299,18 +306,24 @@ def _at_least_two(
     return inputs, targets
 
 
-def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int]) -> str:
+def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: object) -> ModelError:
     words = [
         _rows(sizes) if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes)
         for size in port.shape
     ]
     expected = ", ".join(str(word) for word in words)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{port.name} is {dtype} {list(tensor.shape)}; {port.dtype} [{expected}] is expected."
+    next_step = ""
+    if len(tensor.shape) == len(port.shape) - 1:
+        next_step = "The first dimension is the batch: x[None] makes one row of x."
+    elif dtype != port.dtype:
+        next_step = f"Convert it: .to(torch.{port.dtype})."
+    text = f"{port.name} is {dtype} {list(tensor.shape)}; {port.dtype} [{expected}] is expected."
+    return ModelError(text, next_step=next_step, **facts)
 
 
 def _rows(sizes: Mapping[str, int]) -> str:
-    return f"{sizes[BATCH]} rows" if BATCH in sizes else "rows"
+    return f"{sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)}" if BATCH in sizes else "rows"
 
 
 def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:

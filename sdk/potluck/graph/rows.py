@@ -56,26 +56,43 @@ def by_rows(
     example: Sequence[torch.Tensor],
 ) -> frozenset[Ref]:
     """Every value whose first dimension counts rows of the batch, one after the other."""
-    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     inputs = [_varied(x) for x in example]
 
     def digests(start: int, stop: int) -> dict[Ref, torch.Tensor]:
         watcher = _Watcher(program, values, types)
         watcher.rows = stop - start
-        rest = iter(inputs)
-        known = [_made_up(state[h], i) if h in state else None for i, h in enumerate(holders)]
-        unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
-        arguments = [
-            torch.zeros(0) if h in unused else tensor if tensor is not None else next(rest)[start:stop].clone()
-            for h, tensor in zip(holders, known, strict=True)
-        ]
-        with torch.no_grad():
-            watcher.run(*arguments)
+        _run(watcher, program, state, [x[start:stop].clone() for x in inputs])
         return watcher.found
 
     whole, first, second = digests(0, ROWS), digests(0, PART), digests(PART, ROWS)
     seen = whole.keys() & first.keys() & second.keys()
     return frozenset(ref for ref in seen if _same(whole[ref], torch.cat([first[ref], second[ref]])))
+
+
+def once_and_twice(
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor]
+) -> tuple[float, float] | None:
+    """The loss of some rows, and of the same rows twice; None where they are the same, as of every mean over rows."""
+    rows = [_varied(x) for x in example]
+    (once,) = _run(_Watcher(program, {}, ()), program, state, rows)
+    (twice,) = _run(_Watcher(program, {}, ()), program, state, [torch.cat([x, x]) for x in rows])
+    return None if _same(once, twice) else (float(once), float(twice))
+
+
+def _run(
+    watcher: _Watcher, program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> Any:
+    """The outputs for these inputs, on made-up weights."""
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    rest = iter(inputs)
+    known = [_made_up(state[h], i) if h in state else None for i, h in enumerate(holders)]
+    unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
+    arguments = [
+        torch.zeros(0) if h in unused else tensor if tensor is not None else next(rest)
+        for h, tensor in zip(holders, known, strict=True)
+    ]
+    with torch.no_grad():
+        return watcher.run(*arguments)
 
 
 def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:

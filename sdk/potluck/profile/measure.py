@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, median
 from typing import Any
 
-from potluck.errors import FileError, ModelError, OutOfMemory, PlanError
+from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.links import Line, fit_line
@@ -106,6 +106,16 @@ class Bench:
         probe = Probe(task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=repeats)
         answers = self._link.ask(Gather(requests={source: (probe, ())})).result()
         return tuple(answers[source][0].seconds)
+
+
+def check_measuring(rows: Any, repeats: Any, devices: Any) -> None:
+    """Raise `UserError` unless these are batch sizes, a number of repeats, and names (or None: all)."""
+    if not isinstance(rows, Sequence) or not rows or not all(isinstance(n, int) and n > 0 for n in rows):
+        raise UserError(f"rows are batch sizes to measure, such as (1, 4, 16), got {rows!r}.")
+    if not isinstance(repeats, int) or not 1 <= repeats <= MAX_REPEATS:
+        raise UserError(f"a layer is measured 1 to {MAX_REPEATS} times, got repeats={repeats!r}.")
+    if isinstance(devices, str):
+        raise UserError(f"devices are a list of names, got {devices!r}.", next_step=f"devices=[{devices!r}]")
 
 
 def profile(
@@ -303,6 +313,15 @@ def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None
         kind=str(capability.get("platform") or ""),
         backends=tuple(capability.get("backends") or ()),
     )
+
+
+def need_model(model: Any, what: str) -> None:
+    """Raise `UserError` for what is no model of ours, such as a torch module."""
+    if not hasattr(model, "signature"):
+        raise UserError(
+            f"a potluck.Model is {what}, got {type(model).__name__}.",
+            next_step="Make one: potluck.Model.from_torch(net, example), or .from_onnx(path).",
+        )
 
 
 def name_of(model: Any) -> str:

@@ -52,6 +52,9 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "step": str(checkpoint.step),
         "seed": str(checkpoint.seed),
     }
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise FileError(f"cannot write {path}: {why}.", path=str(path))
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         save_file(tensors, part, metadata=metadata)

@@ -10,7 +10,7 @@ from potluck.run import checkpoint
 from potluck.run.engine import Engine, same_state
 from potluck.run.link import Link
 from potluck.run.members import Members
-from potluck.run.optimizers import AdamW, Optimizer
+from potluck.run.optimizers import AdamW, Optimizer, check_optimizer
 from potluck.run.run import Run
 from potluck.schedule.policies import Policy
 
@@ -26,6 +26,10 @@ def deploy(
     """Load `plan` on its devices with the model's weights, or those of a saved run."""
     if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
         raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UserError(f"the seed is a whole number of 0 or more, got {seed!r}.")
+    if optimizer is not None:
+        check_optimizer(optimizer)
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, PotluckError, RequestFailed
@@ -153,6 +154,8 @@ class Engine:
         self.step += 1
         if self.crossing is None:
             self.kept.append((execution, compiled))
+        if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
+            self._note(f"the loss of step {self.step} is {loss}: look at its inputs, or at the learning rate.")
         h = self.history
         self.history = replace(h, losses=(*h.losses, loss), rows=(*h.rows, rows), step_s=(*h.step_s, seconds))
         return loss

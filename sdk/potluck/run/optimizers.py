@@ -57,6 +57,15 @@ class SGD:
 Optimizer = AdamW | SGD
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Raise `UserError` for what is no optimizer of ours, such as one of torch's."""
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(
+            f"the optimizer is one of potluck's, got {type(optimizer).__name__}.",
+            next_step="potluck.AdamW(lr) or potluck.SGD(lr, momentum)",
+        )
+
+
 def read_optimizer(settings: dict[str, Any]) -> Optimizer:
     """The optimizer of a checkpoint: the inverse of `to_json`."""
     fields = {key: value for key, value in settings.items() if key != "name"}
@@ -68,5 +77,7 @@ def read_optimizer(settings: dict[str, Any]) -> Optimizer:
 
 
 def _above_zero(what: str, value: float) -> None:
-    if not value > 0:
-        raise UserError(f"{what} must be above zero, got {value}.")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{what} must be a number, got {value!r}.")
+    if not 0 < value < float("inf"):
+        raise UserError(f"{what} must be above zero and finite, got {value}.")

@@ -44,6 +44,13 @@ def plan(
             f"plans are made from a profile, got {type(profile).__name__}.",
             next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
         )
+    if not isinstance(workload, Training | Inference):
+        raise UserError(
+            f"plans are made for training or inference, got {workload!r}.",
+            next_step="potluck.Training(batch=64), or potluck.Inference()",
+        )
+    if qoe is not None and not isinstance(qoe, QoE):
+        raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
     return solve(profile.problem(workload, qoe or QoE()), planner, budget_s=budget_s)
 
 

@@ -1,7 +1,7 @@
 """Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it, look at its `trace`."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +22,7 @@ from potluck.run.engine import Engine
 from potluck.run.events import Execution
 from potluck.run.history import History, measured_trace
 from potluck.run.link import Link
-from potluck.run.optimizers import Optimizer
+from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.prediction import IN_FLIGHT, foretell, most_at_once
 from potluck.schedule import Compiled
 from potluck_wire.messages import Reading
@@ -164,11 +164,13 @@ class Run:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
         if not isinstance(data, Iterable):
             raise UserError(f"training takes batches, got {type(data).__name__}.", next_step="Give it a DataLoader.")
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
+        if isinstance(data, Iterator) and epochs > 1:
             raise UserError(
-                f"the optimizer is one of potluck's, got {type(optimizer).__name__}.",
-                next_step="potluck.AdamW(lr) or potluck.SGD(lr, momentum)",
+                f"a {type(data).__name__} can be gone through once, and {epochs} epochs are asked for.",
+                next_step="Give it a DataLoader or a list of batches.",
             )
+        if optimizer is not None:
+            check_optimizer(optimizer)
         earlier = self._fitting
 
         def work(task: Task) -> History:
@@ -214,6 +216,11 @@ class Run:
             if engine.failed is None:
                 go_on(0)
         h, start = engine.history, len(engine.history.losses) - (engine.step - first)
+        if told == first and len(h.notes) == first_note:
+            raise UserError(
+                "there is nothing to train on: the data has no batch.",
+                next_step="With drop_last, a DataLoader leaves out a batch that is not full.",
+            )
         return replace(
             h, losses=h.losses[start:], rows=h.rows[start:], step_s=h.step_s[start:], notes=h.notes[first_note:]
         )
@@ -224,6 +231,8 @@ class Run:
         What a device lacks comes to it behind everything else; the plan changes between two steps, or two requests.
         """
         self._engine.check()
+        if not isinstance(plan, Plan):
+            raise UserError(f"a run switches to a plan, got {type(plan).__name__}.", next_step="run.switch(plans[1])")
         if plan.training != self.plan.training:
             raise PlanError("a run for training cannot become one for inference, nor the other way round.")
 

@@ -104,9 +104,27 @@ def test_refuses_examples_without_a_common_batch(example, text):
         Model.from_torch(nn.Linear(3, 3), example)
 
 
-def test_a_loss_must_be_one_number():
-    with pytest.raises(ModelError, match="one number"):
-        Model.from_torch(nn.Linear(3, 3), torch.zeros(2, 3), loss=lambda y, t: y - t, example_targets=torch.zeros(2, 3))
+NO_LOSSES = {
+    "a number for each row": (nn.MSELoss(reduction="none"), "one number"),
+    "a sum": (nn.MSELoss(reduction="sum"), "no mean over rows"),
+    "between rows": (lambda y, t: (y @ t.T).logsumexp(1).mean(), "no mean over rows"),
+    "a class": (nn.MSELoss, "called as loss"),
+    "a name": ("mse", "called as loss"),
+    "none, beside targets": (None, "and no loss"),
+}
+
+
+@pytest.mark.parametrize(("loss", "text"), NO_LOSSES.values(), ids=NO_LOSSES)
+def test_refuses_what_is_no_mean_over_rows(loss, text):
+    with pytest.raises(ModelError, match=text):
+        Model.from_torch(nn.Linear(3, 3), torch.ones(2, 3), loss=loss, example_targets=torch.ones(2, 3))
+
+
+def test_labels_of_the_example_that_are_out_of_range_are_told():
+    with pytest.raises(ModelError, match="does not run on rows like the examples: IndexError: Target 7"):
+        Model.from_torch(
+            nn.Linear(3, 3), torch.ones(2, 3), loss=nn.CrossEntropyLoss(), example_targets=torch.tensor([7, 7])
+        )
 
 
 LOSSES = {
@@ -144,7 +162,7 @@ def test_training_needs_a_loss():
     ("tensors", "text"),
     [
         ((torch.zeros(2, 1, 9, 8),), r"rows, 1, 8, 8"), ((torch.zeros(2, 1, 8, 8).double(),), "float64"),
-        ((torch.zeros(2, 8),), "expected"), ((), "0 tensors"),
+        ((torch.zeros(2, 8),), "expected"), ((), "got 0"),
     ],
 )  # fmt: skip
 def test_wrong_inputs_are_told_at_once(digits, tensors, text):

@@ -122,7 +122,7 @@ def test_cancelling_interrupts_a_wait_inside():
     made = Handle(work, "waiting")
     entered.wait(10)
     made.cancel()
-    with pytest.raises(CancelledError):
+    with pytest.raises(CancelledError, match=r"waiting was cancelled"):
         made.wait(10)
     assert repr(made) == "<waiting: cancelled>"
 

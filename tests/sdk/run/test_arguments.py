@@ -37,6 +37,20 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: home.profile(torch.nn.Linear(1, 1)), "a potluck.Model is profiled, got Linear"),
         (lambda home, run: potluck.plan(torch.nn.Linear(1, 1), potluck.Training(batch=4)), "made from a profile"),
         (lambda home, run: home.deploy("plan"), "one plan is deployed, got str"),
+        (lambda home, run: home.deploy(run.plan, torch.nn.Linear(4, 2)), "a potluck.Model is deployed, got Linear"),
+        (lambda home, run: home.deploy(run.plan, seed="x").wait(), "the seed is a whole number"),
+        (lambda home, run: home.deploy(run.plan, optimizer=torch.optim.SGD).wait(), "one of potluck's, got type"),
+        (lambda home, run: run.switch("plan"), "a run switches to a plan, got str"),
+        (lambda home, run: run.fit([]).wait(), "nothing to train on"),
+        (lambda home, run: run.fit(iter([DATA]), epochs=2), "can be gone through once, and 2 epochs"),
+        (lambda home, run: run.fit((DATA[0].double(), DATA[1])).wait(), r"Convert it: \.to\(torch\.float32\)"),
+        (lambda home, run: run(torch.zeros(4)), r"first dimension is the batch: x\[None\]"),
+        (lambda home, run: run(DATA[0], DATA[0]), r"1 tensors are expected \(input\); got 2"),
+        (lambda home, run: run.save("nowhere/run.st"), "there is no folder nowhere"),
+        (lambda home, run: potluck.Training(batch=2.5), "batch must be a whole number of rows, got 2.5"),
+        (lambda home, run: potluck.AdamW(lr="fast"), "lr must be a number, got 'fast'"),
+        (lambda home, run: potluck.Home.local("2"), "'2' local agents are not possible"),
+        (lambda home, run: potluck.estimate("demo", torch.nn.Linear(1, 1)), "got Linear"),
         (lambda home, run: home.deploy(run.plan, refine_s=-1).wait(60), "refine_s is a number of seconds, 0 or"),
         (lambda home, run: run.fit(3), "training takes batches, got int"),
         (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
@@ -52,8 +66,35 @@ def test_says_what_was_expected(home, run, call, text):
         call(home, run)
 
 
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"rows": 4}, "rows are batch sizes"),
+        ({"rows": (0,)}, "rows are batch sizes"),
+        ({"repeats": 0}, "measured 1 to"),
+        ({"devices": "local-1"}, "devices are a list of names"),
+    ],
+)
+def test_says_what_can_be_measured(home, model, more, text):
+    with pytest.raises(UserError, match=text):
+        home.profile(model, **more)
+
+
+@pytest.mark.parametrize(("workload", "qoe"), [("train", None), (potluck.Inference(), {"latency_s": 1})])
+def test_says_what_can_be_planned(workload, qoe):
+    with pytest.raises(UserError, match=r"plans are made for training or inference|limits are a potluck\.QoE"):
+        potluck.plan(potluck.estimate("demo", "bert-small", max_layers=2), workload, qoe)
+
+
 def test_a_request_takes_arrays_and_refuses_no_rows(run):
     x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
     assert torch.equal(run(x), run(torch.from_numpy(x)))
     with pytest.raises(UserError, match="one row or more"):
         run(torch.zeros(0, 4))
+
+
+def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):
+    before = run.step
+    history = run.fit((DATA[0] * float("nan"), DATA[1])).wait(60)
+    assert len(history.losses) == 2
+    assert [note.partition(":")[0] for note in history.notes] == [f"the loss of step {before + 1} is nan"]
