@@ -306,7 +306,7 @@ def _at_least_two(
     return inputs, targets
 
 
-def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: object) -> ModelError:
+def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -> ModelError:
     words = [
         _rows(sizes) if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes)
         for size in port.shape

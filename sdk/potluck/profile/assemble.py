@@ -77,11 +77,6 @@ def estimate(
 
     Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
     """
-    if not isinstance(model, str | Path | ModelGraph):
-        raise UserError(
-            f"a model of the library or a model graph is estimated, got {type(model).__name__}.",
-            next_step="potluck.Model.from_torch(net, example).graph() makes one of a module.",
-        )
     home = home if isinstance(home, HomeSpec) else load_home(home)
     graph = _graph(model).in_order()
     bounds = merged(graph, max_layers)
