@@ -20,7 +20,15 @@ SMALL = {
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
     "planning_time": {"repeats": 1},
-    "split": {"models": 1, "step_mb_per_s": 25, "de_s": 1, "lab_pixels": 48, "requests": 1, "turns": 0},
+    "split": {
+        "models": 1,
+        "step_mb_per_s": 25,
+        "table_step_mb_per_s": 25,
+        "de_s": 1,
+        "lab_pixels": 48,
+        "requests": 1,
+        "turns": 0,
+    },
     "simulator": {"micro_batches": 4, "repeats": 1},
 }
 PROMISED = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from potluck.errors import PlanError
 from potluck.plan.rivals import shared_requests as rivals
+from potluck.plan.sharing.bandwidths import over, turn
 from potluck.plan.sharing.problem import DEVICE, HELPER, NONE, Division, Line, Operator, Shares, Sharing, without
 from potluck.plan.sharing.split import Rules, Splitter, share
 from potluck.plan.sharing.steps import steps, useful
@@ -286,12 +287,43 @@ def test_more_bandwidth_never_hurts():
 def test_between_two_bandwidths_it_turns_to_the_other_split_where_that_becomes_better():
     splitter = Splitter(chain(reach=1, latency_s=0.01))
     low, high = ((rate, splitter.share(rate)) for rate in (100.0, 1e4))
-    turn = splitter.turns_at(low, high)
-    assert low[0] < turn < high[0]
-    for rate, better, worse in ((turn - 400, low[1], high[1]), (turn, high[1], low[1])):
+    turns_at = turn(splitter, low, high)
+    assert low[0] < turns_at < high[0]
+    for rate, better, worse in ((turns_at - 400, low[1], high[1]), (turns_at, high[1], low[1])):
         seconds = [splitter.evaluate(split.divisions, rate, split.tiles).latency_s for split in (better, worse)]
         assert seconds[0] <= seconds[1]
-    assert splitter.turns_at((1.0, low[1]), (2.0, low[1])) < 1.1  # the same: at once
+    assert turn(splitter, (1.0, low[1]), (2.0, low[1])) < 1.1  # the same: at once
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1.3])
+def test_searches_go_where_the_split_between_two_bandwidths_may_lose_most(deadline_s):
+    sharing = replace(chain(2, reach=1, latency_s=0.01), busy_w=2.0, radio_w=0.5, idle_w=0.1)
+    splitter, searched = Splitter(sharing), []
+
+    def best(rate, near):
+        searched.append(rate)
+        try:
+            return splitter.share(rate, deadline_s=deadline_s, near=near)
+        except PlanError:  # not in time
+            return splitter.share(rate, near=near)
+
+    def loss(found, rate):
+        entry = [split for start, split in found if start <= rate][-1]
+        sought = best(rate, (entry,))
+        mine = splitter.evaluate(entry.divisions, rate, entry.tiles)
+        if deadline_s is not None and sought.latency_s <= deadline_s:
+            return mine.energy_j / sought.energy_j - 1 if mine.latency_s <= deadline_s else 1.0
+        return mine.latency_s / sought.latency_s - 1
+
+    ends = (0.0, 10.0, 2e3)
+    coarse = over(ends, splitter, best, deadline_s=deadline_s)
+    assert len(searched) == len(ends)
+    fine = over(ends, splitter, best, most=16, deadline_s=deadline_s)
+    assert len(ends) < len(searched) - len(ends) <= 16
+    assert len(fine) > len(coarse)
+    rates = [50.0, 420.0, 700.0, 1234.0]
+    losses = [[loss(found, rate) for rate in rates] for found in (coarse, fine)]
+    assert max(losses[1]) < 0.03 < max(losses[0])
 
 
 def test_rows_that_nobody_computes_are_named():

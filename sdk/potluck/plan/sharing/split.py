@@ -10,7 +10,6 @@ then divided among them by their speed. What is best without the last helper, an
 candidates: a further helper never makes it worse.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
@@ -27,7 +26,6 @@ N_WAYS = 6  # of those that the search found, carried out in time
 N_IMPROVED = 2  # of those, made better; with several helpers, which take longer to try, one
 MAX_TRIES = 120  # changes of a way that are tried
 TILE_COUNTS = (1, 2, 4, 8)
-HALVINGS = 5  # of the way between two bandwidths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +112,6 @@ class Splitter:
                 found.append(split)
         return tuple(found)
 
-    def turns_at(
-        self, lower: tuple[float, Split], upper: tuple[float, Split], *, deadline_s: float | None = None
-    ) -> float:
-        """Between two bandwidths, each with its split: from where on the upper one's is the better of the two."""
-        (low, below), (high, above) = lower, upper
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            tried = [self.tried(split.divisions, middle, split.tiles) for split in (above, below)]
-            ranks = [_rank(split, deadline_s) if split else (math.inf, math.inf) for split in tried]
-            low, high = (low, middle) if ranks[0] <= ranks[1] else (middle, high)
-        return high
-
     def evaluate(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int = TILES) -> Split:
         """What comes of these divisions. Raises PlanError where they need a link and it carries nothing."""
         split = self.tried(divisions, bytes_per_s, tiles)
@@ -171,11 +157,11 @@ class Splitter:
             split = self._of_way(way, bytes_per_s, TILES)
             if split and split.divisions not in seen:
                 seen.add(split.divisions)
-                ranked.append((_rank(split, deadline_s), way, split))
+                ranked.append((rank(split, deadline_s), way, split))
         ranked.sort(key=lambda row: row[0])
         for _, way, split in ranked[: 1 if self.fewer else N_IMPROVED]:
             splits.append(self._improved(way, split, bytes_per_s, deadline_s))
-        return min(splits, key=lambda split: _rank(split, deadline_s))
+        return min(splits, key=lambda split: rank(split, deadline_s))
 
     def _rivals(self, bytes_per_s: float, deadline_s: float | None) -> Iterator[tuple[tuple[Division, ...], int]]:
         """What others would do, in one part and in several; or what fewer helpers do."""
@@ -248,7 +234,7 @@ class Splitter:
                 seen.add((other, tiles))
                 tries += 1
                 found = self._of_way(other, bytes_per_s, tiles)
-                if found and _rank(found, deadline_s) < _rank(split, deadline_s):
+                if found and rank(found, deadline_s) < rank(split, deadline_s):
                     way, split, better = other, found, True
                     break
             if not better:
@@ -298,7 +284,8 @@ def share(sharing: Sharing, *, deadline_s: float | None = None, levels: int = LE
     return Splitter(sharing, levels=levels).share(sharing.bytes_per_s, deadline_s=deadline_s)
 
 
-def _rank(split: Split, deadline_s: float | None) -> tuple[float, float]:
+def rank(split: Split, deadline_s: float | None) -> tuple[float, float]:
+    """The less, the better: of seconds or, with a deadline, of joules; without one that is held, of seconds."""
     if deadline_s is None:
         return split.latency_s, split.energy_j
     return (split.energy_j if split.latency_s <= deadline_s else float("inf")), split.latency_s

@@ -20,7 +20,7 @@ from potluck.records import Inference
 from potluck.run.members import Member
 from potluck.run.sharing.fast import Fast
 from potluck.run.sharing.store import SplitStore
-from potluck.run.sharing.table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, SplitCase
+from potluck.run.sharing.table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, N_SEARCHES, SplitCase
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -82,6 +82,7 @@ def accelerate(
     home = helpers[0].home
     if any(place.home is not home for place in places) or len({place.name for place in places}) < len(places):
         raise UserError("the device and its helpers are different devices of one home.")
+    n_searches = N_SEARCHES if bandwidths is None and len(helpers) == 1 else 0
     if bandwidths is None:
         bandwidths = BANDWIDTHS if len(helpers) == 1 else BANDWIDTHS_OF_SEVERAL
     if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
@@ -103,7 +104,7 @@ def accelerate(
             profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
             task.update(0.6, "planning")
             case = _case(made, profile, (name, *names), batch, home)
-            case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths))
+            case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches)
             store = SplitStore() if home._ring is not None else None
             return Fast(home._link, home.devices, case, rebuild, agents, task, store)
         except BaseException:

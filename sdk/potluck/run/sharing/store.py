@@ -12,12 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from potluck.plan.sharing.bandwidths import Found
 from potluck.plan.sharing.problem import Sharing
 from potluck.plan.sharing.split import Split
 from potluck.profile.store import cache_dir
-from potluck.run.sharing.table import Found, SplitCase, SplitTable
+from potluck.run.sharing.table import SplitCase, SplitTable
 
-SCHEMA = 4  # a change of the search or of the file makes tables anew
+SCHEMA = 5  # a change of the search or of the file makes tables anew
 
 
 class SplitStore:
@@ -32,7 +33,7 @@ class SplitStore:
         operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s) for o in sharing.operators]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
         links = sharing.latency_s, sharing.piece_s, sorted(sharing.lines.items()), sharing.media_bytes_per_s
-        wishes = case.deadline_s, case.bandwidths, case.rival
+        wishes = case.deadline_s, case.bandwidths, case.n_searches, case.rival
         about = case.model.signature, case.batch, operators, links, watts, wishes
         return self.directory / f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 

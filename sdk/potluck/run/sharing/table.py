@@ -5,9 +5,9 @@ An entry is a program on each side; where sharing does not pay, there is none, a
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from potluck.errors import PlanError
@@ -16,6 +16,7 @@ from potluck.graph.pace import Pace
 from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
 from potluck.plan.cost import CostTable
 from potluck.plan.rivals import shared_requests
+from potluck.plan.sharing.bandwidths import Found, over
 from potluck.plan.sharing.problem import Sharing
 from potluck.plan.sharing.split import Split, Splitter
 from potluck.plan.whatif import rated
@@ -31,8 +32,7 @@ from potluck.simulate.duration import instruction_s
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
 BANDWIDTHS_OF_SEVERAL = tuple(1e6 * mb for mb in (0, 1, 4, 10, 20, 40))
-
-Found = tuple[tuple[float, Split], ...]  # from so many bytes per second on, this split
+N_SEARCHES = 51  # as many as whole MB/s up to 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ class SplitCase:
     emulated: frozenset[str] = frozenset()
     deadline_s: float | None = None  # with one, joules are saved
     bandwidths: tuple[float, ...] = BANDWIDTHS
+    n_searches: int = 0  # where more than bandwidths: between two of them, too, where the best split changes much
     rival: str = ""  # shared as one of `shared_requests.WAYS`, not by our own search
 
     @cached_property
@@ -98,22 +99,10 @@ class SplitCase:
         return replace(edition, compiled=paced)
 
     def search(self) -> Found:
-        """The best split at each of these bandwidths, from where on it is better than the one before; those that do the
-        same are one."""
+        """The best split for any bandwidth: `bandwidths.over`."""
         splitter = Splitter(self.sharing)
-        found: list[tuple[float, Split]] = []
-        before = 0.0
-        for bytes_per_s in self.bandwidths:
-            split = self._best(splitter, bytes_per_s)
-            if split is None:  # a rival that needs a link
-                continue
-            if not found:
-                found.append((bytes_per_s, split))
-            elif not found[-1][1].does_as(split):
-                pair = (before, found[-1][1]), (bytes_per_s, split)
-                found.append((splitter.turns_at(*pair, deadline_s=self.deadline_s), split))
-            before = bytes_per_s
-        return tuple(found)
+        best = partial(self._best, splitter)
+        return over(self.bandwidths, splitter, best, most=self.n_searches, deadline_s=self.deadline_s)
 
     def table(self, found: Found | None = None) -> SplitTable:
         """A program for each split that `search` finds, or has found."""
@@ -135,15 +124,15 @@ class SplitCase:
         pairs = zip(compiled.programs[device].instructions, compiled.notes[device], strict=True)
         return sum(instruction_s(table, known, item, note) for item, note in pairs if item.op == "run")
 
-    def _best(self, splitter: Splitter, bytes_per_s: float) -> Split | None:
+    def _best(self, splitter: Splitter, bytes_per_s: float, near: Sequence[Split]) -> Split | None:
         if self.rival:
             return shared_requests.answer(self.rival, splitter, bytes_per_s, self.deadline_s)
         if self.deadline_s is not None:
             try:
-                return splitter.share(bytes_per_s, deadline_s=self.deadline_s)
+                return splitter.share(bytes_per_s, deadline_s=self.deadline_s, near=near)
             except PlanError:  # nothing is that fast: then as fast as it goes
                 pass
-        return splitter.share(bytes_per_s)
+        return splitter.share(bytes_per_s, near=near)
 
     def _program(self, split: Split) -> SharedProgram | None:
         if not split.sent_bytes and not split.received_bytes:
