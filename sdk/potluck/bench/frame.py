@@ -56,14 +56,20 @@ def parse_setting(text: str) -> tuple[str, float]:
 def interleaved(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, ...]]:
     """Seconds of every run of each side, measured A B A B so that a slow moment of the machine hits all alike.
 
-    One untimed run of each comes first. Garbage is collected before each run, not during.
+    One untimed run of each comes first. Garbage is collected before each run, not during; what was there before is not
+    looked through each time.
     """
     for side in sides.values():
         side()
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, side in sides.items():
-            seconds[name].append(_timed_s(side))
+    gc.collect()
+    gc.freeze()  # torch's own objects alone take 0.2 s to look through
+    try:
+        for _ in range(repeats):
+            for name, side in sides.items():
+                seconds[name].append(_timed_s(side))
+    finally:
+        gc.unfreeze()
     return {name: tuple(values) for name, values in seconds.items()}
 
 
