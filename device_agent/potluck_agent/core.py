@@ -140,15 +140,14 @@ class Core:
             self.history.append((now_s, _brief(event)))
         if self._laborer.state == READY:
             self._work.feed(now_s)
-        self._out.add(*self._outgoing.pump(now_s))
+        sent = self._outgoing.pump(now_s)
+        self._out.add(*sent, *self._incoming.credit({action.key for action in sent}, now_s))
         return self._out.take()
 
     def wake_s(self) -> float | None:
         """When the next `Tick` is needed, if no event comes first."""
-        air_s, meter_s = self._outgoing.wake_s(), self._measuring.wake_s()
-        if air_s is None or meter_s is None:
-            return meter_s if air_s is None else air_s
-        return min(air_s, meter_s)
+        parts = self._outgoing.wake_s(), self._incoming.wake_s(), self._measuring.wake_s()
+        return min((wake_s for wake_s in parts if wake_s is not None), default=None)
 
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
@@ -273,7 +272,8 @@ class Core:
                 known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
                 self._out.say(key, known)
                 return
-            step = self._incoming.begin(key, message, buffers[0], about, sink=sink, now_s=now_s)
+            may_wait = not (sink or self._settings.is_emulated) and self._work.goes_on_after(message)
+            step = self._incoming.begin(key, message, buffers[0], about, sink=sink, now_s=now_s, may_wait=may_wait)
             self._work.apply(step, now_s)
         except Unwanted as unwanted:
             self._out.say(key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted)))

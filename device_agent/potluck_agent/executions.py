@@ -5,6 +5,7 @@ everything it reads is there or is made by a task queued before it; a send has t
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ class Execution:
         self.over = False
         self._uses_left = dict(layout.uses)
         self._sends_left = dict(layout.sends)
+        self._exchanges_left = Counter(layout.exchanged)
         self._times: dict[int, tuple[float, float]] = {}
         self._n_left = len(layout.waits)
         self._n_with_worker = 0
@@ -143,7 +145,8 @@ class Execution:
 
     def arrived(self, value: str, start_s: float, stop_s: float) -> Ready:
         """A value has come in from another device."""
-        index, _ = self.layout.receives[value]
+        index, peer = self.layout.receives[value]
+        self._exchanges_left[peer] -= 1
         self._arrived[index] = (start_s, stop_s)
         return self._release([index])
 
@@ -158,6 +161,15 @@ class Execution:
         self._sends_left[value] -= 1
         last = not self._sends_left[value]
         return self._release(list(self.layout.followers[index])), last
+
+    def posted(self, index: int) -> None:
+        """Send `index` is with the network lane."""
+        self._exchanges_left[self.instruction(index).attrs["peer"]] -= 1
+
+    def goes_on_after(self, value: str) -> bool:
+        """Whether, in training, more goes to and fro between us and the device that this value is coming from."""
+        _, peer = self.layout.receives[value]
+        return self._exchanges_left[peer] > 1
 
     def release_s(self, index: int) -> float:
         """When send `index` had better leave, by our clock; 0: at once."""

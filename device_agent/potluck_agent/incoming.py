@@ -1,10 +1,11 @@
 """Values on their way in: where each chunk goes, when the sender gets credit, and who still holds which place.
 
-A value that finds no room waits, without credit: at most one window per sender is held in the agent. Pure.
+A value that finds no room waits, without credit: at most one window per sender is held in the agent. Credit for a small
+value may wait, too, until its sender is sent something anyway: then both wake once, not twice. Pure.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.events import Action, Buffer, Span, Store, ToPeer
@@ -15,6 +16,7 @@ from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 MAX_TRANSFERS = 1024  # at once from one sender
+PATIENCE_S = 0.05  # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
 
 
 class Space:
@@ -58,6 +60,7 @@ class Arrival:
     assembly: Assembly
     about: Hashable
     sink: bool = False
+    may_wait: bool = False  # its credit
     offset: int | None = None
     held: list[tuple[int, Buffer]] = field(default_factory=list)  # (position, bytes), waiting for room
     held_bytes: int = 0
@@ -91,14 +94,20 @@ class Incoming:
         self._arrivals: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
         self._queue: deque[Arrival] = deque()  # without a place, oldest first
         self._accounts: defaultdict[str, Account] = defaultdict(Account)  # by sender
+        self._unsettled: dict[str, float] = {}  # senders whose credit waits -> since when
 
     @property
     def busy(self) -> bool:
         """Whether anything is coming in."""
         return bool(self._arrivals)
 
-    def begin(self, key: str, value: Value, data: Buffer, about: Hashable, *, sink: bool, now_s: float) -> Step:
-        """A value's header with its first chunk. WireError where it does not hold."""
+    def begin(
+        self, key: str, value: Value, data: Buffer, about: Hashable, *, sink: bool, now_s: float, may_wait: bool = False
+    ) -> Step:
+        """A value's header with its first chunk. WireError where it does not hold.
+
+        `may_wait`: more goes to and fro between the two, and credit for this value can go along; see `credit`.
+        """
         if (key, value.transfer) in self._arrivals:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
         if sum(sender == key for sender, _ in self._arrivals) >= MAX_TRANSFERS:
@@ -106,7 +115,8 @@ class Incoming:
         if value.nbytes > self.space.nbytes and not sink:
             text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
             return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
-        arrival = Arrival(key=key, assembly=Assembly(value), about=about, sink=sink, start_s=now_s)
+        may_wait = may_wait and value.nbytes <= value.chunk_bytes
+        arrival = Arrival(key=key, assembly=Assembly(value), about=about, sink=sink, may_wait=may_wait, start_s=now_s)
         if not sink and not self._queue:
             arrival.offset = self.space.place(value.nbytes)
         if arrival.offset is None and not sink:
@@ -144,12 +154,27 @@ class Incoming:
 
     def _acknowledge(self, arrival: Arrival) -> Step:
         """Credit where it is due."""
-        due = self._accounts[arrival.key].take(arrival.assembly)
+        due = self._accounts[arrival.key].take(arrival.assembly, may_wait=arrival.may_wait)
+        if not due and arrival.assembly.complete:
+            self._unsettled.setdefault(arrival.key, arrival.start_s)
+        elif due and self._unsettled.pop(arrival.key, None) is not None:
+            due += self._accounts[arrival.key].settle()
         step = Step(actions=[ToPeer(arrival.key, credit) for credit in due])
         if arrival.assembly.complete:
             del self._arrivals[arrival.key, arrival.value.transfer]
             step.complete.append(arrival)
         return step
+
+    def credit(self, keys: Container[str], now_s: float) -> list[ToPeer]:
+        """Credit that has waited: of those who are sent something now, and what is old."""
+        due = [key for key, since_s in self._unsettled.items() if key in keys or now_s >= since_s + PATIENCE_S]
+        for key in due:
+            del self._unsettled[key]
+        return [ToPeer(key, credit) for key in due for credit in self._accounts[key].settle()]
+
+    def wake_s(self) -> float | None:
+        """When `credit` is to be called again, if no event comes first."""
+        return min(self._unsettled.values()) + PATIENCE_S if self._unsettled else None
 
     def release(self, offset: int) -> Step:
         """Somebody lets go of a place; whoever waits for room may get it now."""
@@ -175,6 +200,7 @@ class Incoming:
         for arrival in [arrival for (sender, _), arrival in self._arrivals.items() if sender == key]:
             self._drop(arrival)
         self._accounts.pop(key, None)
+        self._unsettled.pop(key, None)
         return self._fill()
 
     def cancel(self, about: Hashable) -> Step:

@@ -1,10 +1,12 @@
 """A program as the agent sees it: who waits for whom, which values are used how often, and which come from where."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potluck_wire.documents import dump
+from potluck_wire.messages import HOME
 from potluck_wire.program import NETWORK, Program
 
 
@@ -14,7 +16,8 @@ class Layout:
 
     `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once per reason.
     `uses[value]` counts the computing instructions that read it, `sends[value]` the sends. `receives` maps the name of
-    a value to come to (instruction, peer). `took_s` is written by `Lane`: how long each instruction took last.
+    a value to come to (instruction, peer). `exchanged` counts, in training, the values sent to and
+    received from each device. `took_s` is written by `Lane`: how long each instruction took last.
     """
 
     program: Program
@@ -23,6 +26,7 @@ class Layout:
     uses: Mapping[str, int]
     sends: Mapping[str, int]
     receives: Mapping[str, tuple[int, str]]
+    exchanged: Mapping[str, int]
     attrs: tuple[bytes, ...]  # of each instruction, as JSON
     took_s: list[float]
 
@@ -64,6 +68,8 @@ def lay_out(program: Program) -> Layout:
         waits[instruction.id] = len(reasons)
         for reason in reasons:
             followers[reason].append(instruction.id)
+    peers = [instruction.attrs["peer"] for instruction in program.instructions if instruction.op in NETWORK]
+    trains = any(instruction.op == "backward" for instruction in program.instructions)
     return Layout(
         program=program,
         waits=tuple(waits),
@@ -71,6 +77,7 @@ def lay_out(program: Program) -> Layout:
         uses=uses,
         sends=sends,
         receives={i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"},
+        exchanged=Counter(peer for peer in peers if trains and peer != HOME),
         attrs=tuple(dump(dict(instruction.attrs)) for instruction in program.instructions),
         took_s=[math.inf] * len(followers),
     )

@@ -32,6 +32,11 @@ class Settings:
     is_told_times: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it plays another device: then it is times that count, of transfers, too."""
+        return self.is_told_times or self.link_bytes_per_s > 0
+
 
 class Outbox:
     """Actions in order."""

@@ -183,6 +183,7 @@ class Work:
             self._fail(execution, cause, text, now_s, instruction=index)
             return
         self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
+        execution.posted(index)
         if to:
             self._loose.add(SendOf(execution.name, index, loose=True))
             self._let_go(execution, index, now_s)
@@ -311,6 +312,11 @@ class Work:
         if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
             raise Unwanted(RefusalCode.MEMORY, f"values for {MAX_EARLY} executions wait already")
         return value.run, value.epoch
+
+    def goes_on_after(self, value: Value) -> bool:
+        """Whether more goes to and fro between us and the sender of this value in the same step of training."""
+        execution = self._executions.get(Name(value.run, value.epoch, value.program, value.step))
+        return execution is not None and execution.goes_on_after(value.name)
 
     def apply(self, step: Step, now_s: float) -> None:
         """Carry out what a chunk or a free place has led to."""

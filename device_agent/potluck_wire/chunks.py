@@ -83,14 +83,21 @@ class Account:
     def __init__(self) -> None:
         self._owed: dict[int, Assembly] = {}
 
-    def take(self, assembly: Assembly) -> list[Credit]:
-        """More of this value was taken in; the credit that is due now: once it is worth a message, and at the end."""
+    def take(self, assembly: Assembly, *, may_wait: bool = False) -> list[Credit]:
+        """More of this value was taken in; the credit that is due now: once it is worth a message, and at the end.
+
+        `may_wait`: at the end of this value, too, only once it is worth a message; `settle` comes soon.
+        """
         self._owed[assembly.value.transfer] = assembly
-        if assembly.complete:
+        if assembly.complete and not may_wait:
             return [self._credit(assembly)]
         owed_bytes = sum([owed.received_bytes - owed.credited_bytes for owed in self._owed.values()])
         if owed_bytes < min(CREDIT_BYTES, CREDIT_CHUNKS * assembly.value.chunk_bytes):
             return []
+        return self.settle()
+
+    def settle(self) -> list[Credit]:
+        """Credit for all that was taken in."""
         return [self._credit(owed) for owed in tuple(self._owed.values())]
 
     def forget(self, assembly: Assembly) -> None:

@@ -1,12 +1,13 @@
 """Credit always comes back: whatever overtakes whatever, a sender never waits for bytes that were taken in long ago."""
 
 import pytest
+from tests.agent.core_talk import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
 
 from potluck_agent.events import Span, ToPeer
-from potluck_agent.incoming import Incoming
+from potluck_agent.incoming import PATIENCE_S, Incoming
 from potluck_agent.outgoing import PARTS, Outgoing, Parcel
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
-from potluck_wire.messages import Chunk, Credit, Value
+from potluck_wire.messages import Chunk, Computed, Credit, Execute, Value
 
 RECEIVER, SENDER = "R" * 40, "S" * 40
 RATE = 1e8  # paced: one chunk is on the air at a time, so that a more urgent value overtakes at any chunk
@@ -103,3 +104,108 @@ def test_the_window_is_some_chunks_of_what_the_link_carries(bytes_per_s, window_
     bulky = Value(name="bulky", dtype="uint8", shape=(nbytes,), nbytes=nbytes)
     outgoing.add(Parcel(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r"))
     assert sum(action.buffers[0].nbytes for action in outgoing.pump(1.0)) == window_bytes
+
+
+def small(transfer, **more):
+    return Value(transfer=transfer, dtype="uint8", shape=(CHUNK_BYTES,), nbytes=CHUNK_BYTES, **more)
+
+
+class Patient:
+    """A receiver whose credit may wait."""
+
+    def __init__(self):
+        self.incoming = Incoming(1024 * MIB)
+
+    def take(self, value, now_s=0.0, may_wait=True):
+        """Which transfers credit comes back for."""
+        data = bytes(min(value.nbytes, value.chunk_bytes))
+        step = self.incoming.begin(SENDER, value, data, "r", sink=False, now_s=now_s, may_wait=may_wait)
+        return credited(step.actions)
+
+
+def credited(actions):
+    replies = [action.message for action in actions if isinstance(action, ToPeer)]
+    return [reply.transfer for reply in replies if isinstance(reply, Credit)]
+
+
+def test_credit_that_waits_comes_with_what_its_sender_is_sent_next():
+    patient = Patient()
+    assert patient.take(small(1, chunk_bytes=CHUNK_BYTES)) == []
+    assert patient.take(small(2, chunk_bytes=CHUNK_BYTES)) == []
+    assert credited(patient.incoming.credit({RECEIVER}, 0.01)) == []
+    assert credited(patient.incoming.credit({SENDER}, 0.01)) == [1, 2]
+    assert credited(patient.incoming.credit({SENDER}, 1.0)) == []
+    assert patient.incoming.wake_s() is None
+
+
+def test_credit_waits_for_a_while_at_most():
+    patient = Patient()
+    patient.take(small(1, chunk_bytes=CHUNK_BYTES), now_s=1.0)
+    patient.take(small(2, chunk_bytes=CHUNK_BYTES), now_s=1.0 + PATIENCE_S / 2)
+    assert patient.incoming.wake_s() == 1.0 + PATIENCE_S
+    assert credited(patient.incoming.credit((), 1.0 + PATIENCE_S)) == [1, 2]
+
+
+def test_credit_for_half_of_the_window_does_not_wait():
+    patient = Patient()
+    got = [patient.take(small(transfer, chunk_bytes=CHUNK_BYTES)) for transfer in range(1, WINDOW_CHUNKS // 2 + 1)]
+    assert got == [[], [], [], [1, 2, 3, 4]]
+    assert patient.incoming.wake_s() is None
+
+
+def test_credit_that_waits_goes_with_credit_that_does_not():
+    patient = Patient()
+    patient.take(small(1, chunk_bytes=CHUNK_BYTES))
+    assert patient.take(small(2, chunk_bytes=CHUNK_BYTES), may_wait=False) == [2, 1]
+
+
+def test_credit_for_a_value_in_chunks_does_not_wait():
+    patient = Patient()
+    patient.take(small(1, chunk_bytes=CHUNK_BYTES // 2))
+    assert credited(patient.incoming.chunk(SENDER, Chunk(transfer=1, index=1), bytes(CHUNK_BYTES // 2)).actions) == [1]
+
+
+def test_credit_that_waits_is_forgotten_with_its_connection():
+    patient = Patient()
+    patient.take(small(1, chunk_bytes=CHUNK_BYTES))
+    patient.incoming.reset(SENDER)
+    assert credited(patient.incoming.credit({SENDER}, 1.0)) == []
+
+
+def training(value, gradient):
+    """A middle stage: what comes from the phone goes through, and a gradient goes back to it."""
+    run = [
+        "run",
+        [value],
+        ["y"],
+        [],
+        0,
+        {"segment": "s", "key": "k", "train": True, "rows": [0, 1, 1], "micro_batch": 0},
+    ]
+    back = ["backward", [], [gradient], [1], 0, {"segment": "s", "key": "k", "scale": 1.0}]
+    return recv(value, "phone"), run, back, send(gradient, "phone")
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "waits"),
+    [
+        (training("x", "dx"), {}, True),
+        (training("x", "dx"), {"is_told_times": True}, False),
+        (training("x", "dx"), {"link_bytes_per_s": 1e6}, False),
+        ((recv("x", "phone"), ["add", ["x"], ["dx"], [], 0, {}], send("dx", "phone")), {}, False),
+        (training("x", "dx")[:-1], {}, False),
+    ],
+    ids=["training", "told times", "a link of its own", "no training", "nothing goes back"],
+)
+def test_credit_waits_in_training_while_more_goes_to_and_fro(rows, settings, waits):
+    talk = Talk(**settings).begin().roster().load(*rows, segments=("s",))
+    talk.hear(Execute(run="r", epoch=1, program="p", step=0))
+    place = {"run": "r", "epoch": 1, "program": "p", "step": 0, "name": "x"}
+    value = Value(transfer=7, shape=(1,), nbytes=4, chunk_bytes=64, **place)
+    assert credited(talk.hear(value, b"1234", sender=MEMBER_SENDER)) == ([] if waits else [7])
+    if not waits:
+        return
+    assert credited(talk.work(Computed(tag=1), b"[]")) == []
+    actions = talk.work(Computed(tag=2), b'[["r/1/p/0/dx",0,4,"float32",[1]]]')
+    told = [type(action.message) for action in actions if isinstance(action, ToPeer) and action.key == MEMBER_KEY]
+    assert told == [Value, Credit]

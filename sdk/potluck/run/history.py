@@ -108,6 +108,7 @@ def in_turn_s(spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) -> list[Event]:
     events = []
+    there_s = _arrivals(execution, compiled)
     for device, timeline in execution.timelines.items():
         instructions, notes = compiled.programs[device].instructions, compiled.notes.get(device, ())
         for index, start_s, stop_s in timeline.rows:
@@ -116,6 +117,8 @@ def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) 
             item = instructions[index]
             note = notes[index] if index < len(notes) else None
             moves = item.op in NETWORK
+            if item.op == "send":  # its device heard of the end later
+                stop_s = min(stop_s, max(start_s, there_s.get((item.attrs["peer"], item.attrs["name"]), stop_s)))
             events.append(
                 Event(
                     device=device,
@@ -131,3 +134,14 @@ def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) 
                 )
             )
     return events
+
+
+def _arrivals(execution: Execution, compiled: Compiled) -> dict[tuple[str, str], float]:
+    """When each value was there: (device, value) -> seconds on our clock."""
+    found = {}
+    for device, timeline in execution.timelines.items():
+        instructions = compiled.programs[device].instructions
+        for index, _, stop_s in timeline.rows:
+            if 0 <= index < len(instructions) and instructions[index].op == "recv":
+                found[device, instructions[index].outputs[0]] = stop_s
+    return found
