@@ -10,6 +10,7 @@ from potluck.display import axes, timeline, units
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, legend
 from potluck.display.tables import Bar, Table
+from potluck.plan.sharing.problem import Operator
 from potluck.run.sharing.account import Account
 from potluck.run.sharing.answers import ALONE, Stats
 
@@ -65,7 +66,7 @@ def _colour(account: Account, names: tuple[str, ...]) -> str:
 def _band(account: Account, place: int, names: tuple[str, ...], span: tuple[int, int], x: float, width: float) -> Rect:
     operator = account.operators[place]
     y, height = TOP + HEIGHT * span[0] / operator.count, HEIGHT * (span[1] - span[0]) / operator.count
-    title = f"{operator.name}: rows {span[0]} to {span[1]} of {operator.count} on {' and '.join(names)}"
+    title = f"{_called(operator)}: rows {span[0]} to {span[1]} of {operator.count} on {' and '.join(names)}"
     colour = _colour(account, names)
     return Rect(x=x, y=y, width=max(width - (0.6 if width > 3 else 0), 0.5), height=height, fill=colour, title=title)
 
@@ -91,7 +92,7 @@ def divided(account: Account) -> Table:
     shares = [(place, _shares(account, place)) for place in range(1, len(account.operators) - 1)]
     for parts, run in groupby(shares, key=lambda row: tuple(round(part, 2) for part in row[1])):
         places = [place for place, *_ in run]
-        names = [account.operators[place].name for place in (places[0], places[-1])]
+        names = [_called(account.operators[place]) for place in (places[0], places[-1])]
         words = names[0] if len(places) == 1 else f"{names[0]} … {names[1]}"
         numbers = str(places[0]) if len(places) == 1 else f"{places[0]}–{places[-1]}"
         found.append((numbers, words, *(Bar(frac=part, text=units.percent(part)) for part in parts)))
@@ -111,6 +112,11 @@ def divided(account: Account) -> Table:
     return Table(
         title=title, columns=("operators", "", *account.names), rows=tuple(found), notes=notes
     )  # fmt: skip
+
+
+def _called(operator: Operator) -> str:
+    """`conv2d` for `aten.conv2d.default`."""
+    return operator.name.removeprefix("aten.").split(".")[0]
 
 
 def _shares(account: Account, place: int) -> tuple[float, ...]:

@@ -452,6 +452,8 @@ def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
     assert all(rows for rows in shares)
     assert account._repr_html_().count("<svg") == 1
     assert "local-1 alone" in repr(account)
+    assert "conv2d" in repr(account)
+    assert "aten." not in repr(account)
     assert account.save(tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
     assert "<table" in account.save(tmp_path / "rows.html").read_text()
 
