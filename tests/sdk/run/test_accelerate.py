@@ -247,6 +247,13 @@ def test_wrong_arguments_are_answered_with_what_was_expected(home, wrong, says):
         accelerate(net, **given)
 
 
+def test_a_model_for_sequences_of_any_length_is_refused_and_says_what_would_do(home):
+    x = torch.randn(2, 6, 4)
+    made = potluck.Model.from_torch(torch.nn.Linear(4, 3), x, sequence_dims=(1,))
+    with pytest.raises(ModelError, match=r"one length of its sequence.*without sequence_dims"):
+        accelerate(made, x, helper=home["local-2"])
+
+
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 

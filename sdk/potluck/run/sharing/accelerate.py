@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import ModelError, UserError
 from potluck.graph.pace import Pace, pace
 from potluck.graph.shared import Shareable
+from potluck.graph.traced import SEQUENCE
 from potluck.handle import Handle, Task, resolved
 from potluck.lab.local import LocalAgents
 from potluck.lab.specs import Spec
@@ -95,6 +96,11 @@ def accelerate(
     made, batch, rebuild = _read(resolved(model), example)
     if len(made.inputs()) != 1:
         raise ModelError(f"a request has one input here; this model takes {len(made.inputs())}.")
+    if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
+        raise ModelError(
+            "the rows of a request are divided for one length of its sequence; this model takes any length.",
+            next_step="Make it without sequence_dims, of an example as long as requests will be.",
+        )
 
     def work(task: Task) -> Fast:
         names = tuple(place.name for place in helpers)
