@@ -395,4 +395,6 @@ class Home:
         return "<Home, closed>" if self._closed else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
 
     def _repr_html_(self) -> str:
-        return self._members._repr_html_()
+        from potluck.display import html
+
+        return html.words(repr(self)) if self._closed else self._members._repr_html_()

@@ -95,7 +95,7 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     profile = home.profile(model, rows=(4, 8, 16)).wait()
     plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
     first, other = _two_plans(plans)
-    _say(text.plans(plans[:6], plans.best))
+    _say(text.plans(plans.items, plans.best, 6))
     _say("\n" + text.plan(first, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))))
 
     run = home.deploy(first, model, optimizer=potluck.AdamW(lr=LR)).wait()

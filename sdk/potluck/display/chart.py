@@ -1,6 +1,7 @@
 """Small charts as a `Scene`: lines over steps (loss, split against one machine) and plans by time and energy. Pure."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from potluck.display import axes, units
 from potluck.display.axes import Scale
@@ -20,13 +21,13 @@ def loss(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Scene:
     The heading tells the largest difference between the first two.
     """
     longest = max((len(curve) for curve in curves.values()), default=0)
-    values = [value for curve in curves.values() for value in curve]
+    values = [value for curve in curves.values() for value in curve if isfinite(value)]
     high = max(values, default=1.0)
     x = Scale(low=0, high=max(1, longest - 1), start=LEFT, stop=WIDTH - RIGHT)
     y = Scale(low=min(0.0, *values) if values else 0.0, high=high or 1.0, start=HEIGHT - BOTTOM, stop=64)
     items = frame(title, _difference(list(curves.values())), x, y, "step", "")
     for index, curve in enumerate(curves.values()):
-        points = tuple((x(step), y(value)) for step, value in enumerate(curve))
+        points = tuple((x(step), y(value)) for step, value in enumerate(curve) if isfinite(value))
         items.append(Line(points=points, stroke=COLOURS[index % len(COLOURS)], width=2.0, dashed=index > 0))
     if len(curves) > 1:
         items += legend([(COLOURS[i % len(COLOURS)], name) for i, name in enumerate(curves)], LEFT, 46)

@@ -130,7 +130,8 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
         name for name, column in problem.costs.items() if any(cost.source != "measured" for cost in column)
     )
     notes = [f"{'forward + backward' if training else 'forward'} at the tabulated batch size nearest {wanted} rows"]
-    notes += [f"estimated, not measured: {', '.join(estimated)}"] if estimated else []
+    if 0 < len(estimated) < len(problem.costs):  # where all are, the profile says so
+        notes.append(f"estimated, not measured: {', '.join(estimated)}")
     headings = ("layer", ">weights", *(f">{name}" for name in columns))
     return Table(title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes))
 
@@ -173,8 +174,8 @@ def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
     text = f"{start}–{stop - 1}" if stop - start > 1 else f"{start}"
     if problem is None or stop > len(problem.layers):
         return text
-    first, last = problem.layers[start].name, problem.layers[stop - 1].name
-    return f"{text}  {first}" if first == last else f"{text}  {first} … {last}"
+    first, last = (problem.layers[i].name.removesuffix(" ...") for i in (start, stop - 1))
+    return f"{text}: {first}" if first == last else f"{text}: {first} … {last}"
 
 
 def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
@@ -195,7 +196,12 @@ def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
 
 
 def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
-    """Plans side by side, the chosen one marked; at most `most` of them, the others are counted."""
+    """Plans side by side, the chosen one marked: of every way to divide the devices into stages the first, and at most
+    `most` of them; the others are counted."""
+    ways: dict[Any, tuple[int, Plan]] = {}
+    for index, plan in enumerate(candidates):
+        ways.setdefault((plan.planner, tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan))
+    shown = [*ways.values()][:most]
     rows = tuple(
         (
             f"{'→ ' if plan == best else ''}{index}",
@@ -206,11 +212,14 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
             units.energy(plan.energy_j),
             units.size(max(plan.peak_bytes.values(), default=None)),
         )
-        for index, plan in enumerate(candidates[:most])
+        for index, plan in shown
     )
-    more = len(candidates) - len(rows)
+    variants, more = len(candidates) - len(ways), len(ways) - len(shown)
+    notes = [f"and {more} more"] if more else []
+    if variants:
+        notes.append(f"{variants} not listed differ from one that is only in cuts, shares or micro-batches")
     columns = (">", "planner", "stages", ">micro-batches", ">time", ">energy", ">peak memory")
-    return Table(title="Plans", columns=columns, rows=rows, notes=(f"and {more} more",) if more else ())
+    return Table(title="Plans", columns=columns, rows=rows, notes=tuple(notes))
 
 
 def comparison(predicted: Trace, measured: Trace) -> Table:

@@ -6,6 +6,7 @@ Pure: traces in, a `Scene` out. Several traces (predicted, measured) stand one a
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 
 from potluck.display import axes, units
 from potluck.display.axes import Scale
@@ -83,8 +84,8 @@ def excerpt(trace: Trace, most: int = MOST_EVENTS) -> Trace:
     return window(trace, steps[first], steps[first + n_steps - 1] - steps[first] + 1)
 
 
-def gantt(*traces: Trace, title: str = "", width: float = WIDTH) -> Scene:
-    """The traces one above the other; all on the same time axis in milliseconds."""
+def gantt(*traces: Trace, title: str = "", headings: Sequence[str] = (), width: float = WIDTH) -> Scene:
+    """The traces one above the other, each under its heading; all on the same time axis in milliseconds."""
     shown = [excerpt(trace) for trace in traces]
     names = devices(*shown)
     left = MARGIN + min(170.0, max((text_width(name, 12) for name in names), default=0.0) + 14) + 40
@@ -100,9 +101,10 @@ def gantt(*traces: Trace, title: str = "", width: float = WIDTH) -> Scene:
     items += legend([look for name, look in KINDS.items() if name in kinds], MARGIN, y + 4)
     y += 24
     values = axes.ticks(0.0, scale.high * 1e3, 12)
-    for trace in shown:
+    for trace, heading in zip(shown, chain(headings, repeat("")), strict=False):
         if len(shown) > 1:
-            items.append(Text(x=MARGIN, y=y + 6, text=_heading(trace), size=12, bold=True, fill="muted"))
+            said = f"{heading}: {_heading(trace)}" if heading else _heading(trace)
+            items.append(Text(x=MARGIN, y=y + 6, text=said, size=12, bold=True, fill="muted"))
             y += 20
         bottom = y + len(names) * ROW
         items += [Line(points=((x, y), (x, bottom))) for x in (scale(value / 1e3) for value in values)]

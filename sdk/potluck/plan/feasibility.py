@@ -130,9 +130,10 @@ def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str
         if using and best.latency_s:
             fastest = min(using, key=lambda plan: plan.latency_s or 0.0)
             more = (fastest.latency_s or 0.0) / best.latency_s - 1
-            change = f"{more:.0%} slower" if more >= 0 else f"{-more:.0%} faster, but not better within the limits"
+            percent = f"{abs(100 * more):.0f} %"
+            change = f"{percent} slower" if more >= 0 else f"{percent} faster, but not better within the limits"
             if more < 0 and best.energy_j and fastest.energy_j:
-                change = f"{-more:.0%} faster, at {fastest.energy_j / best.energy_j:.1f} times the energy"
+                change = f"{percent} faster, at {fastest.energy_j / best.energy_j:.1f} times the energy"
             change = "no faster" if 0 <= more < 0.005 else change
             reasons[device.name] = f"the best plan that uses it ({fastest.planner}) is {change}"
         elif budget < _smallest_part(problem):

@@ -123,7 +123,8 @@ RECORDS = [
 
 
 def test_many_plans_are_counted_not_listed():
-    plans = [replace(example.PLAN, latency_s=0.1 + i / 100, energy_j=4.0) for i in range(html.MOST_PLANS + 3)]
+    n = html.MOST_PLANS + 3
+    plans = [replace(example.PLAN, planner=f"p{i}", latency_s=0.1 + i / 100, energy_j=4.0) for i in range(n)]
     assert "and 3 more" in html.plans(plans, plans[0])
 
 

@@ -22,6 +22,8 @@ def pictures() -> dict[str, scene.Scene]:
         "empty": timeline.gantt(Trace(source="measured")),
         "loss": chart.loss({"split": [2.0, 1.0, 0.5], "one machine": [2.0, 1.0, 0.5]}),
         "no loss": chart.loss({}),
+        "a loss that is no number": chart.loss({"loss": [2.0, float("nan"), float("inf")]}),
+        "four": timeline.gantt(*[example.MEASURED] * 4, headings=["a", "b", "c"]),
         "pareto": chart.pareto([example.PLAN, slow], example.PLAN),
         "no plans": chart.pareto([]),
     }

@@ -29,8 +29,8 @@ def test_prints_a_plan_with_memory_needed_and_available_and_says_what_does_not_f
 Plan of asteroid for training of digits-cnn
 stage  layers              devices  rows  warm-up
 ─────  ──────────────────  ───────  ────  ───────
-    0  0–1  conv1 … conv2  laptop      8        2
-    1  2  head             phone       8        1
+    0  0–1: conv1 … conv2  laptop      8        2
+    1  2: head             phone       8        1
   4 × 8 rows per step, predicted 123 ms, 3.40 J
   not used: nano (slower than doing without it)
 
@@ -93,6 +93,13 @@ phone   ███████▌···· 62 %  4.00 KiB  4.00 KiB       –  –
 def test_marks_the_best_of_several_plans():
     rows = tables.plans([replace(example.PLAN, planner="other"), example.PLAN], best=example.PLAN).rows
     assert [row[0] for row in rows] == ["0", "→ 1"]
+
+
+def test_plans_that_divide_the_devices_alike_are_one_row():
+    variants = [replace(example.PLAN, latency_s=0.1 + i, energy_j=4.0) for i in range(3)]
+    table = tables.plans([*variants, replace(example.PLAN, stages=example.PLAN.stages[:1])])
+    assert [row[0] for row in table.rows] == ["0", "3"]
+    assert table.notes == ("2 not listed differ from one that is only in cuts, shares or micro-batches",)
 
 
 def test_control_characters_of_a_device_name_never_reach_the_terminal():
