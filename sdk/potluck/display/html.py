@@ -137,7 +137,11 @@ def trace(measured: Trace, predicted: Trace | None = None) -> str:
     both = [timeline.typical(predicted), one] if predicted else [one]
     contents = [tables.trace(measured)] + ([tables.comparison(predicted, measured)] if predicted else [])
     plain = "\n\n".join(map(text.render, contents))
-    title = "" if predicted or not several else f"A typical step of {len(measured.step_s)}, {measured.source}"
+    title = (
+        ""
+        if predicted or not several
+        else f"A typical {tables.one_of(measured)} of {len(measured.step_s)}, {measured.source}"
+    )
     return fragment("trace", plain, timeline.gantt(*both, title=title).svg(), *map(table, contents))
 
 

@@ -28,6 +28,7 @@ class Heat:
 
 
 Cell = str | Bar | Heat
+TRAINING_OPS = ("backward", "gradients", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,19 +224,19 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
 
 
 def comparison(predicted: Trace, measured: Trace) -> Table:
-    """Predicted against measured: median step time, then energy per step and peak memory of each device.
+    """Predicted against measured: median time of a step or request, then energy of one and peak memory of each device.
 
     The energy of either side carries where its number comes from: measured, estimated or simulated.
     """
-    both = (predicted, measured)
-    rows = [_compared("time per step", "all", [step_s(trace) for trace in both], units.duration)]
+    both, one = (predicted, measured), one_of(predicted)
+    rows = [_compared(f"time per {one}", "all", [step_s(trace) for trace in both], units.duration)]
     for name in dict.fromkeys([*predicted.busy_s, *measured.busy_s]):
         pair = [_per_step(trace, trace.busy_s.get(name)) for trace in both]
-        rows.append(_compared("busy per step", name, pair, units.duration))
+        rows.append(_compared(f"busy per {one}", name, pair, units.duration))
     for name in dict.fromkeys([*predicted.energy_j, *measured.energy_j]):
         pair = [_per_step(trace, trace.energy_j.get(name)) for trace in both]
         sources = [trace.energy_source.get(name, "") for trace in both]
-        rows.append(_compared("energy per step", name, pair, units.energy, sources))
+        rows.append(_compared(f"energy per {one}", name, pair, units.energy, sources))
     for name in dict.fromkeys([*predicted.peak_bytes, *measured.peak_bytes]):
         rows.append(_held(name, [trace.peak_bytes.get(name) for trace in both]))
     columns = ("what", "device", ">predicted", ">measured", ">difference")
@@ -243,16 +244,17 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
 
 
 def compared(found: Any) -> Table:
-    """A `run.comparison.Comparison`: time per step and its terms, then each device and each way between two."""
-    rows = [_compared("time per step", "all", (found.predicted_step_s, found.measured_step_s), units.duration)]
+    """A `run.comparison.Comparison`: time per step or request and its terms, then each device and each way of two."""
+    one = one_of(found.predicted)
+    rows = [_compared(f"time per {one}", "all", (found.predicted_step_s, found.measured_step_s), units.duration)]
     rows += [_compared(f"of it {term}", "all", pair, units.duration) for term, pair in found.terms.items()]
-    rows += [_compared("busy per step", name, pair, units.duration) for name, pair in found.busy_s.items()]
+    rows += [_compared(f"busy per {one}", name, pair, units.duration) for name, pair in found.busy_s.items()]
     for way in found.transfers:
         what = f"{way.n} transfer{'s' if way.n != 1 else ''}, {units.size(way.nbytes)}, each"
         rows.append(_compared(what, f"{way.source} → {way.target}", way.seconds, units.duration))
     for name, pair in found.energy_j.items():
         sources = [trace.energy_source.get(name, "") for trace in (found.predicted, found.measured)]
-        rows.append(_compared("energy per step", name, pair, units.energy, sources))
+        rows.append(_compared(f"energy per {one}", name, pair, units.energy, sources))
     rows += [_held(name, pair) for name, pair in found.peak_bytes.items()]
     expected, measured = found.terms.get(found.cause, (0.0, 0.0))
     late = measured > expected
@@ -307,6 +309,11 @@ def _held(device: str, pair: Sequence[int | None]) -> tuple[Cell, ...]:
     return (*row[:-1], "within") if predicted is not None and measured is not None and measured <= predicted else row
 
 
+def one_of(trace: Trace) -> str:
+    """What the trace is made of: steps of training, or requests."""
+    return "request" if trace.events and not any(event.op in TRAINING_OPS for event in trace.events) else "step"
+
+
 def step_s(trace: Trace) -> float | None:
     """The median step."""
     return median(trace.step_s) if trace.step_s else None
@@ -322,7 +329,7 @@ def trace(trace: Trace, title: str = "") -> Table:
     span_s = sum(trace.step_s) or trace.stop_s
     rows = tuple(_trace_row(trace, name, span_s) for name in names)
     n_steps = len(trace.step_s)
-    note = f"{n_steps} {'step' if n_steps == 1 else 'steps'}, median {units.duration(step_s(trace))}"
+    note = f"{n_steps} {one_of(trace)}{'s' * (n_steps != 1)}, median {units.duration(step_s(trace))}"
     columns = ("device", "busy", ">sent", ">received", ">energy", "source", ">peak memory")
     return Table(title=title or f"Trace ({trace.source})", columns=columns, rows=rows, notes=(note,))
 

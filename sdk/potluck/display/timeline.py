@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from potluck.display import axes, units
 from potluck.display.axes import Scale
 from potluck.display.scene import ON_COLOUR, Item, Line, Rect, Scene, Text, fitting, legend, text_width
-from potluck.display.tables import step_s
+from potluck.display.tables import one_of, step_s
 from potluck.records import Event, Trace
 
 WIDTH, MARGIN, RIGHT = 960.0, 16.0, 16.0
@@ -119,7 +119,7 @@ def gantt(*traces: Trace, title: str = "", headings: Sequence[str] = (), width: 
 
 def _heading(trace: Trace) -> str:
     typical_s = step_s(trace)
-    return trace.source if typical_s is None else f"{trace.source}, {units.duration(typical_s)} per step"
+    return trace.source if typical_s is None else f"{trace.source}, {units.duration(typical_s)} per {one_of(trace)}"
 
 
 def _device(trace: Trace, name: str, scale: Scale, y: float, width: float) -> list[Item]:
