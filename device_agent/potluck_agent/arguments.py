@@ -93,7 +93,7 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|[kmg]i?)b?", text.lower())
     nbytes = int(float(match[1]) * _SIZES[match[2]]) if match else 0
     if not 1024**2 <= nbytes <= 2**50:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory such as 500M or 2Gi")
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, 1 MiB or more, such as 500M or 2Gi")
     return nbytes
 
 

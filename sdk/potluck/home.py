@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from potluck.discover.addresses import as_name, candidates, parse_address
+from potluck.discover.addresses import as_name, candidates, parse_address, parse_addresses
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
@@ -41,13 +41,13 @@ class Home:
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
         from potluck.discover.keyring import Keyring, controller_name
 
+        addresses = parse_addresses(peers)
         ring = Keyring(Path(state) if state is not None else None)
         public, secret = ring.identity()
+        ring.claim()
         self._open(Keys(public=public, secret=secret), controller_name(), ring)
-        if isinstance(peers, str):
-            raise UserError(f"peers is a list of addresses, got {peers!r}.", next_step=f"Home(peers=[{peers!r}])")
-        for peer in peers:
-            self._add_peer(parse_address(peer))
+        for address in addresses:
+            self._add_peer(address)
         self._members.join()
 
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
@@ -123,9 +123,8 @@ class Home:
 
         home = cls(state=state)
         try:
-            assert home._ring is not None
             found = browse(timeout_s)
-            for known in home._ring.devices():
+            for known in home._need_ring().devices():
                 home._members.add(Member(name=known.name, key=known.key, addresses=candidates(known, found)))
             home._members.join()
             home._add_strangers(found)
@@ -150,8 +149,7 @@ class Home:
                 self._members.add(Member(name=free_name(name, self._members.__contains__), addresses=addresses))
 
     def _add_peer(self, address: Address) -> None:
-        assert self._ring is not None
-        for known in self._ring.devices():
+        for known in self._need_ring().devices():
             if address in known.addresses:
                 self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
                 return
@@ -380,8 +378,9 @@ class Home:
             return
         self._closed = True
         self._link.close()
-        if self._lab is not None:
-            self._lab.close()
+        for kept in (self._ring, self._lab):
+            if kept is not None:
+                kept.close()
 
     def __enter__(self) -> "Home":
         return self

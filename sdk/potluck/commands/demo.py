@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import potluck
 from potluck import handle
 from potluck.display import chart, chrome, html, progress, scene, tables, text, timeline, units
-from potluck.errors import HomeError, PotluckError
+from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.records import Plan, Trace
 
 if TYPE_CHECKING:
@@ -34,9 +34,14 @@ def main(args: argparse.Namespace) -> int:
     """Run the demo; returns the exit code."""
     import torch
 
+    if args.steps < 2:
+        raise UserError(f"the demo trains for 2 steps or more, got {args.steps}.")
     torch.set_num_threads(1)  # the emulated devices need the other cores
     handle.show_with(progress.attach)
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {args.out}: {error.strerror}.", path=str(args.out)) from error
     begun_s = time.monotonic()
     with _demo_home() as home:
         fragments = [html.members([home.devices[name] for name in home.devices.ready])]

@@ -174,13 +174,20 @@ def devices(wait_s: float) -> Iterator[Finding]:
 
 def meters(places: Sequence[str]) -> Iterator[Finding]:
     """What the paired devices at these addresses say of their power meters."""
+    from potluck.errors import HomeError
     from potluck.home import Home
 
-    if places:
-        with Home(peers=places) as home:
-            for member in home.devices.values():
-                if member.capability:
-                    yield metered(member.name, member.capability.get("meters", ()))
+    if not places:
+        return
+    try:
+        home = Home(peers=places)
+    except HomeError as error:
+        yield Finding(level=HINT, what="the devices were not asked about their meters", remedy=str(error))
+        return
+    with home:
+        for member in home.devices.values():
+            if member.capability:
+                yield metered(member.name, member.capability.get("meters", ()))
 
 
 def metered(name: str, rows: Sequence[Mapping[str, str]]) -> Finding:

@@ -1,6 +1,6 @@
 """Where a device may be and what it is called: addresses from text, of paired devices, of those that were found."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
@@ -9,6 +9,13 @@ from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Known
+
+
+def parse_addresses(peers: Iterable[str]) -> list[Address]:
+    """The addresses of a list of texts, see `parse_address`; UserError for a text that is no list."""
+    if isinstance(peers, str):
+        raise UserError(f"peers is a list of addresses, got {peers!r}.", next_step=f"Home(peers=[{peers!r}])")
+    return [parse_address(peer) for peer in peers]
 
 
 def parse_address(text: str) -> Address:

@@ -10,8 +10,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from potluck.discover.claim import claim
 from potluck.errors import FileError, UserError
 from potluck.run.events import Address
 from potluck_wire.limits import is_device_name, is_key
@@ -58,6 +59,16 @@ class Keyring:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or state_dir()
+        self._claim: IO[str] | None = None
+
+    def claim(self) -> None:
+        """Have these keys alone, until `close`; HomeError where another home has them."""
+        self._claim = claim(self.directory)
+
+    def close(self) -> None:
+        """Let others have the keys."""
+        if self._claim is not None:
+            self._claim.close()
 
     def identity(self) -> tuple[str, str]:
         """(public, secret) key of this notebook, Z85."""

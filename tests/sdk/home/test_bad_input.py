@@ -102,6 +102,19 @@ def test_another_major_version_of_the_protocol_is_named_on_both_doors(tmp_path):
         assert "version" in str(member.error)
 
 
+def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goes_on(tmp_path):
+    """A device knows a notebook by its key: the second to close would end what the first one runs."""
+    with potluck.Home(state=tmp_path) as first:
+        with pytest.raises(HomeError, match=r"that this program has open.*Home\(state=FOLDER\)"):
+            potluck.Home(state=tmp_path)
+        other = f"import potluck; potluck.Home(state={str(tmp_path)!r})"
+        said = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False).stderr
+        assert f"another one on this computer (process {os.getpid()}) has open" in said
+        assert first.key
+    with potluck.Home(state=tmp_path) as again:
+        assert again.key == first.key
+
+
 def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monkeypatch):
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "cache"))
     with (
