@@ -3,7 +3,7 @@
 Among all values that wait, the one with the smallest priority goes first, as far as its receiver's credit window lets
 it; so a bulky gradient delays an urgent activation by no more than that window, of a few chunks as large as the link
 carries in a moment. A value with a release time is not among them before that; one with a pace keeps the lane for as
-long as its chunks take at that pace. Pure: the time comes in.
+long as its chunks take at that pace, or until all that was sent has been credited. Pure: the time comes in.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from potluck_wire.messages import Chunk, Credit, Value
 
 MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
-CATCH_UP_S = 0.05  # a pace is made up for when the loop came that much late; not more, or it would be a burst
+CATCH_UP_S = 0.05  # a pace is made up for when the loop came that much late for what waited; not more: no bursts
 FAST_CHUNK_S = 0.02  # a link that carries more than the usual chunk in so long gets larger ones: 2 MiB at 100 MiB/s
 PARTS = 8  # above 1 MiB no larger than such a part of the value: while one is encrypted another is on its way
 
@@ -61,6 +61,7 @@ class Outgoing:
         self._n_parcels = self._n_transfers = 0
         self._held: list[tuple[float, int, Parcel]] = []  # by release time: a heap
         self._paced_until_s = self._pumped_s = 0.0
+        self._is_idle = True  # nothing could be sent when something might have been
         self._on_air: ToPeer | None = None  # paced: it leaves at `_air_free_s`
         self._air_free_s = 0.0
 
@@ -173,9 +174,17 @@ class Outgoing:
         if self._rate:
             return self._pump_paced(now_s)
         sent = []
-        while self._paced_until_s <= now_s and (chunk := self._next(now_s)) is not None:
+        while self._is_due(now_s):
+            chunk = self._next(now_s)
+            self._is_idle = chunk is None
+            if chunk is None:
+                break
             sent.append(chunk[0])
         return sent
+
+    def _is_due(self, now_s: float) -> bool:
+        """Whether the last chunk has had its time, or all is there already: a link may be faster than was thought."""
+        return self._paced_until_s <= now_s or not any(self._outstanding.values())
 
     def wake_s(self) -> float | None:
         """When `pump` is to be called again, if no event comes first."""
@@ -221,8 +230,8 @@ class Outgoing:
         index, start, stop = cut
         self._outstanding[best.key] = self._outstanding.get(best.key, 0) + stop - start
         if best.pace_bytes_per_s:
-            since_s = max(self._paced_until_s, now_s - CATCH_UP_S)
-            self._paced_until_s = since_s + (stop - start) / best.pace_bytes_per_s
+            late_s = 0.0 if self._is_idle else CATCH_UP_S
+            self._paced_until_s = max(self._paced_until_s, now_s - late_s) + (stop - start) / best.pace_bytes_per_s
         span = Span(best.place.arena, best.place.offset + start, stop - start)
         if index:
             return ToPeer(best.key, Chunk(transfer=best.transfer, index=index), (span,)), stop - start

@@ -37,6 +37,7 @@ from potluck.run.pending import COMMON_BEGIN, TAKES
 from potluck.run.prediction import in_turns, paced
 from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
+from potluck.schedule.network import one_at_a_time
 from potluck.schedule.policies import Policy
 from potluck.simulate import simulate
 
@@ -307,13 +308,18 @@ class Engine:
             raise PlanError(
                 "transfers take turns by a profile, and there is none.", next_step="Use home.profile(model)."
             )
-        if problem is not None and edition.turns is not False and self._all_speak(COMMON_BEGIN, edition.plan):
-            steps = {n: c for n, c in edition.compiled.items() if n == INFER or n.partition("-")[0] == TRAIN}
-            turns = {
-                name: in_turns(item, problem, always=bool(edition.turns), refine_s=self._refine_s)
-                for name, item in steps.items()
+        if problem is not None and self._all_speak(COMMON_BEGIN, edition.plan):
+            steps = {
+                name: one_at_a_time(item, problem)
+                for name, item in edition.compiled.items()
+                if name == INFER or name.partition("-")[0] == TRAIN
             }
-            edition = replace(edition, compiled={**edition.compiled, **turns})
+            if edition.turns is not False:
+                steps = {
+                    name: in_turns(item, problem, always=bool(edition.turns), refine_s=self._refine_s)
+                    for name, item in steps.items()
+                }
+            edition = replace(edition, compiled={**edition.compiled, **steps})
         if problem is not None and edition.schedule is not None:
             step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
             peaks = simulate(edition.compiled[step], problem).peak_bytes

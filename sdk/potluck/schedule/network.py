@@ -22,7 +22,8 @@ from potluck.simulate import scheduled
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
 from potluck.simulate.programs import Simulation
 
-PACE_FRAC = 1.25  # of what the path was measured to carry: never the brake, and yet at most a fifth too much in buffers
+PACE_FRAC = 0.95  # of what the path was measured to carry, as encryption adds some; no brake, as credit ends the wait
+SHORT_S = 0.005  # what is over that soon keeps nobody waiting
 SOONER_S = 1e-9
 # How much longer computing and transfers may last than foretold before turns collide: a turn that begins before the one
 # ahead is over makes both late. In a WiFi lab they lasted 1.03 and 1.04 to 1.25 times as long.
@@ -100,11 +101,8 @@ def schedule_transfers(
                 starts[sends[item.id]] if item.id in sends and starts[sends[item.id]] > ready_s[sends[item.id]] else 0.0
                 for item in program.instructions
             ),
-            pace_bytes_per_s=tuple(
-                _pace(problem, device, item.attrs["peer"]) if item.id in sends else 0.0 for item in program.instructions
-            ),
         )
-    return replace(compiled, programs=programs)
+    return one_at_a_time(replace(compiled, programs=programs), problem)
 
 
 def by_priority(ordered: Compiled) -> Compiled:
@@ -127,8 +125,28 @@ def _ready_s(graph: TaskGraph, start_s: Sequence[float]) -> list[float]:
     return ready
 
 
-def _pace(problem: Problem, source: str, target: str) -> float:
+def one_at_a_time(compiled: Compiled, problem: Problem) -> Compiled:
+    """The programs with a pace for every send, so that what a device sends leaves in the order of priorities.
+
+    Without, all that is ready would be on its way at once, and all of it late.
+    """
+    programs = {
+        device: replace(
+            program,
+            pace_bytes_per_s=tuple(
+                _pace(problem, device, item.attrs["peer"], compiled.notes[device][item.id].nbytes)
+                if item.op == "send"
+                else 0.0
+                for item in program.instructions
+            ),
+        )
+        for device, program in compiled.programs.items()
+    }
+    return replace(compiled, programs=programs)
+
+
+def _pace(problem: Problem, source: str, target: str, nbytes: int) -> float:
     if (source, target) not in problem.network.paths:
         return 0.0
-    pace = PACE_FRAC * problem.network.bandwidth(source, target)
-    return pace if pace < float("inf") else 0.0
+    bytes_per_s = problem.network.bandwidth(source, target)
+    return PACE_FRAC * bytes_per_s if nbytes > SHORT_S * bytes_per_s else 0.0
