@@ -9,7 +9,7 @@ from potluck_agent.events import Span, ToPeer
 from potluck_agent.executions import MAX_HOLD_S
 from potluck_agent.outgoing import CATCH_UP_S, Outgoing, Parcel
 from potluck_wire.limits import CHUNK_BYTES
-from potluck_wire.messages import Commit, Execute, Prepare, Value
+from potluck_wire.messages import Commit, Credit, Execute, Prepare, Value
 
 NEAR, FAR = "N" * 40, "F" * 40
 
@@ -85,6 +85,24 @@ def test_a_paced_value_takes_its_time_and_no_longer_where_the_loop_is_late():
         n_chunks += len(out.pump(now_s))
     whole_s = 7 * CHUNK_BYTES / 1e6
     assert whole_s - CATCH_UP_S <= now_s <= whole_s + 0.02
+
+
+def test_a_pace_holds_for_values_that_come_after_a_rest():
+    out = outgoing()
+    for name in ("first", "second"):
+        out.add(parcel(name, nbytes=10_000, pace_bytes_per_s=1e6), 5.0)
+    assert names(out.pump(5.0)) == ["first"]
+    assert out.wake_s() == pytest.approx(5.01)
+    assert names(out.pump(5.01)) == ["second"]
+
+
+def test_a_pace_is_no_brake_where_all_is_there_already():
+    out = outgoing()
+    for name in ("first", "second"):
+        out.add(parcel(name, nbytes=10_000, pace_bytes_per_s=1e3), 5.0)
+    (first,) = out.pump(5.0)
+    out.credited(NEAR, Credit(transfer=first.message.transfer, received_bytes=10_000, done=True), 5.1)
+    assert names(out.pump(5.1)) == ["second"]
 
 
 def execute(talk, begin_s):
