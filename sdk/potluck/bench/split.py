@@ -7,7 +7,7 @@ roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time. Then in 
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -22,7 +22,7 @@ from potluck.run.sharing.table import BANDWIDTHS, N_SEARCHES
 
 SETTINGS: Mapping[str, float] = {
     "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "table_step_mb_per_s": 1, "de_s": 5, "lab": 1,
-    "lab_pixels": 96, "requests": 6, "turns": 16,
+    "lab_pixels": 96, "requests": 6, "turns": 10, "robot_times": 1, "server_times": 1,
 }  # fmt: skip
 GOALS = {
     "latency_saving_vs_best_single": (">=", 0.5),  # Intra-DP: up to 0.50
@@ -75,7 +75,8 @@ def run(settings: Mapping[str, float]) -> Result:
     """Figures over all models first, then those of each model."""
     rates = _rates(settings["step_mb_per_s"], settings["most_mb_per_s"])
     names = MODELS[: int(settings["models"])]
-    splitters = {name: Splitter(sharing_of(name)) for name in names}
+    slower = settings["robot_times"], settings["server_times"]
+    splitters = {name: Splitter(sharing_of(name, slower)) for name in names}
     points = {name: [_point(splitter, rate) for rate in rates] for name, splitter in splitters.items()}
     figures = _figures([point for several in points.values() for point in several])
     first = splitters[names[0]]
@@ -89,13 +90,25 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="split", figures=figures, settings=settings, goals=GOALS)
 
 
-def sharing_of(name: str) -> Sharing:
-    """The planner's problem of a model of the catalog on the paper's robot with its server; the link is still open."""
+def sharing_of(name: str, slower: tuple[float, float] = (1.0, 1.0)) -> Sharing:
+    """The planner's problem of a model of the catalog on the paper's robot with its server; the link is still open.
+
+    `slower`: both take so many times as long as their rooflines.
+    """
     from potluck.graph.cuts import line
     from potluck.profile import catalog, library
     from potluck.run.sharing import prospect
 
-    return prospect.sharing_of(library.load_home(HOME), (ROBOT, SERVER), line(catalog.traced(name)))
+    sharing = prospect.sharing_of(library.load_home(HOME), (ROBOT, SERVER), line(catalog.traced(name)))
+    operators = (
+        replace(
+            operator,
+            side_s=tuple(seconds * times for seconds, times in zip(operator.side_s, slower, strict=False)),
+            side_fixed_s=tuple(seconds * times for seconds, times in zip(operator.side_fixed_s, slower, strict=False)),
+        )
+        for operator in sharing.operators
+    )
+    return replace(sharing, operators=tuple(operators))
 
 
 def _rates(step_mb: float, most_mb: float) -> tuple[float, ...]:
