@@ -97,7 +97,7 @@ class Core:
         self._measuring = Measuring(self._out, self._laborer, self._outgoing, self._members)
         self._radio_s = 0.0
         self._last_s: float | None = None
-        self.history: deque[tuple[float, str]] = deque(maxlen=KEPT_EVENTS)
+        self._history: deque[tuple[float, str, Any]] = deque(maxlen=KEPT_EVENTS)
         self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
             Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
             Roster: self._roster,
@@ -137,7 +137,7 @@ class Core:
             case Tick():
                 self._tick(now_s)
         if not isinstance(event, Tick) and not isinstance(getattr(event, "message", None), FREQUENT):
-            self.history.append((now_s, _brief(event)))
+            self._history.append((now_s, type(event).__name__, getattr(event, "message", event)))
         if self._laborer.state == READY:
             self._work.feed(now_s)
         sent = self._outgoing.pump(now_s)
@@ -152,6 +152,11 @@ class Core:
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)
+
+    @property
+    def history(self) -> list[tuple[float, str]]:
+        """The last events: when, and one line of what happened, never the bytes."""
+        return [(at_s, clip(f"{kind} {what}"[:200])) for at_s, kind, what in self._history]
 
     @property
     def n_sessions(self) -> int:
@@ -359,9 +364,3 @@ class Core:
         if channel is Channel.CONTROL:
             self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
         return self._out.take()
-
-
-def _brief(event: Event) -> str:
-    """One line for the record: what happened, never the bytes."""
-    message = getattr(event, "message", None)
-    return clip(f"{type(event).__name__} {message if message is not None else event}"[:200])

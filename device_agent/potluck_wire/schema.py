@@ -14,6 +14,7 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_BIN_BYTES, MAX_INT, MAX_ITEMS, MAX_STR_BYTES, MAX_WORKER_ITEMS, clip
 from potluck_wire.messages import MESSAGES, Channel, Entry, Message
 
+Plain = Callable[[Any], Any]
 Check = Callable[[Any], Any]  # a value as it came -> the value as the message holds it; raises _Unfit
 
 TEXTS = frozenset({"text", "reason"})  # fields for people: clipped by the sender rather than refused
@@ -92,56 +93,57 @@ def _compile(field: "dataclasses.Field[Any]", channel: Channel) -> Check:
 class Schema:
     """One message type: its fields with their checks and defaults."""
 
-    __slots__ = ("checks", "defaults", "entry", "get", "names", "number")
+    __slots__ = ("checks", "entry", "fields", "get", "number")
 
     def __init__(self, number: int, entry: Entry) -> None:
         fields = dataclasses.fields(entry.type)
         self.number, self.entry = number, entry
-        self.names = tuple(field.name for field in fields)
-        self.defaults: tuple[Any, ...] = tuple(field.default for field in fields)
         self.checks: dict[str, Check] = {field.name: _compile(field, entry.channel) for field in fields}
-        self.get: Callable[[Any], tuple[Any, ...]] = _getter(self.names)
+        self.fields: tuple[tuple[str, Any, type, Plain | None, Check], ...] = tuple(
+            (field.name, field.default, type(field.default), _plain(field), self.checks[field.name]) for field in fields
+        )
+        self.get: Callable[[Any], tuple[Any, ...]] = _getter(tuple(self.checks))
 
     def pack(self, message: Message) -> dict[str, Any]:
         """The fields that are not at their default, checked: what one side packs the other accepts."""
-        packed = {}
-        for name, value, default in zip(self.names, self.get(message), self.defaults, strict=True):
-            if value != default or type(value) is not type(default):
-                plain = _plain(name, value, default)
-                self._checked(name, plain)
-                packed[name] = plain
+        packed: dict[str, Any] = {}
+        name, value = "", None
+        try:
+            for (name, default, kind, plain, check), value in zip(self.fields, self.get(message), strict=True):
+                if value != default or type(value) is not kind:
+                    packed[name] = value = value if plain is None else plain(value)
+                    check(value)
+        except _Unfit as unfit:
+            raise self._refusal(name, unfit, value) from None
         return packed
 
     def unpack(self, pairs: Iterable[tuple[str, Any]]) -> Message:
         """The message with these fields; WireError on an unknown, repeated or unfit one."""
-        values: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in values:
-                raise WireError(WireCode.FIELD, f"{self.entry.type.__name__} has {name!r:.40} twice")
-            values[name] = self._checked(name, value)
+        checks, values = self.checks, {}
+        name, value = "", None
+        try:
+            for name, value in pairs:
+                if name in values or name not in checks:
+                    how = f"has {name!r:.40} twice" if name in values else f"has no field {name!r:.40}"
+                    raise WireError(WireCode.FIELD, f"{self.entry.type.__name__} {how}")
+                values[name] = checks[name](value)
+        except _Unfit as unfit:
+            raise self._refusal(name, unfit, value) from None
         return self.entry.type(**values)
 
-    def _checked(self, name: str, value: Any) -> Any:
-        check = self.checks.get(name)
-        if check is None:
-            raise WireError(WireCode.FIELD, f"{self.entry.type.__name__} has no field {name!r:.40}")
-        try:
-            return check(value)
-        except _Unfit as unfit:
-            raise WireError(
-                WireCode.FIELD, f"{self.entry.type.__name__}.{name} must be {unfit}, got {value!r:.40}"
-            ) from None
+    def _refusal(self, name: str, unfit: _Unfit, value: Any) -> WireError:
+        return WireError(WireCode.FIELD, f"{self.entry.type.__name__}.{name} must be {unfit}, got {value!r:.40}")
 
 
-def _plain(name: str, value: Any, default: Any) -> Any:
-    """The form that goes into msgpack: lists for tuples, floats where floats are meant, clipped texts."""
-    if type(default) is float and type(value) is int:
-        return float(value)
-    if type(default) is tuple and type(value) is tuple:
-        return list(value)
-    if name in TEXTS and type(value) is str:
-        return clip(value)
-    return value
+def _plain(field: "dataclasses.Field[Any]") -> Plain | None:
+    """What makes the form that goes into msgpack: lists of tuples, floats where floats are meant, clipped texts."""
+    if type(field.default) is float:
+        return lambda value: float(value) if type(value) is int else value
+    if type(field.default) is tuple:
+        return lambda value: list(value) if type(value) is tuple else value
+    if field.name in TEXTS:
+        return lambda value: clip(value) if type(value) is str else value
+    return None
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
