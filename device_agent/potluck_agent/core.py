@@ -329,6 +329,8 @@ class Core:
                 self._work.plans.loaded(message)
             case Computed():
                 self._work.computed(message, buffers, now_s)
+                for offset in message.freed:
+                    self._work.freed(offset, now_s)
             case MeasuredTask():
                 self._measuring.measured(message)
             case ComputeFailed():

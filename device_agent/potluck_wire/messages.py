@@ -470,12 +470,16 @@ class Compute(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed(Message):
-    """Task `tag` is done. Buffer 0: JSON list of [value, offset, nbytes, dtype, shape] in the outbound arena."""
+    """Task `tag` is done. Buffer 0: JSON list of [value, offset, nbytes, dtype, shape] in the outbound arena.
+
+    `freed`: places of the inbound arena that nothing looks at any more.
+    """
 
     tag: int = 0
     start_s: float = 0.0
     stop_s: float = 0.0
     memory_bytes: int = 0
+    freed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -497,7 +501,7 @@ class Release(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed(Message):
-    """To the agent: that place of the inbound arena is free again."""
+    """To the agent: that place of the inbound arena is free again, though no task was done."""
 
     offset: int = 0
 

@@ -128,13 +128,14 @@ def test_after_a_send_means_after_its_acknowledgement():
     assert talk.hear(credit()) == [compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())]
 
 
-def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both():
+@pytest.mark.parametrize("told", [(Freed(offset=0),), (Computed(tag=1, freed=(0,)), b"[]")], ids=["alone", "at once"])
+def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(told):
     talk = Talk(inbound_bytes=64).begin().load(recv("x"), cut("x", "a"), send("x"))
     talk.hear(RUN)
     talk.hear(value(), EIGHT)
     second = value(step=1, transfer=2)
     assert talk.hear(second, EIGHT) == []
-    assert talk.work(Freed(offset=0)) == []
+    assert talk.work(*told) == []
     assert talk.hear(credit())[:3] == [
         Store(0, EIGHT),
         ToPeer(OWNER_KEY, credit(2)),

@@ -73,6 +73,8 @@ class Talk:
                 self.freed.append(message.offset)
                 continue
             assert isinstance(message, kind), message
+            if isinstance(message, Computed):
+                self.freed += message.freed
             return message, buffers
 
     def put(self, key: str, tensor: torch.Tensor) -> int:

@@ -105,9 +105,14 @@ class Engine:
             self._fail(error, tag=message.tag, slot=message.slot)
             return
         held_bytes = max(before_bytes, self._held_bytes())
+        until_s = work_s + self._stretch.target_s(_kind(message, task), took_cpu_s, message.lasts_s)
+        del task  # it holds its inputs
         self._values.drop(message.frees)
-        wait_until(work_s + self._stretch.target_s(_kind(message, task), took_cpu_s, message.lasts_s))
-        answer = Computed(tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes)
+        wait_until(until_s)
+        answer = Computed(
+            tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes,
+            freed=self._values.take_freed(),
+        )  # fmt: skip
         self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()], urgent=bool(rows))
 
     def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
@@ -222,8 +227,7 @@ class Engine:
             self._exports.release(self._pipe.outbound_released.popleft())
 
     def _say_freed(self) -> None:
-        freed, self._values.freed = self._values.freed, []
-        for offset in freed:
+        for offset in self._values.take_freed():
             self._pipe.send(Freed(offset=offset))
 
     def _fail(self, error: Exception, tag: int = -1, slot: str = "") -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from potluck_agent.worker.arena import Allocator, Arena, ArenaFull
 from potluck_agent.worker.arrays import Arrays
+from potluck_wire.limits import MAX_WORKER_ITEMS
 from potluck_wire.tensors import nbytes
 
 
@@ -61,6 +62,11 @@ class Values:
     def drop_prefix(self, prefix: str) -> None:
         """Forget every key that begins with `prefix`."""
         self.drop([key for key in self._tensors if key.startswith(prefix)])
+
+    def take_freed(self) -> tuple[int, ...]:
+        """The inbound places that nobody looks at any more, as many as one message tells; each once."""
+        taken, self.freed = tuple(self.freed[:MAX_WORKER_ITEMS]), self.freed[MAX_WORKER_ITEMS:]
+        return taken
 
     def stored_bytes(self) -> int:
         """Bytes of distinct storages behind the keys, inbound ones too."""
