@@ -186,7 +186,7 @@ def test_a_module_gets_no_weights_of_a_fit_whose_failure_nobody_has_seen(home):
     x, _ = make_data("mlp", 4)
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
     run.fit([x])
-    with pytest.raises(potluck.errors.ModelError, match="2 are expected"):
+    with pytest.raises(potluck.errors.ModelError, match="2 tensors are expected"):
         run.load_into(net)
     run.load_into(net)  # now it is known: these are the weights of now
     assert run.fit([]).wait(60).losses == ()
