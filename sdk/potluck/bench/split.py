@@ -15,7 +15,7 @@ from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
 from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing.bandwidths import over
-from potluck.plan.sharing.problem import DEVICE, Division, Sharing
+from potluck.plan.sharing.problem import DEVICE, Division, Line, Sharing
 from potluck.plan.sharing.split import Split, Splitter
 from potluck.plan.sharing.steps import TILES
 from potluck.run.sharing.table import BANDWIDTHS, N_SEARCHES
@@ -33,11 +33,13 @@ GOALS = {
     "table_loss_mean_frac": ("<=", 0.01),
     "table_loss_max_frac": ("<=", 0.02),
     "ratio_to_de": ("<=", 1.0),
+    "second_helper_latency_ratio": ("<=", 1.0),
     "prediction_error_median_frac": ("<=", 0.1),
 }
 MODELS = ("vgg19", "densenet121", "resnet50", "convnext-t", "regnet-y-040", "mobilenet-v2", "efficientnet-b1")
 TABLED = "mobilenet-v2"  # the one whose best split changes most with the bandwidth
 HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"
+ALIKE_BYTES_PER_S, WIRED_BYTES_PER_S = 50e6, 125e6  # to robots that are alike, and between the helpers among them
 DEADLINE = 1.2  # times what the soonest of the others takes: then joules are saved
 DE_MB_PER_S = (10.0, 25.0)
 SAME = 1 + 1e-9
@@ -82,6 +84,7 @@ def run(settings: Mapping[str, float]) -> Result:
     first = splitters[names[0]]
     figures["ratio_to_de"] = max(_ratio_to_de(first, mb * 1e6, settings["de_s"]) for mb in DE_MB_PER_S)
     figures |= _table_losses(splitters.get(TABLED, first), settings["table_step_mb_per_s"], settings["most_mb_per_s"])
+    figures["second_helper_latency_ratio"] = _second_helper_ratio(first.shares.sharing)
     if settings["lab"]:
         figures |= split_lab.figures(int(settings["lab_pixels"]), int(settings["requests"]), int(settings["turns"]))
     figures |= estimators.figures()
@@ -169,6 +172,25 @@ def _table_losses(splitter: Splitter, step_mb: float, most_mb: float) -> dict[st
         "table_loss_mean_frac": fmean(losses), "table_loss_max_frac": max(losses), "table_entries": len(table),
         "table_s": table_s,
     }  # fmt: skip
+
+
+def _second_helper_ratio(sharing: Sharing) -> float:
+    """The time of a request of three robots that are alike, two of them joined by a wire, by that of two."""
+    operators = (
+        replace(
+            operator,
+            side_s=tuple(operator.seconds(DEVICE) for _ in range(3)),
+            side_fixed_s=tuple(operator.fixed_s(DEVICE) for _ in range(3)),
+        )
+        for operator in sharing.operators
+    )
+    wire = Line(media=((1, 1),), latency_s=sharing.latency_s)
+    three = replace(
+        sharing, operators=tuple(operators), n_sides=3, lines={(1, 2): wire, (2, 1): wire},
+        media_bytes_per_s=(WIRED_BYTES_PER_S,),
+    )  # fmt: skip
+    two = Splitter(three.among((0, 1))).share(ALIKE_BYTES_PER_S)
+    return Splitter(three).share(ALIKE_BYTES_PER_S).latency_s / two.latency_s
 
 
 def _ratio_to_de(splitter: Splitter, bytes_per_s: float, budget_s: float) -> float:
