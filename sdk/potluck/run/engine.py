@@ -288,9 +288,11 @@ class Engine:
         self.crew.keep(new.plan.devices)
 
     def problem(self, edition: Edition) -> Problem | None:
-        """The planning problem that this edition solves; None where the model was not profiled for it."""
+        """The planning problem that this edition solves; None where nobody profiled the model for it there."""
         profile, plan = self.profile, edition.plan
         if profile is None or (profile.training if plan.training else profile.inference) is None:
+            return None
+        if not {device.name for device in profile.devices}.issuperset(plan.devices):
             return None
         if edition.optimizer is None:
             return profile.problem(Inference(batch=plan.batch))

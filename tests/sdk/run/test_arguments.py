@@ -1,6 +1,7 @@
 """Arguments of the wrong kind are answered with what was expected, and what to write instead."""
 
 import pytest
+from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.errors import UserError
@@ -45,7 +46,7 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: run.fit(iter([DATA]), epochs=2), "can be gone through once, and 2 epochs"),
         (lambda home, run: run.fit((DATA[0].double(), DATA[1])).wait(), r"Convert it: \.to\(torch\.float32\)"),
         (lambda home, run: run(torch.zeros(4)), r"first dimension is the batch: x\[None\]"),
-        (lambda home, run: run(DATA[0], DATA[0]), r"1 tensors are expected \(input\); got 2"),
+        (lambda home, run: run(DATA[0], DATA[0]), r"expected 1 tensor \(input\), got 2"),
         (lambda home, run: run.save("nowhere/run.st"), "there is no folder nowhere"),
         (lambda home, run: potluck.Training(batch=2.5), "batch must be a whole number of rows, got 2.5"),
         (lambda home, run: potluck.AdamW(lr="fast"), "lr must be a number, got 'fast'"),
@@ -98,3 +99,12 @@ def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):
     history = run.fit((DATA[0] * float("nan"), DATA[1])).wait(60)
     assert len(history.losses) == 2
     assert [note.partition(":")[0] for note in history.notes] == [f"the loss of step {before + 1} is nan"]
+
+
+def test_a_plan_for_a_device_that_the_profile_does_not_know_runs_and_is_not_foretold(home, model):
+    profile = home.profile(model, train=False, rows=(1,), repeats=1, devices=["local-1"]).wait(60)
+    plan = make_plan(model, (("local-2",), (4,)), micro_batch=4, training=False)
+    deployed = home.deploy(plan, model, profile=profile).wait(60)
+    assert deployed(DATA[0]).shape == (8, 2)
+    assert deployed.predicted is None
+    deployed.close()
