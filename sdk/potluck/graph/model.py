@@ -250,7 +250,8 @@ class Model:
         ports = traced.graph.inputs
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
-            raise ModelError(f"expected {len(ports)} tensor{'s' * (len(ports) != 1)} ({expected}), got {len(tensors)}.")
+            wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
+            raise ModelError(f"{wanted} expected ({expected}); got {len(tensors)}.")
         for port, tensor in zip(ports, tensors, strict=True):
             if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
                 raise ModelError(f"{port.name} is a {type(tensor).__name__}; a tensor is expected.")

@@ -46,7 +46,7 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: run.fit(iter([DATA]), epochs=2), "can be gone through once, and 2 epochs"),
         (lambda home, run: run.fit((DATA[0].double(), DATA[1])).wait(), r"Convert it: \.to\(torch\.float32\)"),
         (lambda home, run: run(torch.zeros(4)), r"first dimension is the batch: x\[None\]"),
-        (lambda home, run: run(DATA[0], DATA[0]), r"expected 1 tensor \(input\), got 2"),
+        (lambda home, run: run(DATA[0], DATA[0]), r"1 tensor is expected \(input\); got 2"),
         (lambda home, run: run.save("nowhere/run.st"), "there is no folder nowhere"),
         (lambda home, run: potluck.Training(batch=2.5), "batch must be a whole number of rows, got 2.5"),
         (lambda home, run: potluck.AdamW(lr="fast"), "lr must be a number, got 'fast'"),

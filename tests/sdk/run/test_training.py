@@ -189,7 +189,6 @@ def test_a_module_gets_no_weights_of_a_fit_whose_failure_nobody_has_seen(home):
     with pytest.raises(potluck.errors.ModelError, match="2 tensors are expected"):
         run.load_into(net)
     run.load_into(net)  # now it is known: these are the weights of now
-    assert run.fit([]).wait(60).losses == ()
     run.close()
 
 
