@@ -95,6 +95,7 @@ class Core:
         self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s)
         self._work = Work(settings, self._out, self._laborer, self._incoming, self._outgoing, self._members)
         self._measuring = Measuring(self._out, self._laborer, self._outgoing, self._members)
+        self._n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
         self._radio_s = 0.0
         self._last_s: float | None = None
         self._history: deque[tuple[float, str, Any]] = deque(maxlen=KEPT_EVENTS)
@@ -187,6 +188,7 @@ class Core:
         if entry.channel is Channel.DATA:
             if event.sender.role == OWNER:
                 self._outgoing.reach(key)
+            self._n_moved += 1
             self._data[type(message)](key, message, event.buffers, now_s)
             return
         if event.sender.role != OWNER:  # a member sends values and nothing else
@@ -196,7 +198,8 @@ class Core:
             session.heard_s = now_s
         if isinstance(message, Ping):
             busy = self._work.busy or self._laborer.is_working
-            self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=self._laborer.n_finished, busy=busy))
+            progress = self._laborer.n_finished + self._n_moved
+            self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
         state = State.CLOSED if session is None else State.OPENING if session.hello is not None else State.OPEN
         try:

@@ -340,7 +340,8 @@ class Ping(Message):
 class Pong(Message):
     """Alive.
 
-    `clock_s` is the device's monotonic clock, `progress` counts finished instructions: it tells hung from busy.
+    `clock_s` is the device's monotonic clock, `progress` counts finished instructions and chunks that came or
+    were credited: it tells hung from busy.
     """
 
     seq: int = 0

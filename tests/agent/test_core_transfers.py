@@ -11,6 +11,8 @@ from potluck_wire.messages import (
     Done,
     Execute,
     FailureCause,
+    Ping,
+    Pong,
     Probe,
     Probed,
     RefusalCode,
@@ -113,6 +115,16 @@ def test_half_values_of_a_broken_connection_are_forgotten():
     talk.hear(value(nbytes=128), b"x" * 64)
     assert talk.core.handle(LinkReset(OWNER_KEY), talk.now_s) == []
     assert talk.hear(value(nbytes=128), b"x" * 64) == [Store(0, b"x" * 64)]
+
+
+def test_a_device_whose_only_work_is_a_long_transfer_gets_on():
+    talk, told = Talk().begin().load(recv("x")), []
+    talk.hear(RUN)
+    for message in (value(nbytes=192), Chunk(transfer=1, index=1), Chunk(transfer=1, index=2)):
+        (pong,) = [action.message for action in talk.hear(Ping()) if isinstance(action.message, Pong)]
+        told.append((pong.busy, pong.progress))
+        talk.hear(message, b"x" * 64)
+    assert told == [(True, told[0][1] + n) for n in range(3)]
 
 
 def test_nothing_is_sent_home_before_home_was_heard_on_the_data_channel():

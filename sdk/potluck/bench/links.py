@@ -16,7 +16,7 @@ GOALS = {"step_apart_max_frac": ("<=", 0.1)}  # as ARCHITECTURE says
 KINDS = ("namespaces", "relay")
 # Each with a time scale at which two cores play it; the first on a switch, the second on one radio channel.
 HOMES: Mapping[str, tuple[float, tuple[str, str, str]]] = {
-    "asteroid-b-100": (60.0, ("nx-1", "nx-2", "tx2-1")),
+    "asteroid-b-100": (150.0, ("nx-1", "nx-2", "tx2-1")),
     "smart-home-2": (500.0, ("laptop-1", "laptop-2", "xiaomi-1")),
 }
 
