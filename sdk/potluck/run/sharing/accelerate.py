@@ -67,8 +67,9 @@ def accelerate(
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     bandwidths
-        Bytes per second, ascending from zero: each gets an entry in the table. Default: 19 of them up to 50 MB/s, and
-        with several helpers, which take longer to plan for, 6.
+        Bytes per second, ascending from zero: each gets an entry in the table. Default: 19 of them up to 50 MB/s,
+        and where the best way to share changes much between two, more, 51 in all, of some 0.1 to 1 s each; the table
+        is kept for the next time. With several helpers, which take longer to plan, 6.
 
     Raises
     ------
