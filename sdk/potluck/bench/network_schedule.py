@@ -1,7 +1,8 @@
 """Transfers that take turns on a shared medium against transfers that share it: Dora's second phase, on and off.
 
-Predicted on many congested pipelines, and judged by CP-SAT where ortools is installed: gaps to the exact schedule are
-of those that it proves best within `exact_s` (fewer on a busy machine), the others' to its bound stands apart.
+Predicted on many congested pipelines (as runs choose: turns, their order by priority alone, or neither; and turns
+always), and judged by CP-SAT where ortools is installed: gaps to the exact schedule are of those that it proves best
+within `exact_s` (fewer on a busy machine), the others' to its bound stands apart.
 Measured on a WiFi home of the lab: the same plan deployed twice, once with turns and once without, steps of both in
 alternation. A pipeline's load is how long its transfers keep the air, by how long its busiest device computes; stages
 differ in speed by up to two.
@@ -18,6 +19,7 @@ from potluck.bench.frame import Result
 from potluck.errors import UserError
 from potluck.plan.judge import compile_plan
 from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+from potluck.run.prediction import in_turns
 from potluck.schedule import exact
 from potluck.schedule.network import expand, schedule_transfers
 from potluck.simulate import simulate
@@ -47,14 +49,16 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
-    ups, seconds = list[float](), list[float]()
+    ups, always, seconds = list[float](), list[float](), list[float]()
     gaps, unproved = list[float](), list[float]()
     for problem, plan in pipelines(n_pipelines):
         compiled = compile_plan(problem, plan)
         since = time.perf_counter()
         ordered = schedule_transfers(compiled, problem)
         seconds.append(time.perf_counter() - since)
-        ups.append(simulate(compiled, problem).step_s[0] / simulate(ordered, problem).step_s[0])
+        alone_s = simulate(compiled, problem).step_s[0]
+        ups.append(alone_s / simulate(in_turns(compiled, problem), problem).step_s[0])
+        always.append(alone_s / simulate(ordered, problem).step_s[0])
         expanded = expand(compiled, problem)
         order = expanded.order
         try:
@@ -66,6 +70,7 @@ def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
     figures = {
         "predicted_speedup_median": median(ups),
         "predicted_speedup_max": max(ups),
+        "predicted_speedup_of_turns_median": median(always),
         "scheduling_median_s": median(seconds),
         "scheduling_max_s": max(seconds),
     }
