@@ -45,36 +45,32 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_start(start: argparse.ArgumentParser) -> None:
-    add = start.add_argument
+    start.usage = "potluck agent start [options]"
+    add = start.add_argument_group("this device").add_argument
     add("--name", default=None, help="what this device is called (default: the host's name)")
     add("--bind", "--address", default="0.0.0.0", metavar="ADDRESS", help="where to listen (default: everywhere)")  # noqa: S104
     add("--port", type=int, default=PORT, help=f"the first of four ports in a row; 0: any (default: {PORT})")
+    add("--no-mdns", dest="mdns", action="store_false", help="do not announce this device in the network")
     add("--memory", type=_size, default=None, metavar="BYTES", help="for tensors, as in 2Gi (default: half of it all)")
     add("--threads", type=_threads, default=1, metavar="N", help="to compute with (default: 1)")
     add("--backends", type=_backends, default=(), metavar="NAMES", help="torch, onnxruntime (default: what is there)")
+    add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
     add("--pair", action="store_true", help="open the pairing window at once and print the code")
-    add(
-        "--trust",
-        action="append",
-        default=[],
-        type=_trusted,
-        metavar="KEY:NAME",
-        help="a notebook to trust from now on",
-    )
-    add("--no-mdns", dest="mdns", action="store_false", help="do not announce this device in the network")
+    trust = "a notebook to trust from now on"
+    add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
+    hang, grace = "a task that is silent for so long hangs (default: 30)", "a silent notebook is gone after it"
+    add("--hang", type=_seconds, default=30.0, metavar="S", help=hang)
+    add("--grace", type=_seconds, default=30.0, metavar="S", help=f"{grace} (default: 30)")
+    add = start.add_argument_group("as another device").add_argument
     add("--slowdown", type=_slowdown, default=1.0, metavar="X", help="emulate a device that computes X times slower")
     add("--link-rate", type=_rate, default=0.0, metavar="BYTES_PER_S", help="emulate a link that sends no faster")
     add("--emulated", action="store_true", help="emulate a device whose times the notebook knows")
-    add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
-    add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
-    add("--scratch", type=_path, default=None, metavar="DIR", help="remove this directory when that process was killed")
+    add = start.add_argument_group("for programs that start agents").add_argument
     add("--json", dest="as_json", action="store_true", help="print one JSON line when ready, and nothing else")
     add("--ready-fd", type=int, default=None, metavar="FD", help="write that line to this file descriptor")
-    add(
-        "--hang", type=_seconds, default=30.0, metavar="S", help="a task that is silent for so long hangs (default: 30)"
-    )
-    add("--grace", type=_seconds, default=30.0, metavar="S", help="a silent notebook is gone after it (default: 30)")
     add("--die-with-parent", action="store_true", help="end when the process that started this one is gone")
+    add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
+    add("--scratch", type=_path, default=None, metavar="DIR", help="remove this directory when that process was killed")
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:

@@ -81,8 +81,9 @@ class Door:
             self._listen(taken)
         except (zmq.ZMQError, OSError) as error:
             self._close_routers()
+            reason = str(getattr(error, "strerror", None) or error).partition(" (addr=")[0]
             raise AgentError(
-                f"cannot listen on {self._host}, port {taken}: {getattr(error, 'strerror', None) or error}. "
+                f"cannot listen on {self._host}, port {taken}: {reason}. "
                 f"Is another agent running? Choose another base port with --port (0: any free one)."
             ) from error
         return port

@@ -10,7 +10,10 @@ from potluck.errors import FileError, HomeError
 LOCK = "home.lock"
 
 
-def claim(folder: Path, name: str = LOCK) -> IO[str] | None:
+KEYS = ", or give this one keys of its own, Home(state=FOLDER), and pair it too"
+
+
+def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> IO[str] | None:
     """An open file that has the claim until it is closed, or this process ends; None where no system call does that.
 
     Raises
@@ -36,7 +39,7 @@ def claim(folder: Path, name: str = LOCK) -> IO[str] | None:
         who = "this program" if holder == str(os.getpid()) else f"another one on this computer (process {holder})"
         raise HomeError(
             f"these devices are those of a home that {who} has open.",
-            next_step="Close that one first, or give this one keys of its own, Home(state=FOLDER), and pair it too.",
+            next_step=f"Close that one first{otherwise}.",
         ) from error
     file.truncate(0)
     file.write(str(os.getpid()))

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from potluck.discover.claim import claim
 from potluck.errors import HomeError, UserError
 from potluck.lab.director import Director, Happened, log
 from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.local import LocalAgents, Started
 from potluck.lab.namespaces import Namespaces, missing
-from potluck.lab.registry import Entry, find
+from potluck.lab.registry import Entry, find, lock
 from potluck.lab.relayed import Relayed
 from potluck.lab.script import Bandwidth, Cast, Happening, Loss, Script, check, read
 from potluck.lab.specs import NAMED, Spec, specs_of
@@ -135,9 +136,11 @@ def _best_links(network: "Network") -> str:
 
 
 class JoinedLab:
-    """A lab that another process has up (`potluck lab up`): used here, and ended there."""
+    """A lab that another process has up (`potluck lab up`): used here by one home at a time, and ended there."""
 
     def __init__(self, entry: Entry) -> None:
+        self._lock = lock(entry.name)
+        self._claim = claim(self._lock.parent, self._lock.name, otherwise=", or play another lab")
         self.keys = Keys(public=entry.public, secret=entry.secret)
         self.emulation = None if entry.home in NAMED else emulation(entry.home, entry.time_scale)
         self.started = entry.agents
@@ -148,7 +151,11 @@ class JoinedLab:
         raise HomeError("this lab is another process's.", next_step="Give the script to `potluck lab up --script`.")
 
     def close(self) -> None:
-        """Nothing: it stays up."""
+        """It stays up, and another home may join it."""
+        if self._claim is not None:
+            self._lock.unlink(missing_ok=True)
+            self._claim.close()
+            self._claim = None
 
 
 def open_lab(

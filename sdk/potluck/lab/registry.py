@@ -85,6 +85,12 @@ def remove(entry: Entry) -> None:
     path = _file(entry.name)
     if (found := _read(path)) is not None and found.pid == entry.pid:
         path.unlink(missing_ok=True)
+        lock(entry.name).unlink(missing_ok=True)
+
+
+def lock(name: str) -> Path:
+    """The file that the home which has joined that lab has a claim on."""
+    return folder() / f"{name}.lock"
 
 
 def _up_already(name: str) -> UserError:

@@ -12,7 +12,7 @@ import pytest
 from tests.sdk.lab.homes import interfaces, write_home
 
 import potluck
-from potluck.errors import FileError, UserError
+from potluck.errors import FileError, HomeError, UserError
 from potluck.lab import registry
 from potluck.lab.local import Started
 from potluck.lab.namespaces import missing
@@ -125,6 +125,10 @@ def test_two_labs_at_once_are_listed_joined_and_ended_each_by_itself(run_folder,
     with potluck.Home.lab("tiny") as home:
         assert home.devices.ready == ("one", "two")
         assert home.network.bandwidth("one", "two") == pytest.approx(4e6 / 2 / 50)
+        with pytest.raises(HomeError, match="this program has open"):
+            potluck.Home.lab("tiny")
+    with potluck.Home.lab("tiny") as home:
+        assert home.devices.ready == ("one", "two")
     assert command("down").stdout == "tiny is down.\n"
     assert all_gone(process, children)
     assert are_gone(came)
