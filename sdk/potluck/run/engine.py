@@ -79,7 +79,12 @@ class Engine:
             )
         )  # fmt: skip
         self.crew = Crew(link, members, name)
-        self.crew.commit(0, self.crew.prepare(0, self.edition.requests()))
+        devices = self.crew.prepare(0, self.edition.requests())
+        try:
+            self.crew.commit(0, devices)
+        except PotluckError:  # nobody would take it away from the others
+            self.crew.drop()
+            raise
 
     @property
     def active(self) -> Edition:

@@ -105,6 +105,7 @@ def check_usable(home, model):
     some(
         everywhere(strikes.DEPLOYING, (A,)),
         (PLAIN, "loading", A, "worker", 1), (PLAIN, "sending weights", A, "worker", 3),
+        (PLAIN, "committing the first plan", A, "agent", 0),
     ),
     indirect=["home"],
 )  # fmt: skip
