@@ -14,7 +14,7 @@ from potluck.bench.frame import Result
 from potluck.plan.anytime import plan_anytime
 from potluck.plan.cost import CostTable
 
-SETTINGS: Mapping[str, float] = {"repeats": 3}
+SETTINGS: Mapping[str, float] = {"repeats": 3, "cases": 6}
 GOALS = {"dora_cases_max_s": ("<=", 0.10), "b1_213_layers_s": ("<=", 1.0)}
 NEAR = 1.01
 TABLE_4 = [
@@ -29,7 +29,7 @@ def run(settings: Mapping[str, float]) -> Result:
     """The best of `repeats` runs of each case: the machine is shared."""
     figures: dict[str, float] = {}
     near: list[float] = []
-    for case in TABLE_4:
+    for case in TABLE_4[: int(settings["cases"])]:
         first_s, near_s, end_s = _best(case, int(settings["repeats"]), 32)
         key = case.name.replace(" ", "_").replace("-", "_").replace(".", "_")
         figures |= {f"{key}_first_s": first_s, f"{key}_near_s": near_s, f"{key}_end_s": end_s}

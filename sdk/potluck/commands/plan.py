@@ -29,7 +29,7 @@ examples:
   potluck plan demo bert-base --with jetson-orin-nano --medium air=50Mbit/s --html plans.html
   potluck plan demo bert-base --planner all --save plan.toml
   potluck plan judge plan.toml --without phone
-  potluck plan share robot-indoors mobilenet-v2"""
+  potluck plan share robot-indoors vgg19"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,10 +16,10 @@ SMALL = {
     "fidelity": {"batch": 16, "micro_batch": 8, "steps": 3, "requests": 2, "repeats": 1, "every": 14},
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
-    "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
+    "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 2},
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
-    "planning_time": {"repeats": 1},
+    "planning_time": {"repeats": 1, "cases": 1},
     "split": {
         "models": 1,
         "step_mb_per_s": 25,

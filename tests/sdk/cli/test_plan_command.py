@@ -154,9 +154,9 @@ def test_what_is_asked_reads_as_typed():
 
 
 def test_share_tells_whether_a_helper_pays(capsys, tmp_path):
-    page, asked = tmp_path / "page.html", ["share", "robot-indoors", "mobilenet-v2-cifar"]
+    page, asked = tmp_path / "page.html", ["share", "robot-indoors", "vgg19"]
     out = told(capsys, *asked, "--at", "20MB/s", "--html", page)
-    assert "One request of mobilenet-v2-cifar on robot, helped by server" in out
+    assert "One request of vgg19 on robot, helped by server" in out
     assert "20 MB/s" in out
     assert "best layer cut" in page.read_text()
     assert "has no device 'toaster'" in told(capsys, *asked, "--helper", "toaster", code=1)
