@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.bench.frame import Result
 from potluck.bench.networks import NETWORKS
 from potluck.bench.ranks import LEARNING_RATE, SCHEDULES, Ranks, blocks_of
+from potluck.errors import UserError
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from potluck.run.run import Run
 
 SETTINGS: Mapping[str, float] = {
-    "rounds": 5, "steps": 3, "small_steps": 30, "micro_batch": 8, "micro_batches": 8, "large": 1, "most_stages": 4,
-    "same_depth": 0,
+    "rounds": 5, "alone_rounds": 15, "steps": 3, "small_steps": 30, "micro_batch": 8, "micro_batches": 8, "large": 1,
+    "most_stages": 4, "same_depth": 0,
 }  # fmt: skip
 GOALS = {"ratio_step_time": ("<=", 1.0), "overhead_frac": ("<=", 0.05)}
 STAGES = (2, 4)
@@ -42,6 +43,8 @@ def run(settings: Mapping[str, float]) -> Result:
     figures: dict[str, float] = {}
     kinds = [kind for kind in NETWORKS if settings["large"] or kind == "small"]
     stages = [n for n in STAGES if n <= settings["most_stages"]]
+    if not stages:
+        raise UserError(f"most_stages is one of {STAGES}, got {settings['most_stages']:g}.")
     try:
         with Home.local(1) as home:
             for kind in kinds:
@@ -143,7 +146,7 @@ def _first_layer(model: Any, n_layers: int, prefix: str) -> int:
 
 def _against_none(home: "Home", kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     ours, alone = _Ours(home, kind, 1, settings), _None(kind, settings)
-    seconds, difference = _take_turns({"ours": ours, "alone": alone}, kind, settings)
+    seconds, difference = _take_turns({"ours": ours, "alone": alone}, kind, settings, int(settings["alone_rounds"]))
     ours.run.close()
     return {
         f"{kind}_alone_step_ms": 1e3 * median(seconds["alone"]),
@@ -158,7 +161,9 @@ def _against_ranks(home: "Home", kind: str, n: int, settings: Mapping[str, float
         ranks = stack.enter_context(Ranks(kind, n, **size))
         ours = _Ours(home, kind, n, settings)
         stack.callback(ours.run.close)
-        seconds, difference = _take_turns({"ours": ours, **dict.fromkeys(SCHEDULES, ranks)}, kind, settings)
+        seconds, difference = _take_turns(
+            {"ours": ours, **dict.fromkeys(SCHEDULES, ranks)}, kind, settings, int(settings["rounds"])
+        )
     ratios = {
         f"{kind}_{n}_ratio_{name}": median(a / b for a, b in zip(seconds["ours"], seconds[name], strict=True))
         for name in SCHEDULES
@@ -167,13 +172,13 @@ def _against_ranks(home: "Home", kind: str, n: int, settings: Mapping[str, float
 
 
 def _take_turns(
-    sides: Mapping[str, Any], kind: str, settings: Mapping[str, float]
+    sides: Mapping[str, Any], kind: str, settings: Mapping[str, float], rounds: int
 ) -> tuple[dict[str, list[float]], float]:
     """Seconds of a step on each side in each round, and how far apart the losses were at most. One more is warm-up."""
     n_steps = int(settings["small_steps" if kind == "small" else "steps"])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     difference = 0.0
-    for index in range(1 + int(settings["rounds"])):
+    for index in range(1 + rounds):
         losses = []
         for name, side in sides.items():
             elapsed_s, loss = side.steps(name, n_steps)
