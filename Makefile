@@ -20,11 +20,11 @@ export OMP_NUM_THREADS := 1
 demo: $(VENV)/installed
 	env -u OMP_NUM_THREADS $(BIN)/potluck demo $(ARGS)
 
-# Two files at a time: much of the time goes into waiting for agents to start. Files stay whole, as they share homes.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files at a time: much of the time goes into waiting for agents to start. Files stay whole, as they share homes.
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/python -m pytest -m "not long" $(TWO) $(ARGS)
+	$(BIN)/python -m pytest -m "not long" $(AT_ONCE) $(ARGS)
 
 test-long: lint
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 3600 $(ARGS)

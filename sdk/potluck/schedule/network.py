@@ -22,7 +22,7 @@ from potluck.simulate import scheduled
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
 from potluck.simulate.programs import Simulation
 
-PACE_FRAC = 0.95  # of what the path was measured to carry, as encryption adds some; no brake, as credit ends the wait
+PACE_FRAC = 1.25  # of what the path was measured to carry: never the brake, and yet at most a fifth too much in buffers
 SHORT_S = 0.005  # what is over that soon keeps nobody waiting
 SOONER_S = 1e-9
 # How much longer computing and transfers may last than foretold before turns collide: a turn that begins before the one
