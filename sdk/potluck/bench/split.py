@@ -40,6 +40,7 @@ MODELS = ("vgg19", "densenet121", "resnet50", "convnext-t", "regnet-y-040", "mob
 TABLED = "mobilenet-v2"  # the one whose best split changes most with the bandwidth
 HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"
 ALIKE_BYTES_PER_S, WIRED_BYTES_PER_S = 50e6, 125e6  # to robots that are alike, and between the helpers among them
+OTHERS = tuple(name for name in rivals.WAYS if name != "thriftiest cut")  # that needs a deadline
 DEADLINE = 1.2  # times what the soonest of the others takes: then joules are saved
 DE_MB_PER_S = (10.0, 25.0)
 SAME = 1 + 1e-9
@@ -122,7 +123,7 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
     begun_s = time.process_time()
     ours = splitter.share(bytes_per_s)
     solve_s = time.process_time() - begun_s
-    others = _others(splitter, bytes_per_s)
+    others = rivals.answers(OTHERS, splitter, bytes_per_s)
     deadline_s = DEADLINE * min(split.latency_s for split in others.values())
     return Point(
         bytes_per_s=bytes_per_s,
@@ -132,13 +133,6 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
         thriftiest_cut=rivals.thriftiest_cut(splitter, bytes_per_s, deadline_s),
         others=others,
     )
-
-
-def _others(splitter: Splitter, bytes_per_s: float) -> dict[str, Split]:
-    """What can be done otherwise: without a link only the device can."""
-    names = (name for name in rivals.WAYS if name != "thriftiest cut")
-    found = {name: rivals.answer(name, splitter, bytes_per_s) for name in names}
-    return {name: split for name, split in found.items() if split}
 
 
 def _figures(points: list[Point]) -> dict[str, float]:

@@ -8,8 +8,6 @@ from typing import IO
 from potluck.errors import FileError, HomeError
 
 LOCK = "home.lock"
-
-
 KEYS = ", or give this one keys of its own, Home(state=FOLDER), and pair it too"
 
 

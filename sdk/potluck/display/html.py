@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.display import chart, tables, text, timeline
-from potluck.display.scene import PALETTE, Scene
+from potluck.display.scene import PALETTE, Scene, save_png, save_svg
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Layer, Plan, Problem, Trace
 
@@ -206,3 +206,13 @@ def save(path: str | Path, title: str, *fragments: str) -> Path:
     """Write a page as a file."""
     Path(path).write_text(page(title, *fragments), encoding="utf-8")
     return Path(path)
+
+
+def save_picture(path: str | Path, scene: Scene, fragment: str) -> Path:
+    """Write a picture as a file: .png, .svg, or anything else as a page with `fragment`, which shows it too."""
+    match Path(path).suffix:
+        case ".png":
+            return save_png(scene, path)
+        case ".svg":
+            return save_svg(scene, path)
+    return save(path, scene.title, fragment)

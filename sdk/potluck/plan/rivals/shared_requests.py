@@ -8,11 +8,11 @@ Of several helpers they know the first.
   and genes; here every cut of the line is tried, and the least cuts of seconds and joules in five proportions.
 - `greedy_tiling`: after CoActo (Bin et al. 2024): each operator in turn goes where its rows are ready soonest.
 
-`answer` is any of them by its name in `WAYS`.
+`answer` is any of them by its name in `WAYS`, `answers` several.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
@@ -48,6 +48,12 @@ def answer(way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float
         case _:
             raise UserError(f"no rival is called {way!r}.", next_step=f"There are {', '.join(WAYS)}.")
     return splitter.tried(divisions, bytes_per_s, 1)
+
+
+def answers(ways: Iterable[str], splitter: "Splitter", bytes_per_s: float) -> "dict[str, Split]":
+    """What each of these ways does at this bandwidth, where it can be done: without a link only the device answers."""
+    found = {way: answer(way, splitter, bytes_per_s) for way in ways}
+    return {way: split for way, split in found.items() if split is not None}
 
 
 def all_on_device(shares: Shares) -> tuple[Division, ...]:

@@ -39,15 +39,9 @@ class Account:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as a file: .png, .svg, or .html with the table."""
-        from potluck.display import html, scene, shared
+        from potluck.display import html, shared
 
-        whole = shared.picture(self)
-        match Path(path).suffix:
-            case ".png":
-                return scene.save_png(whole, path)
-            case ".svg":
-                return scene.save_svg(whole, path)
-        return html.save(path, whole.title, self._repr_html_())
+        return html.save_picture(path, shared.picture(self), self._repr_html_())
 
     def __repr__(self) -> str:
         from potluck.display import shared, text

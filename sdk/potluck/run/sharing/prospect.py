@@ -51,15 +51,9 @@ class Prospect:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as a file: .png, .svg, or .html with the table."""
-        from potluck.display import html, prospect, scene
+        from potluck.display import html, prospect
 
-        picture = prospect.chart(self)
-        match Path(path).suffix:
-            case ".png":
-                return scene.save_png(picture, path)
-            case ".svg":
-                return scene.save_svg(picture, path)
-        return html.save(path, picture.title, self._repr_html_())
+        return html.save_picture(path, prospect.chart(self), self._repr_html_())
 
     def __repr__(self) -> str:
         from potluck.display import prospect, text
@@ -162,9 +156,8 @@ def _line(model: "str | Model") -> "Line":
 
 
 def _point(splitter: Splitter, bytes_per_s: float) -> Point:
-    found = {name: rivals.answer(name, splitter, bytes_per_s) for name in OTHERS}
     return Point(
         bytes_per_s=bytes_per_s,
         split=splitter.share(bytes_per_s),
-        others={name: split for name, split in found.items() if split is not None},
+        others=rivals.answers(OTHERS, splitter, bytes_per_s),
     )
