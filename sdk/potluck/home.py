@@ -9,9 +9,9 @@ from potluck.discover.addresses import as_name, candidates, parse_address, parse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
-from potluck.run.events import Address
-from potluck.run.link import Keys, Link
-from potluck.run.members import Member, Members
+from potluck.sessions.events import Address
+from potluck.sessions.link import Keys, Link
+from potluck.sessions.members import Member, Members
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring

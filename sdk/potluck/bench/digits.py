@@ -43,7 +43,7 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def _batches(batch: int, n_steps: int) -> list[tuple[Any, Any]]:
-    from potluck.commands.demo_data import Digits
+    from potluck.samples import Digits
 
     return list(Digits.load().batches(batch, n_steps))
 
@@ -52,7 +52,7 @@ def _plain_step_s(batches: Sequence[tuple[Any, Any]]) -> float:
     """The median step of plain torch with one thread, as each agent has; the first is a warm-up."""
     import torch
 
-    from potluck.commands.demo_data import digits_network
+    from potluck.samples import digits_network
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -75,11 +75,11 @@ def _try_plans(home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int) -
     """(measured step, error of its prediction) of the best plan and of the best ones on other sets of devices."""
     import torch
 
-    from potluck.commands.demo_data import digits_network
     from potluck.graph import Model
     from potluck.plan import make_plans
     from potluck.records import Training
     from potluck.run.optimizers import AdamW
+    from potluck.samples import digits_network
 
     images, labels = batches[0]
     loss = torch.nn.functional.cross_entropy

@@ -188,8 +188,8 @@ def _model(kind: str, batch: int) -> tuple[Any, Any, Any]:
     """The model, and a batch of it."""
     import torch
 
-    from potluck.commands.demo_data import Digits, digits_network
     from potluck.graph import Model
+    from potluck.samples import Digits, digits_network
 
     images, labels = next(iter(Digits.load().batches(batch, 1)))
     torch.manual_seed(0)

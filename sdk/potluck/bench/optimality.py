@@ -11,7 +11,6 @@ from statistics import median
 
 from potluck.bench.frame import Result
 from potluck.plan import make_plans
-from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.rivals.dora import plan_dora
@@ -26,6 +25,7 @@ from potluck.records import (
     Problem,
     Training,
 )
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 SETTINGS: Mapping[str, float] = {"problems": 200, "devices": 4, "layers": 8, "judged": 1500, "seed": 1}

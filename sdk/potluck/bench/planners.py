@@ -33,7 +33,6 @@ from potluck.bench.cases import Case
 from potluck.bench.frame import Result
 from potluck.errors import Infeasible
 from potluck.plan import make_plans
-from potluck.plan.cost import CostTable
 from potluck.plan.feasibility import breaches
 from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.judge import compile_plan, judge
@@ -44,6 +43,7 @@ from potluck.plan.rivals.metis import plan_metis
 from potluck.records import Plan, Problem, QoE
 from potluck.schedule.network import schedule_transfers
 from potluck.simulate import simulate
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 SETTINGS: Mapping[str, float] = {

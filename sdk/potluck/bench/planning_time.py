@@ -12,7 +12,7 @@ from math import inf
 from potluck.bench.cases import Case
 from potluck.bench.frame import Result
 from potluck.plan.anytime import plan_anytime
-from potluck.plan.cost import CostTable
+from potluck.simulate.cost import CostTable
 
 SETTINGS: Mapping[str, float] = {"repeats": 3, "cases": 6}
 GOALS = {"dora_cases_max_s": ("<=", 0.10), "b1_213_layers_s": ("<=", 1.0)}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.bench import estimators, frame
 from potluck.graph.pace import pace
-from potluck.graph.shared import DEVICE, HELPER, Shareable, SharedPiece, lower
 from potluck.lab.script import Bandwidth
 from potluck.plan.rivals.shared_requests import WAYS
 from potluck.plan.sharing.problem import Sharing
+from potluck.plan.sharing.shareable import DEVICE, HELPER, Shareable, SharedPiece, lower
 from potluck.plan.sharing.split import Splitter
 from potluck.run.sharing.answers import Answer
 from potluck.run.sharing.edition import Sides

@@ -48,7 +48,7 @@ def _round(home: "Home", curve: RawStream, plain: RawStream, nbytes: int) -> tup
 
 
 def _ours_s(home: "Home", nbytes: int) -> float:
-    from potluck.run.events import Gather
+    from potluck.sessions.events import Gather
 
     sender, receiver = tuple(home.devices)[:2]
     order = Probe(task=f"bench-{nbytes}", peer=receiver, nbytes=nbytes, repeats=1)

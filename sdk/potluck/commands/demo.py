@@ -86,7 +86,7 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     """Train on the digits, switch plans in the middle, compare with one machine; returns what to show in HTML."""
     import torch
 
-    from potluck.commands.demo_data import Digits, digits_network, train_on_one_machine
+    from potluck.samples import Digits, digits_network, train_on_one_machine
 
     _heading("Training a small CNN on real digits")
     digits, alone = Digits.load(), digits_network()
@@ -153,7 +153,7 @@ def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
     """Run EfficientNet-Lite0 split over the devices on two photographs; compare with the unsplit model."""
     import torch
 
-    from potluck.commands.demo_data import IMAGENET_NAMES, efficientnet_lite0, photographs
+    from potluck.samples import IMAGENET_NAMES, efficientnet_lite0, photographs
 
     _heading("EfficientNet-Lite0, pretrained, split over the devices")
     network, (names, images) = efficientnet_lite0(), photographs()

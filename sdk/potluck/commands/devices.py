@@ -14,7 +14,7 @@ def main(args: argparse.Namespace) -> None:
     from potluck.discover.pairing import is_there
     from potluck.display import tables, text
     from potluck.home import Home
-    from potluck.run.failures import unreachable
+    from potluck.sessions.failures import unreachable
 
     with Home(peers=args.peers) if args.peers else Home.discover(args.wait) as home:
         print(text.render(tables.members(home.devices.values())))

@@ -153,7 +153,7 @@ def devices(wait_s: float) -> Iterator[Finding]:
     from potluck.discover.keyring import Keyring
     from potluck.discover.mdns import browse
     from potluck.errors import FileError
-    from potluck.run.events import Address
+    from potluck.sessions.events import Address
 
     try:
         known = {device.name: device.addresses for device in Keyring().devices()}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:

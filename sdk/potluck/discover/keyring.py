@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from potluck.discover.claim import claim
 from potluck.errors import FileError, UserError
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_wire.limits import MAX_SHOWN_DEVICES, SERVICE_TYPE, is_device_name
 
 RESOLVE_MS = 800  # an address record that is not there within this is asked for again by the next announcement

@@ -4,8 +4,8 @@ import socket
 from contextlib import suppress
 
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
-from potluck.run.events import Address
-from potluck.run.failures import clean
+from potluck.sessions.events import Address
+from potluck.sessions.failures import clean
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
 from potluck_wire.messages import Channel

@@ -65,7 +65,7 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Table:
 
 
 def members(found: Iterable[Any], title: str = "Devices") -> Table:
-    """Devices found or known (`run.members.Member`): status, address, and what each says of itself."""
+    """Devices found or known (`sessions.members.Member`): status, address, and what each says of itself."""
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
             member.name,

@@ -25,7 +25,7 @@ import psutil
 import potluck_agent
 from potluck.errors import DeviceError, HomeError
 from potluck.lab.specs import Spec
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from potluck.profile.measure import Bench, device_of, measurements_of, name_of, 
 from potluck.profile.profiles import Profile, can_train
 from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network
-from potluck.run.link import Link
-from potluck.run.members import Members
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
 
 
 def profile(

@@ -15,7 +15,7 @@ import psutil
 
 from potluck.errors import FileError, UserError
 from potluck.lab.local import Started
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

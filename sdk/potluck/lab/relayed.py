@@ -11,7 +11,7 @@ from potluck.errors import HomeError
 from potluck.lab.local import Started
 from potluck.lab.relay import HOST, network_document
 from potluck.records import Network
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 
 STOP_S = 5.0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from potluck.plan import cost
+from potluck.simulate import cost
 
 N_BLOCKS = 32  # phase 2 moves 1/32 of a micro-batch at a time, at least one row
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.groups import ordered, peers, shape
 from potluck.plan.improve import deeper, floor_s, neighbours
 from potluck.plan.places import Places
@@ -23,7 +23,7 @@ from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.plan.rivals.single import plan_single
 from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
 from potluck.records import Plan, Problem, Stage
-from potluck.simulate import direct
+from potluck.simulate import cost, direct
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan

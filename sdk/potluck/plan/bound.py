@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, permutations, product
 from math import inf, prod
 
-from potluck.plan import cost, flows
 from potluck.plan.groups import Pattern, classes_of
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
 from potluck.records import Device, LayerCost, Network, Problem, Stage, Training
+from potluck.simulate import cost, flows
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds

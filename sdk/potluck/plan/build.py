@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from potluck.plan import cost
 from potluck.plan.hybrid import crossing, estimate_of, execution, make_stage
 from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
+from potluck.simulate import cost
 
 Group = tuple[str, ...]
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
-from potluck.plan import choices, cost, flows
+from potluck.plan import choices
 from potluck.plan.hybrid import crossing, estimate_of, execution, make_stage
 from potluck.plan.improve import fits, floor_s, with_depths
 from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import cost, flows
 
 
 def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from potluck.errors import Infeasible, PlanError
-from potluck.plan import choices, cost, whatif
+from potluck.plan import choices, whatif
 from potluck.plan.build import build
 from potluck.plan.feasibility import breaches
 from potluck.plan.judge import judge, predict
 from potluck.plan.make import make_plans
 from potluck.plan.plans import preference
 from potluck.records import HOME, Event, Network, Plan, Problem, Trace, Training
+from potluck.simulate import cost
 from potluck.simulate.spans import union_s
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck.errors import Infeasible
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.judge import excess_bytes
 from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
 
 GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations, product
 
-from potluck.plan import cost
 from potluck.records import Plan, Problem
+from potluck.simulate import cost
 
 Pattern = tuple[int, ...]
 

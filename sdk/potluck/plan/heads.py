@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from potluck.plan import cost
 from potluck.plan.allocate import offload, proportion
 from potluck.plan.groups import Pattern, members
 from potluck.records import HOME, Problem, Training
 from potluck.schedule.rows import overlaps
+from potluck.simulate import cost
 
 
 class Head(NamedTuple):

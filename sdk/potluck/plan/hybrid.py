@@ -10,10 +10,11 @@ steps instead of three, transfers follow the real shares on both sides of a cut,
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.allocate import allocate
 from potluck.plan.pipeline import Step, period_s, request_s, round_s
 from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import cost
 
 Estimate = Callable[[Sequence[Step], int], float]
 

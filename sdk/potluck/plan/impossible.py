@@ -1,10 +1,10 @@
 """What no plan can do, proved in milliseconds from bounds: then nothing needs to be searched for to say so."""
 
-from potluck.plan import cost
 from potluck.plan.bound import quick_bound_s
 from potluck.plan.feasibility import Breach, no_plan, too_big
 from potluck.plan.thrift import least_energy_j
 from potluck.records import Problem
+from potluck.simulate import cost
 
 ROUNDING = 1e-9
 

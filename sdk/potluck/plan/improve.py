@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 
-from potluck.plan import cost, flows
 from potluck.plan.hybrid import make_stage
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule import wiring
 from potluck.schedule.policies import warm_up_depth
+from potluck.simulate import cost, flows
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 

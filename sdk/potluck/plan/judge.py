@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from potluck.plan import cost, flows
 from potluck.plan.check import check_plan
 from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
 from potluck.schedule.compiled import Compiled
 from potluck.schedule.programs import compile_inference, compile_training
-
-# Modules, not names: the simulator prices instructions by plan.cost, so either package may be imported first.
-from potluck.simulate import direct
+from potluck.simulate import cost, direct, flows
 from potluck.simulate import programs as simulation
 
 

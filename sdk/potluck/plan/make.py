@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from math import inf
 
-from potluck.plan import cost, feasibility
+from potluck.plan import feasibility
 from potluck.plan.anytime import MAX_WORK, Board, search
 from potluck.plan.bound import lower_bound_s
 from potluck.plan.check import check_problem
@@ -18,7 +18,7 @@ from potluck.plan.rivals.dora import plan_dora
 from potluck.plan.subset import is_thrifty
 from potluck.plan.thrift import least_energy_j
 from potluck.records import Plan, Problem, Stage
-from potluck.simulate import direct
+from potluck.simulate import cost, direct
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
-from potluck.plan import choices, cost, flows
+from potluck.plan import choices
 from potluck.plan.groups import ALL_SUBSETS
 from potluck.plan.hybrid import make_stage
 from potluck.plan.improve import fits, floor_s, neighbours, with_depths
 from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import cost, flows
 
 Group = tuple[str, ...]
 Span = tuple[int, int, Group]

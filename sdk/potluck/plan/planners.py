@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from potluck.plan import cost, feasibility
+from potluck.plan import feasibility
 from potluck.plan.anytime import plan_anytime
 from potluck.plan.check import check_problem
 from potluck.plan.hybrid import plan_hybrid
@@ -20,7 +20,7 @@ from potluck.plan.rivals.metis import plan_metis
 from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.plan.rivals.single import plan_single
 from potluck.records import Plan, Problem
-from potluck.simulate import direct
+from potluck.simulate import cost, direct
 
 Planner = Callable[[Problem, cost.CostTable | None], Iterator[Plan]]
 

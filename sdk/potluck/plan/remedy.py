@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from math import floor, log10
 
 from potluck.errors import Infeasible
-from potluck.plan import cost
 from potluck.plan.feasibility import breaches
 from potluck.plan.plans import Plans
 from potluck.records import Plan, Problem, QoE, Training
+from potluck.simulate import cost
 
 Planning = Callable[[Problem], Plans]
 PLENTY = 1e12  # joules: a limit that every plan holds, yet one that sends the search for the thriftiest

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple, Optional
 
-from potluck.plan import cost
 from potluck.plan.groups import Pattern, classes_of, patterns
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.records import Plan, Problem, QoE, Stage, Training
 from potluck.schedule.policies import warm_up_depths
+from potluck.simulate import cost
 
 WINDOW = 5  # layers to either side that a stage's begin may move when the order of devices is given
 SMALL = 3e4  # states x patterns x cuts^2: some 10 ms

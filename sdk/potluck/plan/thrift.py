@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf, prod
 
-from potluck.plan import cost
 from potluck.plan.bound import least_rates, least_updates_s, way_s, work_s
 from potluck.plan.groups import Pattern, classes_of, members
 from potluck.records import Device, Problem
+from potluck.simulate import cost
 
 MAX_SETS = 300  # of devices, alike ones counted once; with more, all devices stand for every set
 N_STEPS = 20  # to better the a_d

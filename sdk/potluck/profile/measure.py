@@ -18,9 +18,9 @@ from potluck.profile.network import is_itself, network_of, stated_rate
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
 from potluck.records import HOME, Device, LayerCost
-from potluck.run.events import Deliver, Gather
-from potluck.run.link import Link
-from potluck.run.members import Member, Members
+from potluck.sessions.events import Deliver, Gather
+from potluck.sessions.link import Link
+from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
 
 PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError
 from potluck.run.edition import Requests
-from potluck.run.events import Execution, Gather, Launch
-from potluck.run.link import Link
-from potluck.run.members import Members
-from potluck.run.pending import ALONE
 from potluck.run.tensors import to_raw, to_tensor
-from potluck.run.traffic import Raw
 from potluck.schedule import Compiled, Feed
+from potluck.sessions.events import Execution, Gather, Launch
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+from potluck.sessions.pending import ALONE
+from potluck.sessions.traffic import Raw
 from potluck_wire.messages import Commit, Drop, Meter
 
 if TYPE_CHECKING:

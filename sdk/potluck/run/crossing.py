@@ -27,7 +27,6 @@ from potluck.run.edition import (
     request,
     train_name,
 )
-from potluck.run.events import Execution
 from potluck.schedule import (
     FOLLOW,
     Compiled,
@@ -40,6 +39,7 @@ from potluck.schedule import (
     targets,
 )
 from potluck.schedule.shadow import COPY
+from potluck.sessions.events import Execution
 from potluck_wire.messages import Prepare
 
 if TYPE_CHECKING:

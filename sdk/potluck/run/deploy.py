@@ -8,11 +8,11 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.engine import Engine, same_state
-from potluck.run.link import Link
-from potluck.run.members import Members
 from potluck.run.optimizers import AdamW, Optimizer, check_optimizer
 from potluck.run.run import Run
 from potluck.schedule.policies import Policy
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
     from potluck.profile.profiles import Profile

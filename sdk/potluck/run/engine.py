@@ -28,17 +28,17 @@ from potluck.run.edition import (
     train_name,
     usable_rows,
 )
-from potluck.run.events import Execution
 from potluck.run.history import History
-from potluck.run.link import Link
-from potluck.run.members import Members
 from potluck.run.optimizers import Optimizer
-from potluck.run.pending import COMMON_BEGIN, TAKES
 from potluck.run.prediction import in_turns, paced
 from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.network import one_at_a_time
 from potluck.schedule.policies import Policy
+from potluck.sessions.events import Execution
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+from potluck.sessions.pending import COMMON_BEGIN, TAKES
 from potluck.simulate import simulate
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.records import Device, Event, Trace
-from potluck.run.events import Execution
 from potluck.schedule import Compiled
+from potluck.sessions.events import Execution
 from potluck.simulate.spans import union_s
 from potluck_wire.program import NETWORK
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from potluck.plan.cost import CostTable
 from potluck.records import Event, Problem, Trace, Training
 from potluck.run.history import in_turn_s
 from potluck.schedule import Compiled
 from potluck.schedule.network import by_priority, schedule_transfers
 from potluck.simulate import simulate
+from potluck.simulate.cost import CostTable
 from potluck.simulate.duration import instruction_s
 from potluck_wire.program import NETWORK
 

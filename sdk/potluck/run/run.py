@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
 from potluck.handle import Handle, Task
-from potluck.plan.cost import energy_j
 from potluck.profile.learning import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import checkpoint, tensors
@@ -19,12 +18,13 @@ from potluck.run.crew import outputs_of
 from potluck.run.crossing import cross
 from potluck.run.edition import INFER, evaluation_plan, train_name
 from potluck.run.engine import Engine
-from potluck.run.events import Execution
 from potluck.run.history import History, measured_trace
-from potluck.run.link import Link
 from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.prediction import IN_FLIGHT, foretell, most_at_once
 from potluck.schedule import Compiled
+from potluck.sessions.events import Execution
+from potluck.sessions.link import Link
+from potluck.simulate.cost import energy_j
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
-from potluck.run.traffic import Raw
+from potluck.sessions.traffic import Raw
 
 if TYPE_CHECKING:
     import torch

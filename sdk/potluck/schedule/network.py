@@ -14,11 +14,11 @@ overtaken.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from potluck.plan.cost import CostTable
 from potluck.records import Problem, Training
 from potluck.schedule import exact
 from potluck.schedule.compiled import Compiled
 from potluck.simulate import scheduled
+from potluck.simulate.cost import CostTable
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
 from potluck.simulate.programs import Simulation
 

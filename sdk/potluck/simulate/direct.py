@@ -6,9 +6,9 @@ Layouts and their task graphs are kept per shape; a plan then only fills in what
 from dataclasses import dataclass
 from itertools import accumulate
 
-from potluck.plan import cost, flows
 from potluck.records import HOME, Plan, Problem, Training
 from potluck.schedule.reduce import FLOAT_BYTES
+from potluck.simulate import cost, flows
 from potluck.simulate.duration import shared_hosts
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
 from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Handed, Item, Layout, Shape, lay_out

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from potluck.plan import cost
 from potluck.schedule.compiled import Compiled, Note
+from potluck.simulate import cost
 from potluck.simulate.spans import Span
 from potluck_wire.program import Instruction
 

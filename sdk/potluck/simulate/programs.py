@@ -7,9 +7,9 @@ to home, inputs and results are already where they are needed.
 from collections.abc import Mapping
 from functools import cached_property
 
-from potluck.plan import cost
 from potluck.records import Event, Problem, Trace
 from potluck.schedule.compiled import Compiled
+from potluck.simulate import cost
 from potluck.simulate.duration import instruction_s, shared_hosts
 from potluck.simulate.engine import TaskGraph, Times, run
 from potluck.simulate.layout import HOME_PRIORITY

@@ -11,7 +11,7 @@ import pytest
 from potluck import cli
 from potluck.commands import doctor
 from potluck.discover import keyring
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_wire.limits import PAIRING_OFFSET
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"

@@ -4,7 +4,7 @@ import pytest
 
 from potluck.discover.keyring import DEVICES, IDENTITY, KEPT_ADDRESSES, Keyring, Known, free_name
 from potluck.errors import FileError, UserError
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 
 KEYS = [letter * 40 for letter in "abc"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from potluck.discover.pairing import pair
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_wire.limits import PAIRING_OFFSET
 from potluck_wire.messages import PairHello, PairRefused
 from potluck_wire.stream import pack

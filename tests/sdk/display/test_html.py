@@ -9,7 +9,7 @@ import pytest
 from potluck.display import chart, html
 from potluck.run.comparison import Comparison, Transfers
 from potluck.run.history import History
-from potluck.run.members import Member
+from potluck.sessions.members import Member
 
 from . import example
 

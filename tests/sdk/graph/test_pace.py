@@ -6,8 +6,8 @@ from torch import nn
 
 from potluck.graph.model import Model
 from potluck.graph.pace import pace
-from potluck.graph.shared import Shareable
 from potluck.plan.sharing.problem import DEVICE, Sharing
+from potluck.plan.sharing.shareable import Shareable
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from potluck.discover.addresses import candidates
 from potluck.discover.keyring import Known
 from potluck.errors import FileError, HomeError, IdentityChanged, OutOfMemory, PairingError, ProtocolError, WorkerFailed
 from potluck.lab.specs import Spec
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 from potluck_agent import state as agent_state
 
 psutil = pytest.importorskip("psutil")

@@ -11,7 +11,7 @@ from potluck.discover.addresses import parse_address
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.lab.local import sweep
 from potluck.lab.specs import DEMO, Spec, specs_of
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 
 
 @pytest.mark.parametrize(

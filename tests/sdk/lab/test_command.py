@@ -16,7 +16,7 @@ from potluck.errors import FileError, HomeError, UserError
 from potluck.lab import registry
 from potluck.lab.local import Started
 from potluck.lab.namespaces import missing
-from potluck.run.events import Address
+from potluck.sessions.events import Address
 
 PATIENCE_S = 60
 

@@ -3,9 +3,9 @@
 import random
 from dataclasses import replace
 
-from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.records import Device, Edge, Inference, Layer, LayerCost, Medium, Network, Path, Problem, QoE, Training
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 WORKLOADS = [Training(batch=8, micro_batch=2), Inference(batch=4), Inference(batch=4, streaming=True)]

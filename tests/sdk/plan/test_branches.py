@@ -9,10 +9,8 @@ from tests.sdk.plan.homes import random_branches, random_home
 from potluck.errors import Infeasible, UserError
 from potluck.plan import make_plans
 from potluck.plan.bound import lower_bound_s
-from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.feasibility import breaches
-from potluck.plan.flows import bundles, chain_ends, feed_bytes, learning
 from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.improve import neighbours, with_depths
 from potluck.plan.judge import judge
@@ -20,7 +18,9 @@ from potluck.plan.places import Places
 from potluck.plan.planners import RIVALS
 from potluck.plan.rivals.dora import plan_dora
 from potluck.records import Edge, Inference, Layer, LayerCost, Plan, Stage, Training
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
+from potluck.simulate.flows import bundles, chain_ends, feed_bytes, learning
 
 
 def edge(*to, nbytes=100):

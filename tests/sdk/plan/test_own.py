@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from potluck.bench.optimality import random_problem
-from potluck.plan import check_plan, cost, make_plans
+from potluck.plan import check_plan, make_plans
 from potluck.plan.anytime import Board, plan_anytime
 from potluck.plan.bound import lower_bound_s, together, work_s
-from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.feasibility import breaches
 from potluck.plan.groups import alike, members, patterns
@@ -17,6 +16,8 @@ from potluck.plan.improve import neighbours
 from potluck.plan.judge import judge
 from potluck.plan.planners import RIVALS
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
+from potluck.simulate import cost
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 from .homes import WORKLOADS, optimum_s, random_home

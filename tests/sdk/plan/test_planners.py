@@ -9,7 +9,6 @@ from potluck.errors import EmptyHome, Infeasible, PlanError, UserError
 from potluck.plan import check_plan, judge, make_plans
 from potluck.plan.allocate import allocate, balance, offload, proportion
 from potluck.plan.choices import cuts, micro_batches
-from potluck.plan.cost import CostTable, all_reduce_s, cut_s, interpolate
 from potluck.plan.exhaustive import groupings, plan_exhaustive
 from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.pipeline import Step, period_s, request_s, round_s
@@ -27,6 +26,7 @@ from potluck.records import (
     Stage,
     Training,
 )
+from potluck.simulate.cost import CostTable, all_reduce_s, cut_s, interpolate
 
 
 def make(speeds, *, layers=4, workload=None, capacity=1e6, memory=10**9, qoe=None, rng=None, parameter_bytes=1000):

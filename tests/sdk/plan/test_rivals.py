@@ -6,7 +6,6 @@ import pytest
 
 from potluck.plan import check_plan
 from potluck.plan.build import balanced, mean_problem
-from potluck.plan.cost import CostTable
 from potluck.plan.feasibility import breaches
 from potluck.plan.judge import judge
 from potluck.plan.planners import PLANNERS
@@ -17,6 +16,7 @@ from potluck.plan.rivals.hetpipe import plan_hetpipe
 from potluck.plan.rivals.metis import groupings
 from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.records import Inference, QoE, Training
+from potluck.simulate.cost import CostTable
 
 from .homes import WORKLOADS, random_home
 

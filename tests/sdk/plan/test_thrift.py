@@ -9,13 +9,13 @@ import pytest
 from potluck.errors import Infeasible
 from potluck.plan import make_plans
 from potluck.plan.bound import quick_bound_s
-from potluck.plan.cost import CostTable
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.impossible import refuse_impossible
 from potluck.plan.improve import neighbours
 from potluck.plan.judge import judge
 from potluck.plan.thrift import least_energy_j
 from potluck.records import Inference, QoE, Training
+from potluck.simulate.cost import CostTable
 
 from .homes import WORKLOADS, random_branches, random_home
 

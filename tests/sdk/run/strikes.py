@@ -15,7 +15,7 @@ from tests.sdk.run.test_switching import FOREVER, A, B, C, make_data, make_model
 
 import potluck
 from potluck.errors import PotluckError
-from potluck.run.events import Received, Send
+from potluck.sessions.events import Received, Send
 from potluck_wire.messages import Commit, Execute, Message, Prepare
 
 AGENT_SIDE = Path(__file__).parent / "strike"

@@ -13,10 +13,10 @@ from tests.sdk.graph.families import FAMILIES, as_onnx, family
 import potluck
 from potluck.errors import ModelError, RequestFailed, UserError
 from potluck.graph.pace import Pace
-from potluck.graph.shared import Shareable
 from potluck.handle import Task
 from potluck.lab.specs import Spec
 from potluck.plan.rivals.shared_requests import WAYS
+from potluck.plan.sharing.shareable import Shareable
 from potluck.profile.measure import FLOOR_BYTES, device_of
 from potluck.profile.network import network_of
 from potluck.records import Inference, LayerCost, Problem

@@ -8,7 +8,6 @@ import pytest
 
 from potluck.errors import PlanError
 from potluck.plan import predict
-from potluck.plan.cost import CostTable
 from potluck.records import (
     HOME,
     Device,
@@ -25,6 +24,7 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate import steady_s
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct, in_flight
 
 WORKLOADS = [

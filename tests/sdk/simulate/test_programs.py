@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from potluck.plan import judge, predict
-from potluck.plan.cost import CostTable, memory_bytes
 from potluck.plan.judge import compile_plan
 from potluck.records import (
     Device,
@@ -23,6 +22,7 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate import simulate, steady_s
+from potluck.simulate.cost import CostTable, memory_bytes
 
 
 def home(names="ab", capacity=100.0, latency_s=0.0, with_home=False, **device):

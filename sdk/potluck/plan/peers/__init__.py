@@ -7,13 +7,12 @@ what shares) is filled in as it serves them best.
 from collections.abc import Iterator
 
 from potluck.errors import PlanError
-from potluck.plan import cost
 from potluck.plan.feasibility import breaches
 from potluck.plan.judge import judge
 from potluck.plan.peers import graph_txt, metis_files
 from potluck.plan.plans import Plans, preference
 from potluck.records import Plan, Problem
-from potluck.simulate import direct
+from potluck.simulate import cost, direct
 
 MAX_JUDGED = 48  # of a peer's plans and of the ways to fill them in, those of the best closed-form time
 

@@ -15,9 +15,10 @@ from math import isfinite
 
 from potluck.errors import FileError, PlanError, UserError
 from potluck.graph.modelgraph import Input, ModelGraph, Node
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import build
 from potluck.records import LayerCost, Plan, Problem
+from potluck.simulate import cost
 
 MS = 1e-3
 MAX_ORDERS = 5040  # of devices, tried for a plan that does not say which device is which

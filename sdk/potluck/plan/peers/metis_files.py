@@ -12,10 +12,10 @@ from itertools import pairwise
 from statistics import median
 
 from potluck.errors import PlanError, UserError
-from potluck.plan import cost
 from potluck.plan.build import build
 from potluck.plan.groups import alike
 from potluck.records import HOME, Plan, Problem, Training
+from potluck.simulate import cost
 
 NAMES = ("A100", "V100", "P100", "T4")  # the device types that its code knows
 MS, MIB, GIB = 1e-3, 2**20, 2**30

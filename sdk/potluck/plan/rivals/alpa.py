@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from math import inf
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import build, mean_problem, orders, seconds
-from potluck.plan.cost import all_reduce_s
 from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
+from potluck.simulate.cost import all_reduce_s
 
 N_BOUNDS = 24  # values of t_max tried, evenly among the stages' times (Alpa skips those closer than epsilon)
 

@@ -9,10 +9,11 @@ dominant step. Device placement: the orders of `build.orders` stand for fresh-fi
 
 from collections.abc import Iterator
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import mean_problem, orders, rebuilt
 from potluck.plan.hybrid import Search
 from potluck.records import Plan, Problem
+from potluck.simulate import cost
 
 
 def plan_dapple(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

@@ -5,10 +5,11 @@ EDDL (Hao and Zhang, SEC 2021) sizes each device's batch to its speed; Asteroid'
 
 from collections.abc import Iterator
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.allocate import proportion
 from potluck.plan.hybrid import estimate_of, execution, make_stage
 from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import cost
 
 
 def plan_data_parallel(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

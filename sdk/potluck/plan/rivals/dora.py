@@ -17,13 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from potluck.plan import choices, cost, flows
+from potluck.plan import choices
 from potluck.plan.build import orders
 from potluck.plan.hybrid import Search
 from potluck.plan.improve import with_depths
 from potluck.plan.pipeline import Step
 from potluck.plan.subset import is_thrifty, objective
 from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import cost, flows
 
 K = 4  # plans per state; the paper finds small K near the optimum (Fig. 17)
 N_CUTS = 12  # neighbours of few parameters are merged (the paper merges below 5 %)

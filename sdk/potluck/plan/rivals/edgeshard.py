@@ -11,11 +11,12 @@ not be the first device.
 from collections.abc import Iterator
 from math import inf
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import build, seconds
 from potluck.plan.hybrid import estimate_of
 from potluck.plan.pipeline import request_s
 from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
 
 MAX_DEVICES = 8  # 2^n sets; the fastest beyond
 

@@ -7,9 +7,10 @@ recomputes activations where memory is short; we do not, and fall back to the de
 
 from collections.abc import Iterator
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import balanced, build, mean_problem, orders, shared_s
 from potluck.records import Plan, Problem
+from potluck.simulate import cost
 
 
 def plan_gpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

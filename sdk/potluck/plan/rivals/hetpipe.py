@@ -9,9 +9,10 @@ worker, all have the same cuts, so the p-th devices of all workers form one repl
 
 from collections.abc import Iterator
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import balanced, build, shared_s
 from potluck.records import Plan, Problem
+from potluck.simulate import cost
 
 
 def plan_hetpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

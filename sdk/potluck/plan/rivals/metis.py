@@ -10,10 +10,11 @@ form as the others'; layers are balanced exactly instead of step by step.
 from collections.abc import Iterator
 from itertools import islice, pairwise, permutations
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import balanced, build, shared_s
 from potluck.plan.groups import alike
 from potluck.records import Plan, Problem
+from potluck.simulate import cost
 
 MAX_ORDERS = 24  # of device types
 MAX_GROUPINGS = 64

@@ -11,9 +11,10 @@ by Algorithm 1.
 from collections.abc import Iterator
 from math import inf
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.build import build, mean_problem, orders, seconds
 from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
 
 
 def plan_pipedream(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from potluck.plan import choices, cost
+from potluck.plan import choices
 from potluck.plan.hybrid import estimate_of, make_stage
 from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
 
 
 def plan_single(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:

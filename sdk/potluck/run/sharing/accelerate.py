@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelError, UserError
 from potluck.graph.pace import Pace, pace
-from potluck.graph.shared import Shareable
 from potluck.graph.traced import SEQUENCE
 from potluck.handle import Handle, Task, resolved
 from potluck.lab.local import LocalAgents
 from potluck.lab.specs import Spec
-from potluck.plan.cost import interpolate
+from potluck.plan.sharing.shareable import Shareable
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
-from potluck.run.members import Member
 from potluck.run.sharing.fast import Fast
 from potluck.run.sharing.store import SplitStore
 from potluck.run.sharing.table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, N_SEARCHES, SplitCase
+from potluck.sessions.members import Member
+from potluck.simulate.cost import interpolate
 
 if TYPE_CHECKING:
     from potluck.home import Home

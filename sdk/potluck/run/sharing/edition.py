@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.graph.pieces import Interval, Part, part_type
-from potluck.graph.shared import DEVICE, Sent, Shareable, Shared, SharedPiece
 from potluck.plan.sharing.problem import Sharing
+from potluck.plan.sharing.shareable import DEVICE, Sent, Shareable, Shared, SharedPiece
 from potluck.records import HOME, Segment
 from potluck.run.edition import Piece, Request, request
-from potluck.run.events import Execution
 from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
+from potluck.sessions.events import Execution
 from potluck.simulate.spans import union_s
 from potluck_wire.graph import BATCH
 from potluck_wire.messages import Prepare

@@ -16,17 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.bandwidth import Asking, Estimator
 from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
-from potluck.graph.shared import DEVICE, HELPER
 from potluck.handle import Task
 from potluck.lab.local import LocalAgents
-from potluck.plan.cost import energy_j
+from potluck.plan.sharing.shareable import DEVICE, HELPER
 from potluck.records import Trace
 from potluck.run.crew import Crew, outputs_of
 from potluck.run.edition import INFER, PUSH
-from potluck.run.events import Execution, Gather
 from potluck.run.history import measured_trace
-from potluck.run.link import Link
-from potluck.run.members import Members
 from potluck.run.sharing.account import Account
 from potluck.run.sharing.answers import ALONE, Answer, Stats
 from potluck.run.sharing.edition import computing, shared_requests, transfers
@@ -34,6 +30,10 @@ from potluck.run.sharing.speeds import Speeds
 from potluck.run.sharing.store import SplitStore
 from potluck.run.sharing.table import Entry, SplitCase, SplitTable
 from potluck.schedule import Compiled
+from potluck.sessions.events import Execution, Gather
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+from potluck.simulate.cost import energy_j
 from potluck_wire.messages import Probe
 
 if TYPE_CHECKING:

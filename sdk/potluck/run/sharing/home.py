@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from potluck.graph.pace import Pace
-from potluck.graph.shared import DEVICE, HELPER, Shareable
 from potluck.plan.sharing.problem import Line, Sharing
+from potluck.plan.sharing.shareable import DEVICE, HELPER, Shareable
 from potluck.records import Device, Network
 
 

@@ -108,7 +108,7 @@ def sharing_of(home: HomeSpec, names: Sequence[str], line: "Line") -> Sharing:
     """The planner's problem of a traced model on these devices of a home, one row a request; the link is still open."""
     from potluck.graph.pace import Pace
     from potluck.graph.priced import nodes_of
-    from potluck.graph.shared import Shareable
+    from potluck.plan.sharing.shareable import Shareable
     from potluck.profile.roofline import node_s
 
     first = line.traced.graph.first_node

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from potluck.run.events import Execution
 from potluck.run.sharing.edition import computed_s
 from potluck.run.sharing.table import SplitCase
 from potluck.schedule import Compiled
+from potluck.sessions.events import Execution
 
 SHOWN = 5  # requests that show how fast a side is
 WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew

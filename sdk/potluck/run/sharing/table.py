@@ -13,11 +13,10 @@ from typing import Any
 from potluck.errors import PlanError
 from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
-from potluck.graph.shared import DEVICE, HELPER, Shareable, lower
-from potluck.plan.cost import CostTable
 from potluck.plan.rivals import shared_requests
 from potluck.plan.sharing.bandwidths import Found, over
 from potluck.plan.sharing.problem import Sharing
+from potluck.plan.sharing.shareable import DEVICE, HELPER, Shareable, lower
 from potluck.plan.sharing.split import Split, Splitter
 from potluck.plan.whatif import rated
 from potluck.records import Plan, Problem, Stage, Trace
@@ -28,6 +27,7 @@ from potluck.run.sharing.edition import SharedProgram, Sides, compile_shared
 from potluck.run.sharing.home import own_media, sharing_in
 from potluck.schedule import Compiled
 from potluck.simulate import simulate
+from potluck.simulate.cost import CostTable
 from potluck.simulate.duration import instruction_s
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))

@@ -1,9 +1,9 @@
 """Executions in the controller by tables of events: who is told what when, and in which order steps follow."""
 
 import pytest
-from tests.sdk.run.controller_play import FEED, Play, finish, join, place
+from tests.sdk.sessions.controller_play import FEED, Play, finish, join, place
 
-from potluck.run.events import (
+from potluck.sessions.events import (
     Launch,
 )
 from potluck_wire import messages as m

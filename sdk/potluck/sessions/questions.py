@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.run.events import Action, Payload, Reject, Resolve
+from potluck.sessions.events import Action, Payload, Reject, Resolve
 from potluck_wire.messages import (
     NUMBER_OF,
     Commit,

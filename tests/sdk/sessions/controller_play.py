@@ -2,9 +2,9 @@
 
 import json
 
-from potluck.run.controller import Controller
-from potluck.run.events import Address, Join, Launch, Received, Reject, Resolve, Send, Tick
-from potluck.run.traffic import Raw
+from potluck.sessions.controller import Controller
+from potluck.sessions.events import Address, Join, Launch, Received, Reject, Resolve, Send, Tick
+from potluck.sessions.traffic import Raw
 from potluck_wire import messages as m
 from potluck_wire.version import VERSION
 

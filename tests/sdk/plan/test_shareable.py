@@ -15,10 +15,10 @@ from torch import nn
 from potluck.errors import ModelError
 from potluck.graph.model import Model
 from potluck.graph.pace import Pace
-from potluck.graph.shared import DEVICE, Shareable, Shared, SharedPiece, lower
 from potluck.plan.rivals import shared_requests as rivals
 from potluck.plan.sharing.problem import NONE, Division, Sharing
 from potluck.plan.sharing.search import Handover, divided
+from potluck.plan.sharing.shareable import DEVICE, Shareable, Shared, SharedPiece, lower
 from potluck.plan.sharing.split import Splitter
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.segment import dumps, loads

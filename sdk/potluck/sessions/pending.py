@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.run.events import Address, Execution, Launch, Session, Timeline
-from potluck.run.pulse import Pulse
-from potluck.run.traffic import Place, Raw, Traffic
+from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
+from potluck.sessions.pulse import Pulse
+from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare
 
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`

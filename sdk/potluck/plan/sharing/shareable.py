@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from potluck.errors import ModelError
+from potluck.graph.cuts import Line
+from potluck.graph.locality import Local, localities
+from potluck.graph.pace import Pace
+from potluck.graph.pieces import Part, piece, rows_of
+from potluck.graph.row_rules import Reads
 from potluck.plan.sharing.problem import DEVICE, HELPER, Division, Interval, Operator, Shares, Sharing, without
 from potluck.plan.sharing.steps import TILES, Step, steps
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
-
-from .cuts import Line
-from .locality import Local, localities
-from .pace import Pace
-from .pieces import Part, piece, rows_of
-from .row_rules import Reads
 
 __all__ = ["DEVICE", "HELPER", "Sent", "Shareable", "Shared", "SharedPiece", "lower"]
 

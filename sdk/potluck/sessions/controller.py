@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
-from potluck.run import failures
-from potluck.run.events import (
+from potluck.sessions import failures
+from potluck.sessions.events import (
     Action,
     Connect,
     Deliver,
@@ -31,10 +31,10 @@ from potluck.run.events import (
     Send,
     Session,
 )  # fmt: skip
-from potluck.run.pending import Launched, Peer, is_over, read_timeline, startable
-from potluck.run.pulse import Pulse
-from potluck.run.questions import Questions
-from potluck.run.traffic import Letter, Place, Traffic, place_of
+from potluck.sessions.pending import Launched, Peer, is_over, read_timeline, startable
+from potluck.sessions.pulse import Pulse
+from potluck.sessions.questions import Questions
+from potluck.sessions.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (

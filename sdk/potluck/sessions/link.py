@@ -20,9 +20,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck.errors import DeviceGone, HomeError, PotluckError, ProtocolError
-from potluck.run import failures
-from potluck.run.controller import Controller
-from potluck.run.events import (
+from potluck.sessions import failures
+from potluck.sessions.controller import Controller
+from potluck.sessions.events import (
     Action,
     Address,
     Connect,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.run.traffic import Raw, Traffic, place_of
+from potluck.sessions.traffic import Raw, Traffic, place_of
 from potluck_wire.errors import WireError
 from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Rejected, Value

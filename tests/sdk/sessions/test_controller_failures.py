@@ -1,11 +1,11 @@
 """Executions that fail, by tables of events: what ends with them, whom is told, and which cause is named."""
 
 import pytest
-from tests.sdk.run.controller_play import FEED, STATEMENT, Play, finish, join, place
+from tests.sdk.sessions.controller_play import FEED, STATEMENT, Play, finish, join, place
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, RequestFailed, WorkerFailed
-from potluck.run.controller import PEER_LOST_GRACE_S
-from potluck.run.events import (
+from potluck.sessions.controller import PEER_LOST_GRACE_S
+from potluck.sessions.events import (
     Forsake,
     Gather,
     Heard,

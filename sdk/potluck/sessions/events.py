@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.run.traffic import Raw
+from potluck.sessions.traffic import Raw
 from potluck_wire.messages import Channel, Message
 
 Payload = tuple[Message, tuple[Any, ...]]

@@ -1,11 +1,11 @@
 """The controller by tables of events: what it sends, what it resolves, and how everything that goes wrong ends."""
 
 import pytest
-from tests.sdk.run.controller_play import STATEMENT, Play
+from tests.sdk.sessions.controller_play import STATEMENT, Play
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
-from potluck.run.controller import JOIN_S
-from potluck.run.events import (
+from potluck.sessions.controller import JOIN_S
+from potluck.sessions.events import (
     Address,
     Connect,
     Deliver,

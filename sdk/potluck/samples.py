@@ -1,4 +1,4 @@
-"""What the demo trains and runs: real digits, a small residual network, real photographs, a real pretrained network."""
+"""To try potluck on: real digits, a small residual network, real photographs, a real pretrained network."""
 
 import contextlib
 import importlib.util

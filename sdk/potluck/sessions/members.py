@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
-from potluck.run import failures
-from potluck.run.events import Address, Gather, Join, Leave, Session
-from potluck.run.link import Link
+from potluck.sessions import failures
+from potluck.sessions.events import Address, Gather, Join, Leave, Session
+from potluck.sessions.link import Link
 from potluck_wire.messages import Reading, Roster
 from potluck_wire.version import parse
 
