@@ -13,6 +13,7 @@ from potluck.simulate.duration import shared_hosts
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
 from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Handed, Item, Layout, Shape, lay_out
 from potluck.simulate.spans import middle_s, union_s
+from potluck_wire.limits import CHUNK_BYTES
 
 STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
 LOSS_BYTES = 4
@@ -136,7 +137,8 @@ class Direct:
         self._medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
         self._has_home = any(HOME in pair for pair in problem.network.paths)
         self._hosts, self._cores = shared_hosts(problem)
-        self._paths = TaskGraph(capacity=self.capacity, cores=self._cores)  # every path used so far, for all graphs
+        # every path used so far, for all graphs
+        self._paths = TaskGraph(capacity=self.capacity, cores=self._cores, chunk_bytes=CHUNK_BYTES)
         self._routes: dict[tuple[str, str], int] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
         self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}

@@ -24,7 +24,7 @@ class TaskGraph:
 
     A lane does one task at a time; of those ready the smallest `priority` goes first and then keeps the lane. `work` is
     seconds, or bytes for a transfer: a flow over the media of its `route`, which is done one latency after its last
-    byte has left. A transfer gives way to a more urgent one of its lane, as between two chunks, and goes on later.
+    byte has left. One of more than `chunk_bytes` gives way to a more urgent one of its lane, and goes on later.
 
     Lanes and routes may belong to a host, whose processor all that happens there shares: of n tasks at once each runs
     at min(1, cores / n) of its speed. What a route inside a host carries, and its latency, is work of that processor.
@@ -32,6 +32,7 @@ class TaskGraph:
 
     capacity: list[float] = field(default_factory=list)  # per medium, bytes per second
     cores: list[float] = field(default_factory=list)  # per host
+    chunk_bytes: float = 0.0
     routes: list[Route] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)  # per route
     route_host: list[int] = field(default_factory=list)  # per route; -1: between hosts
@@ -118,6 +119,7 @@ def run(graph: TaskGraph) -> Times:
     """Carry out all tasks; `PlanError` when some wait for each other for ever."""
     n_tasks, lane_of, work, route_of = len(graph.lane), graph.lane, graph.work, graph.route
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]  # rank % n_tasks is the task
+    is_whole = [r == COMPUTE or w <= graph.chunk_bytes for r, w in zip(route_of, work, strict=True)]  # gives way to nobody
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
     doing = [-1] * n_lanes  # the task that has the lane
@@ -136,7 +138,7 @@ def run(graph: TaskGraph) -> Times:
                 continue
             current = doing[lane]
             if current >= 0:
-                if waiting[0] > rank[current] or current not in flows.marks or route_of[current] == COMPUTE:
+                if waiting[0] > rank[current] or current not in flows.marks or is_whole[current]:
                     continue
                 flows.pause(current, now_s)
                 heappush(waiting, rank[current])

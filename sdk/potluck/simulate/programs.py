@@ -15,6 +15,7 @@ from potluck.simulate.engine import TaskGraph, Times, run
 from potluck.simulate.layout import HOME_PRIORITY
 from potluck.simulate.memory import peak_bytes
 from potluck.simulate.spans import Span, middle_s, union_s
+from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.program import NETWORK, Instruction
 
 
@@ -43,7 +44,8 @@ class Simulation:
         names = (*compiled.programs, self.home)
         self.compute_lane = {name: 2 * i for i, name in enumerate(names)}
         self.send_lane = {name: 2 * i + 1 for i, name in enumerate(names)}
-        self.graph = TaskGraph(capacity=[medium.capacity_bytes_per_s for medium in problem.network.media])
+        capacity = [medium.capacity_bytes_per_s for medium in problem.network.media]
+        self.graph = TaskGraph(capacity=capacity, chunk_bytes=CHUNK_BYTES)
         self.medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
         self.hosts, self.graph.cores = shared_hosts(problem)
         lanes = ((name, lane) for name, lane in self.compute_lane.items() if name != self.home)

@@ -31,7 +31,8 @@ def run(graph):
                 continue
             current = doing[lane]
             if current >= 0:
-                if current not in rest or ready[lane][0] > (priority[current], current) or route[current] == COMPUTE:
+                whole = route[current] == COMPUTE or work[current] <= graph.chunk_bytes
+                if whole or current not in rest or ready[lane][0] > (priority[current], current):
                     continue
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s

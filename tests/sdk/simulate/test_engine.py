@@ -51,19 +51,18 @@ def test_a_sender_sends_one_after_the_other_while_latency_overlaps():
     assert [run(graph).stop_s[task] for task in tasks] == [2.0, 3.0]
 
 
-def test_a_transfer_gives_way_to_a_more_urgent_one_and_goes_on():
-    graph = TaskGraph(capacity=[10.0])
+@pytest.mark.parametrize(
+    ("chunk_bytes", "expected"), [(39.0, [(0, 6), (1, 3), (6, 7)]), (40.0, [(0, 4), (4, 6), (6, 7)])]
+)
+def test_a_transfer_of_several_chunks_gives_way_to_a_more_urgent_one_and_goes_on(chunk_bytes, expected):
+    graph = TaskGraph(capacity=[10.0], chunk_bytes=chunk_bytes)
     route = graph.add_route(((0, 1),))
     gate = graph.add(1, 1.0)
     bulky = graph.add(0, 40.0, route=route, priority=9)
     urgent = graph.add(0, 20.0, after=[gate], route=route, priority=1)
     later = graph.add(0, 10.0, after=[gate], route=route, priority=10)
     times = run(graph)
-    assert [(times.start_s[task], times.stop_s[task]) for task in (bulky, urgent, later)] == [
-        (0.0, 6.0),
-        (1.0, 3.0),
-        (6.0, 7.0),
-    ]
+    assert [(times.start_s[task], times.stop_s[task]) for task in (bulky, urgent, later)] == expected
 
 
 def test_three_devices_of_a_host_with_two_cores_share_them():
@@ -127,7 +126,7 @@ def test_max_min_rates_by_hand():
 
 
 def random_graph(rng, *, hosts=False):
-    graph = TaskGraph(capacity=[rng.uniform(1, 20) for _ in range(3)])
+    graph = TaskGraph(capacity=[rng.uniform(1, 20) for _ in range(3)], chunk_bytes=rng.choice([0.0, 4.0]))
     if hosts:
         graph.cores = [1.0, 1.5]
         graph.lane_host = {lane: rng.randrange(2) for lane in range(rng.randint(1, 4))}
