@@ -119,7 +119,8 @@ def run(graph: TaskGraph) -> Times:
     """Carry out all tasks; `PlanError` when some wait for each other for ever."""
     n_tasks, lane_of, work, route_of = len(graph.lane), graph.lane, graph.work, graph.route
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]  # rank % n_tasks is the task
-    is_whole = [r == COMPUTE or w <= graph.chunk_bytes for r, w in zip(route_of, work, strict=True)]  # gives way to nobody
+    # gives way to nobody
+    is_whole = [r == COMPUTE or w <= graph.chunk_bytes for r, w in zip(route_of, work, strict=True)]
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
     doing = [-1] * n_lanes  # the task that has the lane
