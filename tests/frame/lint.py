@@ -37,6 +37,21 @@ WALL_TIME = {
     "sdk/potluck/discover/keyring.py": "notes when a device was paired, for people",
 }
 
+# The house of the SDK from the ground up: on loading, a folder imports what stands below it or beside it on its floor.
+# What a value shows of itself (`_repr_html_`, `explain`) may be asked for further up, when it is asked for.
+FLOORS = (
+    {"errors", "units", "adapt", "handle"},
+    {"records", "sessions", "samples", "cli"},
+    {"graph", "discover"},
+    {"schedule", "simulate"},
+    {"plan"},
+    {"profile"},
+    {"lab"},
+    {"run"},
+    {"home", "display"},
+    {"bench", "commands"},
+)
+
 # Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write files).
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "msgpack_numpy"}
 UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
@@ -142,6 +157,27 @@ def arrows(path: str, source: str) -> list[str]:
     return found
 
 
+def floors(path: str, source: str) -> list[str]:
+    """The folders of the SDK import downwards."""
+    floor = {name: level for level, names in enumerate(FLOORS) for name in names}
+    package, room = path.removesuffix(".py").split("/")[1:3]
+    if package != "potluck" or room.startswith("__"):
+        return []
+    tree = ast.parse(source)
+    later = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    found = []
+    for line, name in _imports(tree):
+        target = name.split(".")[1] if name.startswith("potluck.") else room
+        if line not in later and floor.get(target, 0) > floor[room]:
+            found.append(f"{path}:{line}: {room} imports {name}, which stands above it")
+    return found
+
+
 def pure(path: str, source: str) -> list[str]:
     """No sockets, files, clocks, threads, prints or global random state in the pure packages."""
     if not is_pure(path):
@@ -203,5 +239,5 @@ def bare(path: str, source: str) -> list[str]:
     return found
 
 
-RULES = (unsafe, arrows, pure, long, prints, wall_time, bare)
+RULES = (unsafe, arrows, floors, pure, long, prints, wall_time, bare)
 EXCUSES = (LONG, PRINTS, STARTS_AGENTS, WALL_TIME)

@@ -52,6 +52,11 @@ PLANTED = {
         (AGENT, "def f():\n    from potluck.errors import PotluckError"),
         (SDK, "from potluck_agent.core import Core"),
     ],
+    lint.floors: [
+        (PLAN, "from potluck.run.run import Run"),
+        (PLAN, "from potluck import display"),
+        (SDK, "import potluck.home"),
+    ],
     lint.pure: [
         (PLAN, "import time"),
         (PLAN, "def f():\n    import socket"),
@@ -77,6 +82,7 @@ PLANTED = {
 INNOCENT = [
     (AGENT, "import re\nre.compile('x')"),
     (AGENT, "module.eval()"),
+    (PLAN, "def f():\n    from potluck.display import html"),
     (AGENT, "import json\njson.load(f)"),
     (AGENT, "from safetensors.torch import load\nload(b)"),
     (AGENT, "import time\ntime.monotonic()"),
