@@ -494,7 +494,8 @@ class Event:
 class Trace:
     """What happened, predicted or measured; time 0 is the start of the first step.
 
-    Energy is None where nobody knows the power.
+    `step_s`: each step (or request) from its start, or from the end of the one before where that was later: of a
+    stream, from answer to answer. Energy is None where nobody knows the power.
     """
 
     source: str  # "predicted" or "measured"
@@ -509,6 +510,15 @@ class Trace:
     def stop_s(self) -> float:
         """When the last event ended."""
         return max((event.stop_s for event in self.events), default=0.0)
+
+    @property
+    def whole_s(self) -> tuple[float, ...]:
+        """Seconds of each step from its first event to its last, whatever else is under way meanwhile."""
+        spans: dict[int, tuple[float, float]] = {}
+        for event in self.events:
+            start_s, stop_s = spans.get(event.step, (event.start_s, event.stop_s))
+            spans[event.step] = min(start_s, event.start_s), max(stop_s, event.stop_s)
+        return tuple(stop_s - start_s for _, (start_s, stop_s) in sorted(spans.items()))
 
     def _repr_html_(self) -> str:
         from potluck.display import html

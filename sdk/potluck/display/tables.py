@@ -161,7 +161,8 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
     kind = "training" if plan.training else "inference"
     notes = [f"{plan.n_micro_batches} × {plan.micro_batch} rows per {'step' if plan.training else 'request'}"]
     if plan.latency_s is not None:
-        notes[0] += f", predicted {units.duration(plan.latency_s)}, {units.energy(plan.energy_j)}"
+        pace = " from answer to answer" if problem and getattr(problem.workload, "streaming", False) else ""
+        notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {units.energy(plan.energy_j)}"
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
     return Table(
         title=f"Plan of {plan.planner} for {kind} of {plan.model}",
@@ -229,7 +230,7 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
     The energy of either side carries where its number comes from: measured, estimated or simulated.
     """
     both, one = (predicted, measured), one_of(predicted)
-    rows = [_compared(f"time per {one}", "all", [step_s(trace) for trace in both], units.duration)]
+    rows = _times(predicted, measured)
     for name in dict.fromkeys([*predicted.busy_s, *measured.busy_s]):
         pair = [_per_step(trace, trace.busy_s.get(name)) for trace in both]
         rows.append(_compared(f"busy per {one}", name, pair, units.duration))
@@ -243,10 +244,22 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
     return Table(title="Predicted against measured", columns=columns, rows=tuple(rows))
 
 
+def _times(predicted: Trace, measured: Trace) -> list[tuple[Cell, ...]]:
+    """Of steps, and of requests one at a time, their time; of a stream its rate, and the time of a request in it."""
+    one, whole_s = one_of(predicted), [median(trace.whole_s or (0.0,)) for trace in (predicted, measured)]
+    per_one_s = [step_s(trace) for trace in (predicted, measured)]
+    if one == "step" or whole_s[1] <= (per_one_s[1] or 0.0):
+        return [_compared(f"time per {one}", "all", per_one_s, units.duration)]
+    return [
+        _compared("time from answer to answer", "all", per_one_s, units.duration),
+        _compared("time of one request, of several at once", "all", whole_s, units.duration),
+    ]
+
+
 def compared(found: Any) -> Table:
     """A `run.comparison.Comparison`: time per step or request and its terms, then each device and each way of two."""
     one = one_of(found.predicted)
-    rows = [_compared(f"time per {one}", "all", (found.predicted_step_s, found.measured_step_s), units.duration)]
+    rows = _times(found.predicted, found.measured)
     rows += [_compared(f"of it {term}", "all", pair, units.duration) for term, pair in found.terms.items()]
     rows += [_compared(f"busy per {one}", name, pair, units.duration) for name, pair in found.busy_s.items()]
     for way in found.transfers:

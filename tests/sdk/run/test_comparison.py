@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.display import text
+from potluck.display import tables, text
 from potluck.records import Device, Event, Medium, Network, Path, Trace
 from potluck.run.comparison import compare
 from potluck.run.history import in_turn_s, measured_trace, metered_j
@@ -97,6 +97,20 @@ def test_terms_of_a_later_step_end_where_the_one_before_ended():
     found = compare(trace("predicted", (0.0, *chain())), trace("measured", *steps), PROGRAMS, NETWORK)
     assert sum(measured for _, measured in found.terms.values()) == pytest.approx(3.25)
     assert found.terms["compute"][1] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "expected"),
+    [
+        (3.25, {"time from answer to answer": "3.25 s", "time of one request, of several at once": "5.25 s"}),
+        (6.0, {"time per request": "5.25 s"}),
+    ],
+)
+def test_of_a_stream_its_rate_and_the_time_of_a_request_are_told(apart_s, expected):
+    stream = [trace(source, *((apart_s * n, *chain()) for n in range(4))) for source in ("predicted", "measured")]
+    for table in (tables.comparison(*stream), tables.compared(compare(*stream, PROGRAMS, NETWORK))):
+        told = {row[0]: row[2:4] for row in table.rows if row[0].startswith("time")}
+        assert told == {what: (time, time) for what, time in expected.items()}
 
 
 def test_transfers_are_counted_per_step_from_the_first_byte_sent_to_the_last_one_there():
