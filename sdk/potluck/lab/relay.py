@@ -32,6 +32,7 @@ class Relay:
 
     def __init__(self, network: Network, agents: dict[str, int]) -> None:
         self._airtime, self._agents = Airtime(network, Random(0)), agents
+        self._processes = _processes(agents)
         self._directions: dict[int, _Direction] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -94,7 +95,8 @@ class Relay:
         return await asyncio.start_server(accept, HOST, here)
 
     async def _join(self, target: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        source = self._source(writer.get_extra_info("peername")[1])
+        # beside the loop: on a busy machine 20 of them at once take seconds, and heartbeats must go on
+        source = await asyncio.to_thread(self._source, writer.get_extra_info("peername")[1])
         try:
             there, onwards = await asyncio.open_connection(HOST, port)
         except OSError:
@@ -103,13 +105,8 @@ class Relay:
         await asyncio.gather(self._pass(source, target, reader, onwards), self._pass(target, source, there, writer))
 
     def _source(self, port: int) -> str:
-        """Whose connection comes from this port: the agent's that listens in the same process, else the notebook's."""
-        for process in psutil.Process(os.getppid()).children():
-            with suppress(psutil.Error):
-                ports = {found.laddr.port for found in process.net_connections("tcp4")}
-                if port in ports:
-                    return next((name for name, base in self._agents.items() if base in ports), HOME)
-        return HOME
+        """Whose connection comes from this port: the process's that has it; a notebook's that joined is in none."""
+        return next((name for name, process in self._processes if port in _ports(process)), HOME)
 
     async def _pass(self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction of a connection, until either side ends it."""
@@ -141,6 +138,23 @@ class Relay:
             self._timer.cancel()
         next_s = self._airtime.next_s
         self._timer = self._loop.call_at(next_s, self._look) if next_s < float("inf") else None
+
+
+def _processes(agents: dict[str, int]) -> list[tuple[str, psutil.Process]]:
+    """Who started us, the notebook mostly, and the agents: its children that listen where they should.
+
+    Found once: with some hundred processes on a busy machine looking for them takes so long that handshakes time out.
+    """
+    parent, names = psutil.Process(os.getppid()), {port: name for name, port in agents.items()}
+    found = [(names[port], child) for child in parent.children() for port in _ports(child) if port in names]
+    return [(HOME, parent), *found]
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    """Where a process's connections begin; nothing once it is gone."""
+    with suppress(psutil.Error):
+        return {found.laddr.port for found in process.net_connections("tcp4")}
+    return set()
 
 
 class _Direction:
