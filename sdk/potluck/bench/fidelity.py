@@ -40,6 +40,7 @@ CONGESTED = (
     Spec(name="b", slowdown=36, link_rate="8 Mbit/s", power=(4.0, 15.0, 1.0)),
     Spec(name="c", slowdown=48, link_rate="5 Mbit/s", power=(2.0, 8.0, 1.0)),
 )
+WIDTHS = {"wide": 512, "narrow": 128}  # of models of linear layers
 HOMES: Mapping[str, tuple[Spec, ...]] = {
     "demo": tuple(
         replace(spec, slowdown=SLOWER * spec.slowdown, link_rate=parse_rate(spec.link_rate or 0) / SLOWER)
@@ -193,10 +194,8 @@ def _model(kind: str, batch: int) -> tuple[Any, Any, Any]:
 
     images, labels = next(iter(Digits.load().batches(batch, 1)))
     torch.manual_seed(0)
-    nn = torch.nn
-    wide = nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
-    network = digits_network() if kind == "cnn" else wide
+    nn, n = torch.nn, WIDTHS.get(kind, 0)
+    linear = (nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10))
+    network = nn.Sequential(*linear) if n else digits_network()
     made = Model.from_torch(network, images, loss=nn.functional.cross_entropy, example_targets=labels)
     return made, images, labels
