@@ -5,6 +5,8 @@ out on purpose: whatever reads files (from_file), hands out memory as it lies (e
 them (every *_backward), or draws random numbers that a split would change (rand, randn, bernoulli).
 """
 
+from typing import Any
+
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
@@ -75,6 +77,20 @@ TRAINING_ARGUMENT: dict[str, tuple[int, object]] = {
     "aten.lstm.input": (6, False),
     "aten.gru.input": (6, False),
 }
+_NORMALISATIONS = ("aten.batch_norm.default", "aten.instance_norm.default")
+
+
+def in_evaluation(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operator as they are outside training: normalisation by its statistics, no dropout.
+
+    A normalisation that keeps no statistics (its fourth argument is None) takes those of its input, then as ever.
+    """
+    if op not in TRAINING_ARGUMENT:
+        return args
+    place, value = TRAINING_ARGUMENT[op]
+    if len(args) <= place or (op in _NORMALISATIONS and args[3] is None):
+        return args
+    return (*args[:place], value, *args[place + 1 :])
 
 
 def outside(names: tuple[str, ...] | list[str]) -> str:

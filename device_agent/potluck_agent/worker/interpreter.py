@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from potluck_wire.graph import Argument, Dtype, Graph, Node, Ref, SegmentError, Sym, evaluate, node_refs, refs
-from potluck_wire.operators import KIND_OF, TRAINING_ARGUMENT
+from potluck_wire.operators import KIND_OF, in_evaluation
 
 from .operators import DTYPE_NAMES, DTYPES, function_of
 from .schema import check
@@ -149,14 +149,9 @@ class Interpreter:
 
 
 def _in_evaluation(node: Node) -> Node:
-    """The node as it is outside training: batch normalisation by its statistics, no dropout."""
-    if node.op not in TRAINING_ARGUMENT:
-        return node
-    place, value = TRAINING_ARGUMENT[node.op]
-    if len(node.args) <= place:
-        return node
-    args = (*node.args[:place], value, *node.args[place + 1 :])
-    return Node(number=node.number, op=node.op, args=args, kwargs=node.kwargs)  # type: ignore[arg-type]
+    """The node as it is outside training."""
+    args = in_evaluation(node.op, node.args)
+    return node if args is node.args else Node(number=node.number, op=node.op, args=args, kwargs=node.kwargs)
 
 
 def _constant(argument: Argument, symbols: Mapping[str, int]) -> Any:

@@ -69,11 +69,11 @@ class Converter:
                 self._operator(node, name)
         elif isinstance(value, torch.SymBool | torch.SymFloat):
             raise ModelError(
-                f"the shape of a value depends on the data{_where(node)}.",
+                f"the shape of a value depends on the data{where(node)}.",
                 next_step="Keep the shape, with torch.where or a mask that is multiplied.",
             )
         else:
-            raise ModelError(f"the operation {name} cannot be sent to a device{_where(node)}.")
+            raise ModelError(f"the operation {name} cannot be sent to a device{where(node)}.")
 
     def _item(self, node: torch.fx.Node) -> None:
         whole = self._argument(node.args[0])
@@ -113,13 +113,15 @@ class Converter:
             name = "aten.contiguous.default"
         elif name == "aten.contiguous.default":
             args = args[:1]
+        elif name == "aten.embedding.default":
+            args = args[:4]  # its gradient is a plain tensor, never a sparse one
         packet = name.split(".")[1]
         if packet.endswith("_") and not packet.startswith("__"):
             self._in_place(node, name, args, kwargs)
             return
         if name not in OPERATORS:
             raise ModelError(
-                f"the operator {name} is not on the devices' list{_where(node)}.",
+                f"the operator {name} is not on the devices' list{where(node)}.",
                 next_step="Write this part with other operators, or leave it outside the model.",
                 operator=name,
             )
@@ -142,7 +144,7 @@ class Converter:
         if KIND_OF.get(name.replace("_.", ".", 1)) == "random" and args[2] is False:
             self.values[node] = target  # a dropout that is off
             return
-        if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers:
+        if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers and not node.users:
             self.updated.add(target.value)
             self._add(name, args, kwargs, node.meta["val"])
             return
@@ -150,7 +152,7 @@ class Converter:
         aliased = source.op == "placeholder" or _is_view(source) or any(_is_view(u) for u in source.users if u < node)  # type: ignore[union-attr]
         if functional not in OPERATORS or aliased:
             raise ModelError(
-                f"the operator {name} changes a tensor in place that others may see{_where(node)}.",
+                f"the operator {name} changes a tensor in place that others may see{where(node)}.",
                 next_step=f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
                 operator=name,
             )
@@ -196,7 +198,7 @@ def _is_view(node: Any) -> bool:
     return KIND_OF.get(name) == "shape" and name.split(".")[1] not in _COPIES
 
 
-def _where(node: torch.fx.Node) -> str:
+def where(node: torch.fx.Node) -> str:
     """In which module of the user's model a node stands."""
     path = _path(node)
     return f" (in the module {path})" if path else ""

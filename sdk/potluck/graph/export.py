@@ -33,7 +33,9 @@ from potluck_wire.graph import (
 
 from . import sizes
 from .convert import Converter
-from .rows import by_rows, once_and_twice
+from .learning import check_learning
+from .outputs import check_outputs
+from .rows import OperatorFailed, by_rows, once_and_twice
 from .traced import SEQUENCE, Traced, Type
 
 MAX_BATCH = 1 << 20
@@ -174,7 +176,7 @@ def _traced(
         symbols=_symbols(symbols, dims, tensors),
     )
     meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
-    rows = frozenset[Ref]() if meta else _seen(program, converter.values, types, state, tensors, train)
+    rows = frozenset[Ref]() if meta else _seen(program, module, converter.values, types, state, tensors, train)
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
@@ -182,28 +184,31 @@ def _traced(
         raise ModelError(f"it cannot be sent to a device: {error}") from error
     number = {old: new for new, old in enumerate(kept)}
     names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
-    return Traced(
+    traced = Traced(
         graph=graph,
         types=tuple(types[value] for value in kept),
         by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
     )
+    if not meta and not train:
+        check_outputs(traced)
+    return traced
 
 
 def _seen(
-    program: Any, values: dict[Any, Any], types: list[tuple[Type, ...]], state: dict[Any, tuple[str, torch.Tensor]],
-    tensors: list[torch.Tensor], train: bool,
+    program: Any, module: torch.nn.Module, values: dict[Any, Any], types: list[tuple[Type, ...]],
+    state: dict[Any, tuple[str, torch.Tensor]], tensors: list[torch.Tensor], train: bool,
 ) -> frozenset[Ref]:  # fmt: skip
     """What shows only when the graph is run on rows like those of the examples: which values count rows."""
     own = {holder: tensor for holder, (_, tensor) in state.items()}
     try:
         rows = by_rows(program, values, types, own, tensors)
         losses = once_and_twice(program, own, tensors) if train else None
-    except Exception as error:  # whatever an operator raises over the values
+    except OperatorFailed as error:
         raise ModelError(
-            f"it does not run on rows like the examples: {type(error).__name__}: {_first_line(str(error))}",
-            next_step=TRY,
+            f"it does not run on rows like the examples: {_first_line(str(error))}",
+            next_step=f"{TRY} Give two rows or more that differ, of values as they will be.",
         ) from error
     if losses is not None:
         once, twice = losses
@@ -211,6 +216,8 @@ def _seen(
             f"the loss is no mean over rows: {once:.4g} for some rows, and {twice:.4g} for each of them twice.",
             next_step='Take the mean, as reduction="mean" does.',
         )
+    if train:
+        check_learning(module, tensors)
     return rows
 
 

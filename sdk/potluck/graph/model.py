@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -62,10 +62,12 @@ class Model:
         import torch
 
         from .export import trace
+        from .learning import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
-        inputs, targets = _rows_of(example_inputs), _rows_of(example_targets)
+        check_module(net)
+        inputs, targets = _rows_of(example_inputs, "input"), _rows_of(example_targets, "target")
         if not inputs:
             raise ModelError("an example of the inputs is needed.")
         if loss is not None and not targets:
@@ -281,13 +283,21 @@ class Model:
         return html.layers(self.layers(self.trains), repr(self).strip("<>"))
 
 
-def _rows_of(example: Any) -> "list[torch.Tensor]":
+def _rows_of(example: Any, what: str) -> "list[torch.Tensor]":
+    """The tensors of an example, which is one of them, or a row of them."""
     import torch
 
-    tensors = [example] if isinstance(example, torch.Tensor) else list(example)
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-            raise ModelError("every example must be a tensor whose first dimension is the batch.")
+    tensors = list(example) if isinstance(example, Sequence | Iterator) and not isinstance(example, str) else [example]
+    for i, tensor in enumerate(tensors):
+        which = f"example {what}{f' {i}' if len(tensors) > 1 else ''}"
+        if not isinstance(tensor, torch.Tensor):
+            raise ModelError(
+                f"{which} is a {type(tensor).__name__}; a tensor whose first dimension is the batch is expected.",
+                next_step="Wrap the module in one that takes tensors, one after the other.",
+            )
+        if tensor.dim() == 0 or tensor.layout is not torch.strided:
+            form = "has no dimension" if tensor.dim() == 0 else "is sparse"
+            raise ModelError(f"{which} {form}; a dense tensor whose first dimension is the batch is expected.")
     return tensors
 
 

@@ -18,6 +18,7 @@ from potluck.errors import ModelError
 from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Parameter, Ref, Symbol
 from potluck_wire.onnx_operators import KIND_OF, OPERATORS
 
+from .outputs import check_outputs
 from .traced import Traced, Type
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -84,6 +85,7 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
         by_rows=frozenset(numbers[name] for name in runs[0] if name in numbers and _counts_rows(name, runs)),
         tensors=tensors,
     )
+    check_outputs(traced)
     moving = varying(graph)
     return OnnxTrace(
         model=model,

@@ -5,19 +5,29 @@ the numbers of the parts must be those of the whole. It runs as in evaluation (b
 and on made-up weights, so that no zero of the real ones hides anything.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from potluck_wire.graph import Ref
-from potluck_wire.operators import TRAINING_ARGUMENT
+from potluck_wire.operators import in_evaluation
 
+from .convert import where
 from .cuts import multiple
 from .traced import Type
 
+T = TypeVar("T")
+
 ROWS, PART = 3, 1
 _TOLERANCE = 1e-3  # of the largest: kernels for one and three rows sum in different orders
+
+
+class OperatorFailed(Exception):
+    """An operator failed over the values of rows like the examples."""
+
+    def __init__(self, node: torch.fx.Node, error: Exception) -> None:
+        super().__init__(f"{node.target}{where(node)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
 
 
 class _Watcher(torch.fx.Interpreter):
@@ -29,13 +39,13 @@ class _Watcher(torch.fx.Interpreter):
         self.found: dict[Ref, torch.Tensor] = {}
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if str(target) in TRAINING_ARGUMENT:
-            place, value = TRAINING_ARGUMENT[str(target)]
-            args = (*args[:place], value, *args[place + 1 :]) if len(args) > place else args
-        return super().call_function(target, args, kwargs)
+        return super().call_function(target, in_evaluation(str(target), args), kwargs)
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        result = super().run_node(node)
+        try:
+            result = super().run_node(node)
+        except Exception as error:  # whatever an operator raises over the values
+            raise OperatorFailed(node, error) from error
         ref = self.values.get(node)
         for item, tensor in enumerate(result if isinstance(result, list | tuple) else (result,)):
             if isinstance(ref, Ref) and isinstance(tensor, torch.Tensor):
@@ -55,42 +65,64 @@ def by_rows(
     state: Mapping[torch.fx.Node, torch.Tensor],
     example: Sequence[torch.Tensor],
 ) -> frozenset[Ref]:
-    """Every value whose first dimension counts rows of the batch, one after the other."""
-    inputs = [_varied(x) for x in example]
+    """Every value whose first dimension counts rows of the batch, one after the other.
 
-    def digests(start: int, stop: int) -> dict[Ref, torch.Tensor]:
-        watcher = _Watcher(program, values, types)
-        watcher.rows = stop - start
-        _run(watcher, program, state, [x[start:stop].clone() for x in inputs])
-        return watcher.found
+    Raises OperatorFailed where the graph does not even run on the rows of the example.
+    """
 
-    whole, first, second = digests(0, ROWS), digests(0, PART), digests(PART, ROWS)
-    seen = whole.keys() & first.keys() & second.keys()
-    return frozenset(ref for ref in seen if _same(whole[ref], torch.cat([first[ref], second[ref]])))
+    def seen(inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]) -> frozenset[Ref]:
+        def digests(start: int, stop: int) -> dict[Ref, torch.Tensor]:
+            watcher = _Watcher(program, values, types)
+            watcher.rows = stop - start
+            _run(watcher, program, weights, [x[start:stop].clone() for x in inputs])
+            return watcher.found
+
+        whole, first, second = digests(0, ROWS), digests(0, PART), digests(PART, ROWS)
+        everywhere = whole.keys() & first.keys() & second.keys()
+        return frozenset(ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]])))
+
+    return _tried(seen, program, state, example)
 
 
 def once_and_twice(
     program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor]
 ) -> tuple[float, float] | None:
     """The loss of some rows, and of the same rows twice; None where they are the same, as of every mean over rows."""
-    rows = [_varied(x) for x in example]
-    (once,) = _run(_Watcher(program, {}, ()), program, state, rows)
-    (twice,) = _run(_Watcher(program, {}, ()), program, state, [torch.cat([x, x]) for x in rows])
-    return None if _same(once, twice) else (float(once), float(twice))
+
+    def losses(
+        rows: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
+    ) -> tuple[float, float] | None:
+        (once,) = _run(_Watcher(program, {}, ()), program, weights, rows)
+        (twice,) = _run(_Watcher(program, {}, ()), program, weights, [torch.cat([x, x]) for x in rows])
+        return None if _same(once, twice) else (float(once), float(twice))
+
+    return _tried(losses, program, state, example)
+
+
+def _tried(
+    work: Callable[[Sequence[torch.Tensor], Mapping[torch.fx.Node, torch.Tensor]], T],
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor],
+) -> T:  # fmt: skip
+    """`work` on varied rows and made-up weights; where an index leaves its range over them, on the real ones."""
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    try:
+        made_up = {holder: _made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state}
+        return work([_varied(x) for x in example], made_up)
+    except OperatorFailed:
+        real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
+        if all(bool((x == x[:1]).all()) for x in real):
+            raise  # rows that are all the same show nothing
+        return work(real, {holder: tensor.detach().clone() for holder, tensor in state.items()})
 
 
 def _run(
     watcher: _Watcher, program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> Any:
-    """The outputs for these inputs, on made-up weights."""
+    """The outputs for these inputs and this state."""
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     rest = iter(inputs)
-    known = [_made_up(state[h], i) if h in state else None for i, h in enumerate(holders)]
     unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
-    arguments = [
-        torch.zeros(0) if h in unused else tensor if tensor is not None else next(rest)
-        for h, tensor in zip(holders, known, strict=True)
-    ]
+    arguments = [torch.zeros(0) if h in unused else state[h] if h in state else next(rest) for h in holders]
     with torch.no_grad():
         return watcher.run(*arguments)
 

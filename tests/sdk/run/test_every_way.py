@@ -6,11 +6,12 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 
 import pytest
 from tests.sdk.graph.branching import TwoEncoders
 from tests.sdk.run.conftest import make_data, train_alone
+from tests.sdk.run.pairs import covering
 from tests.sdk.run.test_branches import branch_ends
 
 import potluck
@@ -47,17 +48,6 @@ INFERENCE = ("streaming", "single requests")
 
 def one_f_one_b(plan, depths):
     return policies.one_f_one_b(len(plan.stages), plan.n_micro_batches, list(depths))
-
-
-def covering(cases):
-    """Some of the cases, such that any two of their values that meet in one of all meet in one of these."""
-    pairs = {case: set(combinations(enumerate(case), 2)) for case in cases}
-    missing, chosen = set().union(*pairs.values()), set()
-    while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
-        chosen.add(best)
-        missing -= pairs[best]
-    return chosen
 
 
 CASES = [
