@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from potluck.handle import Handle
     from potluck.home import Home
     from potluck.lab.specs import Spec
+    from potluck.plan.plans import Plans
     from potluck.profile.assemble import estimate
+    from potluck.profile.profiles import Profile
     from potluck.records import Device, Inference, Plan, QoE, Training
     from potluck.run.optimizers import SGD, AdamW
     from potluck.run.planning import judge, load_plan, plan
@@ -74,9 +76,10 @@ class _Plan(ModuleType):
     """The package `potluck.plan`, which can also be called."""
 
     def __call__(
-        self, profile: Any, workload: Any, qoe: Any = None, *, planner: str = "potluck", budget_s: float | None = None
-    ) -> Any:
-        """Plans for `workload` on the profiled home, best first; see `potluck.run.planning.plan`."""
+        self, profile: "Profile | Handle[Profile]", workload: "Training | Inference", qoe: "QoE | None" = None, *,
+        planner: str = "potluck", budget_s: float | None = None,
+    ) -> "Plans":  # fmt: skip
+        """Plans for `workload` on the profiled home, best first: see `help(potluck.plan)`."""
         from potluck.run.planning import plan
 
         return plan(profile, workload, qoe, planner=planner, budget_s=budget_s)

@@ -15,10 +15,12 @@ from potluck.sessions.members import Member, Members
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
+    from potluck.graph import Model
     from potluck.lab.lab import JoinedLab, Lab
     from potluck.lab.script import Script
     from potluck.lab.specs import Spec
     from potluck.profile.profiles import Profile
+    from potluck.run.optimizers import Optimizer
     from potluck.run.run import Run
     from potluck.run.sharing.accelerate import Place
     from potluck.schedule.policies import Policy
@@ -53,7 +55,7 @@ class Home:
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
         self._keys, self._name, self._ring = keys, name, ring
         self._lab: Lab | JoinedLab | None = None
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, Model] = {}
         self._profiles: dict[str, Profile] = {}
         self._closed = False
         self._link = Link(keys, name=name)
@@ -254,7 +256,7 @@ class Home:
     # --- the flow -----------------------------------------------------------------------------------------------------
 
     def profile(
-        self, model: Any, *, train: bool = True, rows: Sequence[int] = ROWS, repeats: int = 3, fresh: bool = False,
+        self, model: "Model", *, train: bool = True, rows: Sequence[int] = ROWS, repeats: int = 3, fresh: bool = False,
         devices: Sequence[str] | None = None,
     ) -> "Handle[Profile]":  # fmt: skip
         """Measure how fast each device runs each layer of `model`, and how the devices are connected.
@@ -296,8 +298,7 @@ class Home:
         return Handle(work, f"profiling {name_of(model)}")
 
     def learn(self, run: "Run") -> "Profile":
-        """What this run showed of its devices goes into the profile of its model, here and in the cache: see
-        `profile.learning`."""
+        """What this run showed goes into the profile of its model, here and in the cache: see `profile.learning`."""
         from potluck.profile.measure import keep
         from potluck.profile.store import Store
 
@@ -318,7 +319,7 @@ class Home:
         return network_of({name: self._members[name].capability for name in self._members.ready}, {})
 
     def deploy(
-        self, plan: Plan, model: Any = None, *, optimizer: Any = None, seed: int = 0,
+        self, plan: Plan, model: "Model | None" = None, *, optimizer: "Optimizer | None" = None, seed: int = 0,
         resume: str | Path | None = None, schedule: "str | Policy | None" = None,
         turns: bool | None = None, refine_s: float = 0.0, profile: "Profile | None" = None,
     ) -> "Handle[Run]":  # fmt: skip

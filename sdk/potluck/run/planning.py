@@ -3,22 +3,23 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potluck.errors import FileError, Infeasible, UserError
-from potluck.handle import resolved
+from potluck.handle import Handle, resolved
 from potluck.records import Inference, Plan, Problem, QoE, Training
 
 if TYPE_CHECKING:
     from potluck.plan import Plans
+    from potluck.profile.profiles import Profile
 
 HASTE_S = 0.5  # of a planning that looks for what would make an infeasible problem feasible
 OURS = "potluck"  # the planner that is asked unless another is named
 
 
 def plan(
-    profile: Any, workload: Training | Inference, qoe: QoE | None = None, *, planner: str = OURS,
-    budget_s: float | None = None,
+    profile: "Profile | Handle[Profile]", workload: Training | Inference, qoe: QoE | None = None, *,
+    planner: str = OURS, budget_s: float | None = None,
 ) -> "Plans":  # fmt: skip
     """Plans for `workload` on the profiled home, best first.
 
@@ -38,12 +39,7 @@ def plan(
     Infeasible
         Where no plan holds the limits; says by how much, and what would do.
     """
-    profile = resolved(profile)
-    if not hasattr(profile, "problem"):
-        raise UserError(
-            f"plans are made from a profile, got {type(profile).__name__}.",
-            next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
-        )
+    known = _profile_of(profile)
     if not isinstance(workload, Training | Inference):
         raise UserError(
             f"plans are made for training or inference, got {workload!r}.",
@@ -51,7 +47,17 @@ def plan(
         )
     if qoe is not None and not isinstance(qoe, QoE):
         raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
-    return solve(profile.problem(workload, qoe or QoE()), planner, budget_s=budget_s)
+    return solve(known.problem(workload, qoe or QoE()), planner, budget_s=budget_s)
+
+
+def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
+    known = resolved(profile)
+    if not hasattr(known, "problem"):
+        raise UserError(
+            f"plans are made and judged by a profile, got {type(known).__name__}.",
+            next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
+        )
+    return known
 
 
 def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None) -> "Plans":
@@ -77,7 +83,10 @@ def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True, budge
         raise explained(error, problem, hasty, first) if remedies else error from None
 
 
-def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None, qoe: QoE | None = None) -> Plan:
+def judge(
+    plan: Plan, profile: "Profile | Handle[Profile]", workload: Training | Inference | None = None,
+    qoe: QoE | None = None,
+) -> Plan:  # fmt: skip
     """Any plan, such as an edited one, with the time, energy and memory that the simulator gives it on this home.
 
     Without a `workload` it is judged for what it says it is for: training or inference, of its batch.
@@ -90,7 +99,7 @@ def judge(plan: Plan, profile: Any, workload: Training | Inference | None = None
     from potluck.plan import judge as judged
 
     workload = workload or (Training(batch=plan.batch) if plan.training else Inference(batch=plan.batch))
-    return judged(resolved(profile).problem(workload, qoe or QoE()), plan)
+    return judged(_profile_of(profile).problem(workload, qoe or QoE()), plan)
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -1,6 +1,7 @@
 """`import potluck` is light, and every name is found when it is used."""
 
 import inspect
+import pydoc
 import subprocess
 import sys
 
@@ -43,3 +44,5 @@ def test_plan_can_be_called_whatever_was_imported_before():
     assert callable(potluck.plan)
     said, done = (list(inspect.signature(call).parameters) for call in (potluck.plan.__call__, planning.plan))
     assert said == done
+    shown = pydoc.render_doc(potluck.plan, renderer=pydoc.plaintext)
+    assert all(word in shown for word in ("can be called", "best\n    first", *done))

@@ -24,6 +24,9 @@ from potluck.sessions.members import Member
 from potluck.simulate.cost import interpolate
 
 if TYPE_CHECKING:
+    import torch
+
+    from potluck.graph import Model
     from potluck.home import Home
 
 OBJECTIVES = ("latency", "energy")
@@ -49,8 +52,9 @@ class Place:
 
 
 def accelerate(
-    model: Any, example: Any = None, *, helper: Place | Sequence[Place], device: Place | None = None,
-    objective: str = "latency", deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
+    model: "torch.nn.Module | Model | Handle[Model] | str | Path", example: "torch.Tensor | None" = None, *,
+    helper: Place | Sequence[Place], device: Place | None = None, objective: str = "latency",
+    deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
 ) -> Handle[Fast]:  # fmt: skip
     """The model as something to call: it answers as the model does, sooner or with less energy.
 
