@@ -20,11 +20,14 @@ import psutil
 
 from potluck.lab.airtime import Airtime
 from potluck.records import HOME, Medium, Network, Path
+from potluck_wire.limits import HANDSHAKE_S
 
 PORTS = 4  # of an agent: control, pairing, data, pulse
 AHEAD_S = 0.02  # how much waits here for its turn: this process is not woken to the millisecond
 HOST = "127.0.0.1"
 TRIES = 50
+KNOCK_S = 0.1  # between two attempts to reach an agent, which may just be coming back
+KNOCKS = int(HANDSHAKE_S / KNOCK_S)  # then whoever calls has given up
 
 
 class Relay:
@@ -97,12 +100,15 @@ class Relay:
     async def _join(self, target: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # beside the loop: on a busy machine 20 of them at once take seconds, and heartbeats must go on
         source = await asyncio.to_thread(self._source, writer.get_extra_info("peername")[1])
-        try:
-            there, onwards = await asyncio.open_connection(HOST, port)
-        except OSError:
-            writer.close()
+        for _ in range(KNOCKS):
+            try:
+                there, onwards = await asyncio.open_connection(HOST, port)
+            except OSError:  # a device that is gone does not answer
+                await asyncio.sleep(KNOCK_S)
+                continue
+            await asyncio.gather(self._pass(source, target, reader, onwards), self._pass(target, source, there, writer))
             return
-        await asyncio.gather(self._pass(source, target, reader, onwards), self._pass(target, source, there, writer))
+        writer.close()
 
     def _source(self, port: int) -> str:
         """Whose connection comes from this port: the process's that has it; a notebook's that joined is in none."""

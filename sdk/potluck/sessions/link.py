@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -53,6 +53,9 @@ _OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.
 _WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
 _WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
 _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+# Handshakes that must fail on one socket before that means another key. One that took longer than HANDSHAKE_S looks
+# the same, as does one with an agent that just ends; of the former only two fit into JOIN_S. libzmq tries again itself.
+_FAILED_OFTEN = 3
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class _Connection:
     monitors: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
     trusted: bool = False  # a handshake has succeeded
+    failed: Counter[Channel] = field(default_factory=Counter)  # handshakes before that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +197,7 @@ class Link:
                 return
             try:
                 if is_monitor:
-                    self._watch(device, recv_monitor_message(source, zmq.DONTWAIT))
+                    self._watch(device, channel, recv_monitor_message(source, zmq.DONTWAIT))
                     continue
                 frames = source.recv_multipart(zmq.DONTWAIT, copy=channel is not Channel.DATA)
             except zmq.Again:
@@ -205,7 +209,7 @@ class Link:
                 return
             self._feed(Received(device=device, message=message, buffers=buffers))
 
-    def _watch(self, device: str, seen: dict[str, Any]) -> None:
+    def _watch(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]
         address = str(connection.address)
         error: PotluckError | None = None
@@ -214,7 +218,9 @@ class Link:
         elif happened == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             error = failures.not_paired(device)
         elif happened & _NOT_CURVE and not connection.trusted:
-            error = failures.identity_changed(device, address)
+            connection.failed[channel] += 1
+            if connection.failed[channel] == _FAILED_OFTEN:
+                error = failures.identity_changed(device, address)
         elif happened == zmq.EVENT_DISCONNECTED and connection.trusted:
             error = DeviceGone(
                 f"the connection to {address} broke.", device=device, next_step="Was its agent stopped? Deploy again."

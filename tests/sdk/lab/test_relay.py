@@ -1,5 +1,7 @@
 """Links in user space: media are shared there too, and a run over them equals one machine."""
 
+import asyncio
+import socket
 from random import Random
 
 import pytest
@@ -8,6 +10,7 @@ from tests.sdk.lab.homes import write_home
 import potluck
 from potluck.errors import UserError
 from potluck.lab.airtime import Airtime
+from potluck.lab.relay import Relay
 from potluck.lab.script import Bandwidth, Flow, Loss
 from potluck.profile.topology import Attachment, Link, Wiring, build
 from potluck.records import Stage
@@ -195,6 +198,28 @@ def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
     torch.nn.functional.cross_entropy(alone(x), y).backward()
     optimizer.step()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+
+
+def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back():
+    """A connection that were closed at once would look like one to somebody with another key."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    taken.close()
+
+    async def talk():
+        ports = await Relay(airtime("wifi")[1], {"b": port}).listen()
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["b"])
+        writer.write(b"hello")
+        for _ in range(100):  # so that the relay finds nobody there
+            await asyncio.sleep(0)
+
+        async def echo(there, back):
+            back.write(await there.read(5))
+
+        async with await asyncio.start_server(echo, "127.0.0.1", port):
+            return await asyncio.wait_for(reader.read(5), 30)
+
+    assert asyncio.run(talk()) == b"hello"
 
 
 def test_other_links_are_refused(tmp_path):

@@ -1,9 +1,13 @@
 """What goes wrong ends with a named cause, and leaves no process behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 
 import psutil
 import pytest
@@ -102,6 +106,43 @@ def test_another_key_at_a_known_address_is_not_trusted(home, tmp_path):
         member = stranger.trust(address, home.devices[B].key, name="a")
         assert isinstance(member.error, IdentityChanged)
         assert member.status == "identity changed"
+
+
+def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_path):
+    """So it looks where a device is too busy to answer in time, or where its agent is just being started again."""
+    first, dropped = home.devices[A].addresses[0].port, []
+
+    async def passing(offset, reader, writer):
+        if dropped.count(offset) < 2:
+            dropped.append(offset)
+            writer.close()
+            return
+        ends = reader, writer, *await asyncio.open_connection("127.0.0.1", first + offset)
+        await asyncio.gather(*(pump(*pair) for pair in ((ends[0], ends[3]), (ends[2], ends[1]))))
+
+    async def pump(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def open_between():
+        for base in range(24_000, 32_000, 4):
+            with suppress(OSError):
+                return base, [
+                    await asyncio.start_server(partial(passing, offset), "127.0.0.1", base + offset)
+                    for offset in (0, 2, 3)
+                ]
+        raise OSError("no free ports")
+
+    with asyncio.Runner() as runner, ThreadPoolExecutor(1) as pool:
+        base, servers = runner.run(open_between())
+        with potluck.Home(state=tmp_path) as stranger:
+            trusting = pool.submit(stranger.trust, f"127.0.0.1:{base}", home.devices[A].key, name="a")
+            runner.run(asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), 30))
+            assert stranger.devices["a"].status == "not paired"  # its key was right: it answered, and does not know us
+        assert len(dropped) >= 2
+        for server in servers:
+            server.close()
 
 
 def test_nobody_there_says_what_to_do(tmp_path):
