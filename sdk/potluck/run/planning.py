@@ -54,7 +54,7 @@ def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
     known = resolved(profile)
     if not hasattr(known, "problem"):
         raise UserError(
-            f"plans are made and judged by a profile, got {type(known).__name__}.",
+            f"plans are made from a profile, and judged by one; got {type(known).__name__}.",
             next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
         )
     return known
