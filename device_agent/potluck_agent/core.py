@@ -29,7 +29,7 @@ from potluck_agent.incoming import Incoming
 from potluck_agent.laborer import READY, Laborer
 from potluck_agent.measuring import PROBE, Measuring
 from potluck_agent.outbox import Outbox, Settings
-from potluck_agent.outgoing import Outgoing
+from potluck_agent.outgoing import Outgoing, Parcel
 from potluck_agent.roster import read_roster
 from potluck_agent.work import Work
 from potluck_wire.documents import dump, parse
@@ -92,7 +92,7 @@ class Core:
         self._sessions: dict[str, Session] = {}
         self._laborer = Laborer(settings, self._out)
         self._incoming = Incoming(settings.inbound_bytes)
-        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s)
+        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
         self._work = Work(settings, self._out, self._laborer, self._incoming, self._outgoing, self._members)
         self._measuring = Measuring(self._out, self._laborer, self._outgoing, self._members)
         self._n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
@@ -141,8 +141,7 @@ class Core:
             self._history.append((now_s, type(event).__name__, getattr(event, "message", event)))
         if self._laborer.state == READY:
             self._work.feed(now_s)
-        sent = self._outgoing.pump(now_s)
-        self._out.add(*sent, *self._incoming.credit({action.key for action in sent}, now_s))
+        self._out.add(*self._outgoing.pump(now_s), *self._incoming.credit(now_s))
         return self._out.take()
 
     def wake_s(self) -> float | None:
@@ -273,6 +272,8 @@ class Core:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        for transfer in message.received:
+            self._delivered(self._outgoing.arrived(key, transfer, now_s), now_s)
         try:
             sink = not message.run and message.program == PROBE
             about = None if sink else self._work.expect(key, message)
@@ -297,6 +298,9 @@ class Core:
         except WireError as error:  # it counts wrongly: this value cannot be finished with it
             self._rejected(key, Rejected(transfer=message.transfer, code=error.code, text=error.text), (), now_s)
             return
+        self._delivered(parcel, now_s)
+
+    def _delivered(self, parcel: Parcel | None, now_s: float) -> None:
         self._laborer.moved(now_s)
         if parcel is not None:
             self._work.delivered(parcel, now_s)
@@ -311,6 +315,7 @@ class Core:
     def _reset(self, event: LinkReset, now_s: float) -> None:
         if event.incoming:
             self._work.apply(self._incoming.reset(event.key), now_s)
+            self._outgoing.unburden(event.key)
         if event.outgoing:
             self._outgoing.restart(event.key)
 

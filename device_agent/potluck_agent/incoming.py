@@ -1,11 +1,11 @@
 """Values on their way in: where each chunk goes, when the sender gets credit, and who still holds which place.
 
 A value that finds no room waits, without credit: at most one window per sender is held in the agent. Credit for a small
-value may wait, too, until its sender is sent something anyway: then both wake once, not twice. Pure.
+value may wait, too, until its sender is sent a value anyway, whose header tells it: one message for two. Pure.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Container, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.events import Action, Buffer, Span, Store, ToPeer
@@ -106,7 +106,7 @@ class Incoming:
     ) -> Step:
         """A value's header with its first chunk. WireError where it does not hold.
 
-        `may_wait`: more goes to and fro between the two, and credit for this value can go along; see `credit`.
+        `may_wait`: more goes to and fro between the two, and credit for this value can go along; see `along`.
         """
         if (key, value.transfer) in self._arrivals:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
@@ -165,9 +165,13 @@ class Incoming:
             step.complete.append(arrival)
         return step
 
-    def credit(self, keys: Container[str], now_s: float) -> list[ToPeer]:
-        """Credit that has waited: of those who are sent something now, and what is old."""
-        due = [key for key, since_s in self._unsettled.items() if key in keys or now_s >= since_s + PATIENCE_S]
+    def along(self, key: str) -> tuple[int, ...]:
+        """Transfers whose credit has waited for the value that this peer is sent now."""
+        return self._accounts[key].whole() if self._unsettled.pop(key, None) is not None else ()
+
+    def credit(self, now_s: float) -> list[ToPeer]:
+        """Credit that has waited for too long."""
+        due = [key for key, since_s in self._unsettled.items() if now_s >= since_s + PATIENCE_S]
         for key in due:
             del self._unsettled[key]
         return [ToPeer(key, credit) for key in due for credit in self._accounts[key].settle()]

@@ -7,7 +7,7 @@ long as its chunks take at that pace, or until all that was sent has been credit
 """
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.events import Span, ToPeer
@@ -27,6 +27,7 @@ class Parcel:
     """One value to be sent. `value` carries everything but the transfer's number; `about` says whose it is.
 
     `release_s`: not before that; `pace_bytes_per_s`: no faster than that. 0: at once, as fast as it goes.
+    `received`: what its header tells of the receiver's own transfers, and tells again on a new connection.
     """
 
     key: str
@@ -40,16 +41,26 @@ class Parcel:
     transfer: int = 0
     start_s: float | None = None
     departure: Departure = field(default_factory=lambda: Departure(0, 1))
+    received: tuple[int, ...] = ()
 
     def __lt__(self, other: "Parcel") -> bool:
         return (self.priority, self.order) < (other.priority, other.order)
 
 
 class Outgoing:
-    """All parcels of this device. `link_bytes_per_s` 0: as fast as the network is."""
+    """All parcels of this device. `link_bytes_per_s` 0: as fast as the network is.
 
-    def __init__(self, *, link_bytes_per_s: float = 0.0, window_bytes: int = WINDOW_BYTES) -> None:
-        self._rate = link_bytes_per_s
+    `along(key)` gives the transfers of that receiver that the header of its next value shall acknowledge.
+    """
+
+    def __init__(
+        self,
+        *,
+        link_bytes_per_s: float = 0.0,
+        window_bytes: int = WINDOW_BYTES,
+        along: Callable[[str], tuple[int, ...]] = lambda key: (),
+    ) -> None:
+        self._rate, self._along = link_bytes_per_s, along
         self._window_bytes = window_bytes
         limit = max(MIN_CHUNK_BYTES, int(link_bytes_per_s * CHUNK_S)) if link_bytes_per_s else CHUNK_BYTES
         self._chunk_bytes = min(CHUNK_BYTES, limit)
@@ -108,6 +119,12 @@ class Outgoing:
             del self._under_way[key, parcel.transfer]
             self._begin(parcel)
 
+    def unburden(self, key: str) -> None:
+        """This receiver begins its own transfers anew, with new numbers: what we have of the old ones is not told."""
+        for (receiver, _), parcel in self._under_way.items():
+            if receiver == key:
+                parcel.received = ()
+
     def cancel(self, about: Hashable) -> None:
         """Forget the parcels of this."""
         for parcel in [parcel for parcel in self._under_way.values() if parcel.about == about]:
@@ -143,6 +160,13 @@ class Outgoing:
         self._end(parcel)
         self._judge(parcel, now_s)
         return parcel
+
+    def arrived(self, key: str, transfer: int, now_s: float) -> Parcel | None:
+        """The receiver has all of a value, and says so with one of its own; returns the parcel, if it is news."""
+        parcel = self._under_way.get((key, transfer))
+        if parcel is None:
+            return None
+        return self.credited(key, Credit(transfer=transfer, received_bytes=parcel.value.nbytes, done=True), now_s)
 
     def _judge(self, parcel: Parcel, now_s: float) -> None:
         """Size the next chunks for this receiver by how fast it got a value that took more than one."""
@@ -237,6 +261,7 @@ class Outgoing:
             return ToPeer(best.key, Chunk(transfer=best.transfer, index=index), (span,)), stop - start
         if best.start_s is None:
             best.start_s = now_s
+        best.received = best.received or self._along(best.key)
         return ToPeer(best.key, _header(best), (span,)), stop - start
 
     def _head(self, key: str) -> Parcel | None:
@@ -274,4 +299,5 @@ def _header(parcel: Parcel) -> Value:
         shape=value.shape,
         nbytes=value.nbytes,
         chunk_bytes=parcel.departure.chunk_bytes,
+        received=parcel.received,
     )

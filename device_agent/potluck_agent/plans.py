@@ -78,6 +78,7 @@ class Plans:
             memory_bytes=message.memory_bytes,
             layouts=load.layouts,
             loading=set(slots.values()),
+            credit_along=message.credit_along,
         )
         self._laborer.need(now_s)
         for piece in load.segments:

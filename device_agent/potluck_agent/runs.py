@@ -29,6 +29,7 @@ class Epoch:
     memory_bytes: int
     layouts: dict[str, Layout]
     loading: set[str]
+    credit_along: bool = False  # its devices know `Value.received`
 
     def need_alone(self, memory_bytes: int) -> None:
         """Once it is in force: give back what was only for the time beside the plan before; 0: nothing."""

@@ -314,9 +314,11 @@ class Work:
         return value.run, value.epoch
 
     def goes_on_after(self, value: Value) -> bool:
-        """Whether more goes to and fro between us and the sender of this value in the same step of training."""
+        """Whether more goes to and fro in the same step of training that this value's credit can go along with."""
         execution = self._executions.get(Name(value.run, value.epoch, value.program, value.step))
-        return execution is not None and execution.goes_on_after(value.name)
+        if execution is None or not self.plans.runs[value.run].epochs[value.epoch].credit_along:
+            return False
+        return execution.goes_on_after(value.name)
 
     def apply(self, step: Step, now_s: float) -> None:
         """Carry out what a chunk or a free place has led to."""

@@ -5,7 +5,7 @@ anything else is a broken peer, not a bad network.
 """
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CREDIT_BYTES, CREDIT_CHUNKS, MAX_CHUNK_BYTES, MAX_VALUE_BYTES
+from potluck_wire.limits import CREDIT_BYTES, CREDIT_CHUNKS, MAX_CHUNK_BYTES, MAX_ITEMS, MAX_VALUE_BYTES
 from potluck_wire.messages import Credit, Value
 from potluck_wire.tensors import nbytes as tensor_nbytes
 
@@ -86,7 +86,7 @@ class Account:
     def take(self, assembly: Assembly, *, may_wait: bool = False) -> list[Credit]:
         """More of this value was taken in; the credit that is due now: once it is worth a message, and at the end.
 
-        `may_wait`: at the end of this value, too, only once it is worth a message; `settle` comes soon.
+        `may_wait`: at the end of this value, too, only once it is worth a message; `settle` or `whole` comes soon.
         """
         self._owed[assembly.value.transfer] = assembly
         if assembly.complete and not may_wait:
@@ -99,6 +99,13 @@ class Account:
     def settle(self) -> list[Credit]:
         """Credit for all that was taken in."""
         return [self._credit(owed) for owed in tuple(self._owed.values())]
+
+    def whole(self) -> tuple[int, ...]:
+        """Transfers that are here in full and owed credit for, as many as one `Value.received` tells; each once."""
+        whole = [transfer for transfer, owed in self._owed.items() if owed.complete][:MAX_ITEMS]
+        for transfer in whole:
+            self._credit(self._owed[transfer])
+        return tuple(whole)
 
     def forget(self, assembly: Assembly) -> None:
         """This value was given up: nothing is owed for it."""

@@ -93,13 +93,14 @@ class Prepare(Message):
     Buffer 0: JSON {"segments": [{"name", "kind": "aten" | "onnx"}], "programs": [Program.to_json()]}; then one buffer
     per segment, in that order (a graph document or an ONNX model). A segment with "weights": NAME, or EPOCH/NAME of
     this run, has the state of that earlier one, and only runs forward. `memory_bytes` is what the plan says it needs
-    here.
+    here. `credit_along` (since 1.5): all devices of the run know `Value.received`.
     """
 
     run: str = ""
     epoch: int = 0
     memory_bytes: int = 0
     seed: int = 0
+    credit_along: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +286,8 @@ class Value(Message):
     """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the sender's values on this
     link.
 
-    A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and ignored.
+    A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and ignored. `received`
+    (since 1.5, between devices): transfers of the receiver's own that are here in full, as a `Credit` would say.
     """
 
     transfer: int = 0
@@ -298,6 +300,7 @@ class Value(Message):
     shape: tuple[int, ...] = ()
     nbytes: int = 0
     chunk_bytes: int = 0
+    received: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

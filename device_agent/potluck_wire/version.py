@@ -8,7 +8,7 @@ import re
 
 from potluck_wire.errors import WireCode, WireError
 
-VERSION: tuple[int, int] = (1, 4)
+VERSION: tuple[int, int] = (1, 5)
 
 _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 

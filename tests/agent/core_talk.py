@@ -8,7 +8,19 @@ from contextlib import suppress
 from typing import Any
 
 from potluck_agent.core import Core
-from potluck_agent.events import MEMBER, OWNER, Action, Event, FromPeer, FromWorker, Sender, Tick, ToPeer, ToWorker
+from potluck_agent.events import (
+    MEMBER,
+    OWNER,
+    Action,
+    Event,
+    FromPeer,
+    FromWorker,
+    LinkReset,
+    Sender,
+    Tick,
+    ToPeer,
+    ToWorker,
+)
 from potluck_agent.outbox import Settings
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
@@ -73,6 +85,10 @@ class Talk:
         """What it does about a message of its worker."""
         return self._handle(FromWorker(message, buffers))
 
+    def reset(self, key: str, **which: bool) -> list[Action]:
+        """What it does when the data connections from and to this peer are new ones."""
+        return self._handle(LinkReset(key, **which))
+
     def tick(self, after_s: float = 0.0) -> list[Action]:
         """What it does when time has passed."""
         self.now_s += after_s
@@ -93,9 +109,11 @@ class Talk:
         self.hear(Roster(home="h"), json.dumps(rows).encode())
         return self
 
-    def load(self, *rows: list[Any], epoch: int = 1, run: str = "r", segments: tuple[str, ...] = ()) -> "Talk":
-        """An epoch with one program `p` of these rows, in force."""
-        self.hear(Prepare(run=run, epoch=epoch), *plan(*rows, segments=segments))
+    def load(
+        self, *rows: list[Any], epoch: int = 1, run: str = "r", segments: tuple[str, ...] = (), **more: Any
+    ) -> "Talk":
+        """An epoch with one program `p` of these rows, in force; `more` is said in its `Prepare`."""
+        self.hear(Prepare(run=run, epoch=epoch, **more), *plan(*rows, segments=segments))
         for name in segments:
             self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"))
         self.hear(Commit(run=run, epoch=epoch))

@@ -3,11 +3,11 @@
 import pytest
 from tests.agent.core_talk import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
 
-from potluck_agent.events import Span, ToPeer
+from potluck_agent.events import Span, ToPeer, ToWorker
 from potluck_agent.incoming import PATIENCE_S, Incoming
 from potluck_agent.outgoing import PARTS, Outgoing, Parcel
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
-from potluck_wire.messages import Chunk, Computed, Credit, Execute, Value
+from potluck_wire.messages import Chunk, Compute, Computed, Credit, Execute, Release, Value
 
 RECEIVER, SENDER = "R" * 40, "S" * 40
 RATE = 1e8  # paced: one chunk is on the air at a time, so that a more urgent value overtakes at any chunk
@@ -128,14 +128,15 @@ def credited(actions):
     return [reply.transfer for reply in replies if isinstance(reply, Credit)]
 
 
-def test_credit_that_waits_comes_with_what_its_sender_is_sent_next():
+def test_credit_that_waits_goes_along_with_what_its_sender_is_sent_next():
     patient = Patient()
     assert patient.take(small(1, chunk_bytes=CHUNK_BYTES)) == []
     assert patient.take(small(2, chunk_bytes=CHUNK_BYTES)) == []
-    assert credited(patient.incoming.credit({RECEIVER}, 0.01)) == []
-    assert credited(patient.incoming.credit({SENDER}, 0.01)) == [1, 2]
-    assert credited(patient.incoming.credit({SENDER}, 1.0)) == []
+    assert patient.incoming.along(RECEIVER) == ()
+    assert patient.incoming.along(SENDER) == (1, 2)
+    assert patient.incoming.along(SENDER) == ()
     assert patient.incoming.wake_s() is None
+    assert credited(patient.incoming.credit(1.0)) == []
 
 
 def test_credit_waits_for_a_while_at_most():
@@ -143,7 +144,8 @@ def test_credit_waits_for_a_while_at_most():
     patient.take(small(1, chunk_bytes=CHUNK_BYTES), now_s=1.0)
     patient.take(small(2, chunk_bytes=CHUNK_BYTES), now_s=1.0 + PATIENCE_S / 2)
     assert patient.incoming.wake_s() == 1.0 + PATIENCE_S
-    assert credited(patient.incoming.credit((), 1.0 + PATIENCE_S)) == [1, 2]
+    assert credited(patient.incoming.credit(1.0 + PATIENCE_S / 2)) == []
+    assert credited(patient.incoming.credit(1.0 + PATIENCE_S)) == [1, 2]
 
 
 def test_credit_for_half_of_the_window_does_not_wait():
@@ -169,7 +171,8 @@ def test_credit_that_waits_is_forgotten_with_its_connection():
     patient = Patient()
     patient.take(small(1, chunk_bytes=CHUNK_BYTES))
     patient.incoming.reset(SENDER)
-    assert credited(patient.incoming.credit({SENDER}, 1.0)) == []
+    assert patient.incoming.along(SENDER) == ()
+    assert credited(patient.incoming.credit(1.0)) == []
 
 
 def training(value, gradient):
@@ -186,26 +189,77 @@ def training(value, gradient):
     return recv(value, "phone"), run, back, send(gradient, "phone")
 
 
+PLACE = {"run": "r", "epoch": 1, "program": "p", "step": 0}
+X = Value(transfer=7, shape=(1,), nbytes=4, chunk_bytes=64, name="x", **PLACE)
+DX = b'[["r/1/p/0/dx",0,4,"float32",[1]]]'
+
+
+def begun(rows, *, along=True, **settings):
+    """A device that has begun a step of these rows, and knows the phone."""
+    talk = Talk(**settings).begin().roster().load(*rows, segments=("s",), credit_along=along)
+    talk.hear(Execute(run="r", epoch=1, program="p", step=0))
+    return talk
+
+
+def to_phone(actions):
+    return [action.message for action in actions if isinstance(action, ToPeer) and action.key == MEMBER_KEY]
+
+
 @pytest.mark.parametrize(
     ("rows", "settings", "waits"),
     [
         (training("x", "dx"), {}, True),
+        (training("x", "dx"), {"along": False}, False),
         (training("x", "dx"), {"is_told_times": True}, False),
         (training("x", "dx"), {"link_bytes_per_s": 1e6}, False),
         ((recv("x", "phone"), ["add", ["x"], ["dx"], [], 0, {}], send("dx", "phone")), {}, False),
         (training("x", "dx")[:-1], {}, False),
     ],
-    ids=["training", "told times", "a link of its own", "no training", "nothing goes back"],
+    ids=["training", "an older phone", "told times", "a link of its own", "no training", "nothing goes back"],
 )
 def test_credit_waits_in_training_while_more_goes_to_and_fro(rows, settings, waits):
-    talk = Talk(**settings).begin().roster().load(*rows, segments=("s",))
-    talk.hear(Execute(run="r", epoch=1, program="p", step=0))
-    place = {"run": "r", "epoch": 1, "program": "p", "step": 0, "name": "x"}
-    value = Value(transfer=7, shape=(1,), nbytes=4, chunk_bytes=64, **place)
-    assert credited(talk.hear(value, b"1234", sender=MEMBER_SENDER)) == ([] if waits else [7])
+    talk = begun(rows, **settings)
+    assert credited(talk.hear(X, b"1234", sender=MEMBER_SENDER)) == ([] if waits else [7])
     if not waits:
         return
     assert credited(talk.work(Computed(tag=1), b"[]")) == []
-    actions = talk.work(Computed(tag=2), b'[["r/1/p/0/dx",0,4,"float32",[1]]]')
-    told = [type(action.message) for action in actions if isinstance(action, ToPeer) and action.key == MEMBER_KEY]
-    assert told == [Value, Credit]
+    (gradient,) = to_phone(talk.work(Computed(tag=2), DX))
+    assert (gradient.name, gradient.received) == ("dx", (7,))
+
+
+@pytest.mark.parametrize(
+    ("reset", "again"),
+    [({"incoming": False}, (7,)), ({"outgoing": False}, None), ({}, ())],
+    ids=["ours", "theirs", "both"],
+)
+def test_credit_that_went_with_a_value_is_told_again_as_long_as_the_sender_waits_for_it(reset, again):
+    talk = begun(training("x", "dx"))
+    talk.hear(X, b"1234", sender=MEMBER_SENDER)
+    talk.work(Computed(tag=1), b"[]")
+    assert len(to_phone(talk.work(Computed(tag=2), DX))) == 1
+    repeated = to_phone(talk.reset(MEMBER_KEY, **reset))
+    assert [value.received for value in repeated] == ([] if again is None else [again])
+
+
+def test_a_value_acknowledges_what_went_the_other_way():
+    forth = [
+        "run",
+        ["a"],
+        ["y"],
+        [],
+        0,
+        {"segment": "s", "key": "k", "train": True, "rows": [0, 1, 1], "micro_batch": 0},
+    ]
+    back = ["backward", ["dy"], [], [1], 0, {"segment": "s", "key": "k", "scale": 1.0}]
+    talk = begun((recv("a", "home"), forth, send("y", "phone"), recv("dy", "phone"), back))
+    a = Value(transfer=1, shape=(1,), nbytes=4, chunk_bytes=64, name="a", **PLACE)
+    talk.hear(a, b"1234")
+    (y,) = to_phone(talk.work(Computed(tag=1), b'[["r/1/p/0/y",0,4,"float32",[1]]]'))
+    dy = Value(transfer=3, shape=(1,), nbytes=4, chunk_bytes=64, name="dy", received=(y.transfer, 99), **PLACE)
+    actions = talk.hear(dy, b"1234", sender=MEMBER_SENDER)
+    assert [action.message.offset for action in actions if is_to_worker(action, Release)] == [0]
+    assert [action.message.op for action in actions if is_to_worker(action, Compute)] == ["backward"]
+
+
+def is_to_worker(action, kind):
+    return isinstance(action, ToWorker) and isinstance(action.message, kind)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError
@@ -11,7 +12,7 @@ from potluck.schedule import Compiled, Feed
 from potluck.sessions.events import Execution, Gather, Launch
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
-from potluck.sessions.pending import ALONE
+from potluck.sessions.pending import ALONE, ALONG
 from potluck.sessions.traffic import Raw
 from potluck_wire.messages import Commit, Drop, Meter
 
@@ -52,8 +53,10 @@ class Crew:
         self._members.need(requests)
         self.check_memory(requests)
         self.devices = tuple(dict.fromkeys((*self.devices, *requests)))
+        along = all(self._members[device].speaks(ALONG) for device in self.devices)
+        orders = {name: (replace(order, credit_along=along), parts) for name, (order, parts) in requests.items()}
         try:
-            self.link.ask(Gather(requests=requests)).result()
+            self.link.ask(Gather(requests=orders)).result()
         except PotluckError:
             self.drop(epoch, requests)
             raise

@@ -16,6 +16,7 @@ BEHIND = (1, 2)  # the version that has `Execute.after_step`
 TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
 ABORT = (1, 3)  # the version that has `Abort`
 ALONE = (1, 4)  # the version that has `Commit.memory_bytes`
+ALONG = (1, 5)  # the version that has `Value.received` and `Prepare.credit_along`
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
