@@ -16,7 +16,7 @@ from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 MAX_TRANSFERS = 1024  # at once from one sender
-PATIENCE_S = 0.05  # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
+PATIENCE_S = 0.2  # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
 
 
 class Space:
