@@ -4,18 +4,19 @@ The same networks, cuts, micro-batches, optimizer and machine, one thread per st
 batch again and again. Ours sends batches from the notebook over encrypted links, theirs holds them where they are
 needed, and talks in plain over gloo. Each has the warm-ups of its own 1F1B: ours 2(P - p) - 1, which keeps more
 activations and hides what a transfer takes, theirs P - p; `same_depth=1` gives ours as few. The sides take turns; every
-ratio is a median over rounds.
+ratio is a median over rounds. `cpu_ms` is processor time of a step by kind of process, ours and under their 1F1B.
 """
 
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.bench.frame import Result
 from potluck.bench.networks import NETWORKS
+from potluck.bench.processors import Processors
 from potluck.bench.ranks import LEARNING_RATE, SCHEDULES, Ranks, blocks_of
 from potluck.errors import UserError
 
@@ -30,6 +31,7 @@ SETTINGS: Mapping[str, float] = {
 }  # fmt: skip
 GOALS = {"ratio_step_time": ("<=", 1.0), "overhead_frac": ("<=", 0.05)}
 STAGES = (2, 4)
+OURS, THEIRS = ("workers", "agents", "agents_io", "notebook"), ("ranks", "ranks_io")  # kinds of processes
 
 
 def run(settings: Mapping[str, float]) -> Result:
@@ -146,12 +148,12 @@ def _first_layer(model: Any, n_layers: int, prefix: str) -> int:
 
 def _against_none(home: "Home", kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     ours, alone = _Ours(home, kind, 1, settings), _None(kind, settings)
-    seconds, difference = _take_turns({"ours": ours, "alone": alone}, kind, settings, int(settings["alone_rounds"]))
+    turns = _take_turns({"ours": ours, "alone": alone}, kind, settings, int(settings["alone_rounds"]))
     ours.run.close()
     return {
-        f"{kind}_alone_step_ms": 1e3 * median(seconds["alone"]),
-        f"{kind}_overhead_frac": median(a / b for a, b in zip(seconds["ours"], seconds["alone"], strict=True)) - 1,
-        f"{kind}_1_loss_difference": difference,
+        f"{kind}_alone_step_ms": 1e3 * median(turns.seconds["alone"]),
+        f"{kind}_overhead_frac": turns.ratio("alone") - 1,
+        f"{kind}_1_loss_difference": turns.difference,
     }
 
 
@@ -161,29 +163,45 @@ def _against_ranks(home: "Home", kind: str, n: int, settings: Mapping[str, float
         ranks = stack.enter_context(Ranks(kind, n, **size))
         ours = _Ours(home, kind, n, settings)
         stack.callback(ours.run.close)
-        seconds, difference = _take_turns(
-            {"ours": ours, **dict.fromkeys(SCHEDULES, ranks)}, kind, settings, int(settings["rounds"])
-        )
-    ratios = {
-        f"{kind}_{n}_ratio_{name}": median(a / b for a, b in zip(seconds["ours"], seconds[name], strict=True))
-        for name in SCHEDULES
+        turns = _take_turns({"ours": ours, **dict.fromkeys(SCHEDULES, ranks)}, kind, settings, int(settings["rounds"]))
+    ours_ms, theirs_ms = turns.cpu_ms["ours"], turns.cpu_ms["1f1b"]
+    spent_ms = {what: ours_ms[what] for what in OURS} | {what: theirs_ms[what] for what in THEIRS}
+    return {
+        f"{kind}_{n}_step_ms": 1e3 * median(turns.seconds["ours"]),
+        **{f"{kind}_{n}_ratio_{name}": turns.ratio(name) for name in SCHEDULES},
+        **{f"{kind}_{n}_cpu_ms_{what}": value for what, value in spent_ms.items()},
+        f"{kind}_{n}_loss_difference": turns.difference,
     }
-    return {f"{kind}_{n}_step_ms": 1e3 * median(seconds["ours"]), **ratios, f"{kind}_{n}_loss_difference": difference}
 
 
-def _take_turns(
-    sides: Mapping[str, Any], kind: str, settings: Mapping[str, float], rounds: int
-) -> tuple[dict[str, list[float]], float]:
-    """Seconds of a step on each side in each round, and how far apart the losses were at most. One more is warm-up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turns:
+    """Seconds of a step by side in each round, processor time of one, and how far apart the losses were at most."""
+
+    seconds: Mapping[str, list[float]]
+    cpu_ms: Mapping[str, Mapping[str, float]]
+    difference: float
+
+    def ratio(self, theirs: str) -> float:
+        """Median over the rounds of our time by theirs."""
+        return median(a / b for a, b in zip(self.seconds["ours"], self.seconds[theirs], strict=True))
+
+
+def _take_turns(sides: Mapping[str, Any], kind: str, settings: Mapping[str, float], rounds: int) -> _Turns:
+    """So many rounds; one more is warm-up."""
     n_steps = int(settings["small_steps" if kind == "small" else "steps"])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    difference = 0.0
+    cpu_ms = {name: dict.fromkeys((*OURS, *THEIRS), 0.0) for name in sides}
+    difference, processors = 0.0, Processors()
     for index in range(1 + rounds):
         losses = []
         for name, side in sides.items():
+            before_s = processors.spent_s()
             elapsed_s, loss = side.steps(name, n_steps)
             losses.append(loss)
             if index:
                 seconds[name].append(elapsed_s / n_steps)
+                for what, spent_s in processors.spent_s().items():
+                    cpu_ms[name][what] += 1e3 * (spent_s - before_s[what]) / (rounds * n_steps)
         difference = max(difference, max(losses) - min(losses))
-    return seconds, difference
+    return _Turns(seconds=seconds, cpu_ms=cpu_ms, difference=difference)
