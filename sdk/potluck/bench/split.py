@@ -170,14 +170,7 @@ def _table_losses(splitter: Splitter, step_mb: float, most_mb: float) -> dict[st
 
 def _second_helper_ratio(sharing: Sharing) -> float:
     """The time of a request of three robots that are alike, two of them joined by a wire, by that of two."""
-    operators = (
-        replace(
-            operator,
-            side_s=tuple(operator.seconds(DEVICE) for _ in range(3)),
-            side_fixed_s=tuple(operator.fixed_s(DEVICE) for _ in range(3)),
-        )
-        for operator in sharing.operators
-    )
+    operators = (operator.among((DEVICE,) * 3) for operator in sharing.operators)
     wire = Line(media=((1, 1),), latency_s=sharing.latency_s)
     three = replace(
         sharing, operators=tuple(operators), n_sides=3, lines={(1, 2): wire, (2, 1): wire},

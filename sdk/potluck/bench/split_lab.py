@@ -1,5 +1,6 @@
 """A request shared by two emulated devices: foretold and measured, next to either alone; and what dividing costs."""
 
+import ctypes
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,7 @@ def figures(pixels: int, requests: int, turns: int, repeats: int = 15) -> dict[s
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # leave the cores to the devices
+    _keep_memory()
     try:
         net, x = _network(pixels)
         model = Model.from_torch(net, x, max_layers=6, name="small-vgg")
@@ -80,6 +82,16 @@ def figures(pixels: int, requests: int, turns: int, repeats: int = 15) -> dict[s
         return found
     finally:
         torch.set_num_threads(before)
+
+
+def _keep_memory() -> None:
+    """What tensors gave back stays for the next ones, as in a worker; the whole model would pay more for pages."""
+    from potluck_agent.worker.launch import MALLOC
+
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter, name in ((-3, "MALLOC_MMAP_THRESHOLD_"), (-1, "MALLOC_TRIM_THRESHOLD_")):
+            library.mallopt(parameter, int(MALLOC[name]))
 
 
 def _network(pixels: int) -> "tuple[torch.nn.Module, torch.Tensor]":
@@ -218,11 +230,12 @@ def _ready(graph: Graph, state: "Mapping[str, torch.Tensor]") -> Callable[[list[
 
 
 def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Sharing:
-    """The problem of two sides that are as fast as this process, layer by layer."""
-    state, layer_s, values = model.state(), [], [x]
+    """The problem of two sides that are as fast as this process, layer by layer in sequence."""
+    state, values, layers = model.state(), [x], {}
     for index in range(len(model.layers())):
         layer = _ready(model.segment(index, index + 1)[1], state)
-        layer_s.append(min(frame.interleaved({"layer": partial(layer, values)}, LAYER_REPEATS)["layer"]))
+        layers[str(index)] = partial(layer, values)
         values = list(layer(values))
-    equal = pace(model.laid_out(), layer_s, len(x))
+    seconds = frame.interleaved(layers, LAYER_REPEATS)
+    equal = pace(model.laid_out(), [min(several) for several in seconds.values()], len(x))
     return Sharing(operators=shareable.operators((equal, equal), batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)

@@ -15,20 +15,26 @@ from .layers import Layers
 
 # One x86 core with torch 2.13 (profile/roofline.py): dispatch of an operator, convolutions, and what a copy gets.
 DISPATCH_S, FLOP_PER_S, BYTES_PER_S = 10e-6, 60e9, 10e9
+SEAM_S = 20e-6  # a slice 3 to 6, and joining 10 to 23 or padding 4 to 12, of the few rows that a piece has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds of every operator, by value, and how many of each are there however few rows are computed."""
+    """Seconds of every operator, by value, and how many of each are there however few rows are computed.
+
+    `seam_s` come on top where a piece of it reads rows that are cut out of what is there, joined or padded.
+    """
 
     seconds: Mapping[int, float] = field(default_factory=dict)
     fixed_s: Mapping[int, float] = field(default_factory=dict)
+    seam_s: Mapping[int, float] = field(default_factory=dict)
 
     def times(self, factor: float) -> "Pace":
         """All takes so many times as long."""
         return Pace(
             seconds={value: s * factor for value, s in self.seconds.items()},
             fixed_s={value: s * factor for value, s in self.fixed_s.items()},
+            seam_s={value: s * factor for value, s in self.seam_s.items()},
         )
 
 
@@ -39,6 +45,7 @@ def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
     states = range(len(traced.graph.inputs), first)
     found: dict[int, float] = {}
     fixed_s: dict[int, float] = {}
+    seam_s: dict[int, float] = {}
     for (start, stop), seconds in zip(pairwise(layers.bounds), layer_s, strict=True):
         weights: dict[int, float] = {}
         fixed: dict[int, float] = {}
@@ -55,4 +62,5 @@ def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
         scale = seconds / sum(weights.values()) if weights else 0.0
         found |= {value: scale * weight for value, weight in weights.items()}
         fixed_s |= {value: scale * weight for value, weight in fixed.items()}
-    return Pace(seconds=found, fixed_s=fixed_s)
+        seam_s |= dict.fromkeys(weights, scale * SEAM_S)
+    return Pace(seconds=found, fixed_s=fixed_s, seam_s=seam_s)

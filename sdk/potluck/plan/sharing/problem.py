@@ -33,7 +33,8 @@ class Operator:
     """An operator, or (first of all) the input. Its inputs are earlier operators; None: all of that input is needed.
 
     `side_s`: seconds for all of its `count` rows, by side; empty where it takes no time. Of these the `fixed` ones are
-    there however few rows are computed: being called, reading the weights. One that is not `divisible` is computed
+    there however few rows are computed: being called, reading the weights. `side_seam_s` come on top where not all of
+    it is computed: what it reads beyond its own rows is cut out and joined. One that is not `divisible` is computed
     whole or not at all.
     """
 
@@ -42,6 +43,7 @@ class Operator:
     row_bytes: int
     side_s: tuple[float, ...] = ()
     side_fixed_s: tuple[float, ...] = ()
+    side_seam_s: tuple[float, ...] = ()
     inputs: tuple[tuple[int, Reads | None], ...] = ()
     divisible: bool = True
 
@@ -56,6 +58,19 @@ class Operator:
     def fixed_s(self, side: int) -> float:
         """What any of it takes a side."""
         return self.side_fixed_s[side] if self.side_fixed_s else 0.0
+
+    def seam_s(self, side: int) -> float:
+        """What a piece of it takes a side on top."""
+        return self.side_seam_s[side] if self.side_seam_s else 0.0
+
+    def among(self, sides: Sequence[int]) -> "Operator":
+        """The same for these sides, in this order."""
+        return replace(
+            self,
+            side_s=tuple(self.seconds(side) for side in sides),
+            side_fixed_s=tuple(self.fixed_s(side) for side in sides),
+            side_seam_s=tuple(self.seam_s(side) for side in sides),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +113,7 @@ class Sharing:
         for place, operator in enumerate(self.operators):
             if any(source >= place for source, _ in operator.inputs):
                 raise PlanError(f"{operator.name} reads an operator that comes after it.")
-            for known in (operator.side_s, operator.side_fixed_s):
+            for known in (operator.side_s, operator.side_fixed_s, operator.side_seam_s):
                 if len(known) not in (0, self.n_sides):
                     raise PlanError(f"{operator.name} has the seconds of {len(known)} sides, not of {self.n_sides}.")
         if not self.bytes_per_s >= 0:
@@ -112,8 +127,11 @@ class Sharing:
     def seconds(self, side: int, place: int, rows: int) -> float:
         """What so many rows of an operator take one side."""
         operator = self.operators[place]
+        if not rows:
+            return 0.0
         fixed_s = operator.fixed_s(side)
-        return fixed_s + (operator.seconds(side) - fixed_s) * rows / operator.count if rows else 0.0
+        seam_s = operator.seam_s(side) if rows < operator.count else 0.0
+        return fixed_s + seam_s + (operator.seconds(side) - fixed_s) * rows / operator.count
 
     def line(self, source: int, target: int) -> Line:
         """How rows get from one side to another."""
@@ -127,14 +145,7 @@ class Sharing:
 
     def among(self, sides: Sequence[int]) -> "Sharing":
         """The problem of these sides alone, the device first."""
-        operators = tuple(
-            replace(
-                operator,
-                side_s=tuple(operator.seconds(side) for side in sides),
-                side_fixed_s=tuple(operator.fixed_s(side) for side in sides),
-            )
-            for operator in self.operators
-        )
+        operators = tuple(operator.among(sides) for operator in self.operators)
         number = {side: new for new, side in enumerate(sides)}
         lines = {(number[a], number[b]): line for (a, b), line in self.lines.items() if a in number and b in number}
         latency_s = self.line(DEVICE, sides[1]).latency_s
@@ -153,6 +164,7 @@ class Sharing:
                     operator,
                     side_s=(operator.seconds(DEVICE), fixed_s + together_s),
                     side_fixed_s=(operator.fixed_s(DEVICE), fixed_s),
+                    side_seam_s=(operator.seam_s(DEVICE), max(operator.seam_s(side) for side in helpers)),
                 )
             )
         return replace(self, operators=tuple(operators), n_sides=2)

@@ -145,8 +145,12 @@ class Shareable:
         for group in self.groups:
             last, count = group[-1], self.rows_of(group[-1])[1]
             inputs: dict[tuple[int, Reads | None], None] = {}
+            seams = []
             for value in group:
-                for ref, reads in self.reads(value).items():
+                read = self.reads(value)
+                if any(reads and reads.overlaps for reads in read.values()):
+                    seams.append(value)
+                for ref, reads in read.items():
                     if ref.value not in group:
                         inputs[self.place[ref.value], reads] = None
             found.append(
@@ -156,6 +160,7 @@ class Shareable:
                     row_bytes=-(-self._bytes(last, batch) // count),
                     side_s=tuple(sum(pace.seconds.get(value, 0.0) for value in group) for pace in paces),
                     side_fixed_s=tuple(sum(pace.fixed_s.get(value, 0.0) for value in group) for pace in paces),
+                    side_seam_s=tuple(sum(pace.seam_s.get(value, 0.0) for value in seams) for pace in paces),
                     inputs=tuple(inputs),
                     divisible=self._is_divisible(last),
                 )

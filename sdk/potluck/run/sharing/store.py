@@ -18,7 +18,7 @@ from potluck.plan.sharing.split import Split
 from potluck.profile.store import cache_dir
 from potluck.run.sharing.table import SplitCase, SplitTable
 
-SCHEMA = 5  # a change of the search or of the file makes tables anew
+SCHEMA = 6  # a change of the search or of the file makes tables anew
 
 
 class SplitStore:
@@ -30,7 +30,7 @@ class SplitStore:
     def path(self, case: SplitCase) -> Path:
         """Where the table of a case is kept: by all that the search depends on."""
         sharing = case.sharing
-        operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s) for o in sharing.operators]
+        operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s) for o in sharing.operators]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
         links = sharing.latency_s, sharing.piece_s, sorted(sharing.lines.items()), sharing.media_bytes_per_s
         wishes = case.deadline_s, case.bandwidths, case.n_searches, case.rival
