@@ -3,14 +3,15 @@
 The smaller of two medians, of the last transfer or few and of some more: a burst does not raise it, a drop is believed
 at once. While the device answers alone nothing shows the bandwidth, so it is asked for: at once, then less and less
 often, and at once again where it has risen. Windows and waits are measured (`potluck/bench/estimators.py`: two
-made-up WiFis that drop to near zero, four seeds). Requests take 15 % longer than those of whoever knows the bandwidth;
-16 % with a window of 5 instead of 3, 14 % where it is asked for before every request, 20 % where every three seconds.
+made-up WiFis that drop to near zero, four seeds). Requests take 13.6 % longer than those of whoever knows the
+bandwidth; 14.4 % with a window of 5 instead of 3, 12.6 % where it is asked for before every request, 18 % where every
+three seconds.
 """
 
 from collections import deque
 from statistics import median
 
-SHORT = 1  # with two it takes a second late request to believe a drop: regret 0.23, not 0.19
+SHORT = 1  # with two it takes a second late request to believe a drop: 19 % longer outdoors, not 17 %
 LONG = 3  # two transfers of three must have been faster before that is believed
 LEAST_BYTES = 16 * 1024  # a smaller transfer shows the latency, not the bandwidth
 STALE_S = 10.0  # older transfers say nothing of a link that fades within seconds; the latest is kept in any case

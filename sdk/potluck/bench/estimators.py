@@ -120,7 +120,7 @@ def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> 
     for turn, truth in enumerate(trace(place, seed)):
         at_s, now, believed = turn * EVERY_S, _nearest(truth), rule.bytes_per_s
         thought = _nearest(believed)
-        late_s = LATE * max(latency_s[thought][thought], alone_s) + LATE_S
+        late_s = LATE * latency_s[thought][thought] + LATE_S
         chosen_s = latency_s[thought][now]
         taken_s += chosen_s if chosen_s <= late_s else min(chosen_s, late_s + alone_s)
         best_s += latency_s[now][now]

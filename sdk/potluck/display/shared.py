@@ -10,7 +10,7 @@ from potluck.display import axes, timeline, units
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, legend
 from potluck.display.tables import Bar, Table
-from potluck.plan.sharing.problem import Operator
+from potluck.plan.sharing.problem import DEVICE, Operator
 from potluck.run.sharing.account import Account
 from potluck.run.sharing.answers import ALONE, Stats
 
@@ -124,6 +124,45 @@ def _shares(account: Account, place: int) -> tuple[float, ...]:
     return tuple((stop - start) / account.operators[place].count for start, stop in spans)
 
 
+def at_work(account: Account, found: Stats, state: str = "") -> Table:
+    """What an accelerated model does now, in a sentence; how much sooner that is; what it has done."""
+    times = account.alone_s / account.latency_s if account.latency_s else 1.0
+    sooner = f", {times:.1f} times as long" if times >= 1.05 else ""
+    told = f"{units.duration(account.latency_s)} foretold; {account.device} alone {units.duration(account.alone_s)}"
+    done = units.number(found.requests, "request")
+    if found.requests:
+        done += f", typically {units.duration(found.latency_s)}"
+    if found.fallbacks:
+        done += f"; {units.number(found.fallbacks, 'time')} the device had to answer alone after all"
+    return Table(
+        title=f"Accelerated: {account.device} with {' and '.join(account.helpers)}",
+        columns=("", ""),
+        rows=(
+            ("bandwidth", f"{units.rate(account.bytes_per_s)}, as transfers have shown"),
+            ("now", _sentence(account)),
+            ("a request", told + sooner),
+            ("so far", done),
+        ),
+        notes=(state,) if state else (),
+    )
+
+
+def _sentence(account: Account) -> str:
+    """Who does how much of the work, counted as what it takes the device."""
+    total_s = sum(operator.seconds(DEVICE) for operator in account.operators)
+    parts = []
+    for name in account.names:
+        rows = account.rows.get(name, {})
+        operators = ((account.operators[place], stop - start) for place, (start, stop) in rows.items())
+        work_s = sum(operator.seconds(DEVICE) * n / operator.count for operator, n in operators)
+        parts.append((name, work_s / total_s if total_s else 0.0))
+    if all(not part for _, part in parts[1:]):
+        return f"{account.device} answers alone"
+    said = ", ".join(f"{name} computes {units.percent(part)}" for name, part in parts)
+    both = " (rows that several need are computed by each)" if sum(part for _, part in parts) > 1.005 else ""
+    return f"{said} of the work{both}"
+
+
 def stats(found: Stats) -> Table:
     """The ways that were taken: how often, how fast, how thrifty."""
     by_way: dict[str, list[float]] = {}
@@ -148,8 +187,8 @@ def stats(found: Stats) -> Table:
     error = found.prediction_error_frac
     notes += [f"predicted times were off by {units.percent(error)} (median)"] if error is not None else []
     return Table(
-        title=f"{found.requests} requests", columns=("way", "by", ">requests", ">typical time", ">energy of one"),
-        rows=table_rows, notes=tuple(notes),
+        title=units.number(found.requests, "request"), rows=table_rows, notes=tuple(notes),
+        columns=("way", "by", ">requests", ">typical time", ">energy of one"),
     )  # fmt: skip
 
 

@@ -71,6 +71,11 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else _scaled(value, "", smallest=1.0).strip()
 
 
+def number(n: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def percent(fraction: float | None) -> str:
     """A fraction of one: `61 %`; a small one is not nothing: `<1 %`."""
     if fraction is None or math.isnan(fraction):

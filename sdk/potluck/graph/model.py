@@ -255,8 +255,12 @@ class Model:
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
             raise ModelError(f"{wanted} expected ({expected}); got {len(tensors)}.")
         for port, tensor in zip(ports, tensors, strict=True):
-            if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
-                raise ModelError(f"{port.name} is a {type(tensor).__name__}; a tensor is expected.")
+            if not hasattr(tensor, "detach"):
+                is_array = hasattr(tensor, "dtype")
+                raise ModelError(
+                    f"{port.name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a tensor is expected.",
+                    next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
+                )
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:
             shape = tuple(tensors[symbol.input].shape)

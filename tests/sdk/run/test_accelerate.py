@@ -1,85 +1,25 @@
-"""One request shared by real agents: the answer is the module's, at any bandwidth, whatever becomes of the helper."""
+"""One request shared by real agents: the answer is the module's, at any bandwidth, of any model."""
 
-import threading
-import time
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from tests.sdk.graph.families import FAMILIES, as_onnx, family
+from tests.sdk.run.accelerating import SOON_S, case, check, check_every_entry, fast_of
 
 import potluck
-from potluck.errors import ModelError, RequestFailed, UserError
-from potluck.graph.pace import Pace
+from potluck.errors import ModelError, UserError
 from potluck.handle import Task
-from potluck.lab.specs import Spec
 from potluck.plan.rivals.shared_requests import WAYS
-from potluck.plan.sharing.shareable import Shareable
-from potluck.profile.measure import FLOOR_BYTES, device_of
-from potluck.profile.network import network_of
-from potluck.records import Inference, LayerCost, Problem
+from potluck.profile.measure import FLOOR_BYTES
 from potluck.run.sharing import accelerate as accelerate_module
 from potluck.run.sharing import fast as fast_module
-from potluck.run.sharing import speeds
 from potluck.run.sharing.accelerate import accelerate
 from potluck.run.sharing.fast import Fast
-from potluck.run.sharing.store import SplitStore
-from potluck.run.sharing.table import SplitCase
 
 torch = pytest.importorskip("torch")
-
-TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
-BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
-SOON_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def nobody_asks(monkeypatch):
-    """These tests say what the bandwidth is; what the link really carries must not change it meanwhile."""
-    monkeypatch.setattr(Fast, "_should_ask", lambda *_: False)
-
-
-def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
-    """As if every operator had been measured to take so long, so that sharing pays at some bandwidth."""
-    model = net if isinstance(net, potluck.Model) else potluck.Model.from_torch(net, x)
-    names = tuple(home.devices)
-    capabilities = {name: home.devices[name].capability for name in names}
-    cost = LayerCost(rows=(1,), forward_s=(slow_s,))
-    problem = Problem(
-        model="m", devices=tuple(device_of(name, capability) for name, capability in capabilities.items()),
-        network=network_of(capabilities, {}), layers=model.layers(), workload=Inference(batch=len(x)),
-        costs=dict.fromkeys(names, (cost,) * len(model.layers())),
-    )  # fmt: skip
-    shareable = Shareable(model.traced_line())
-    paces = tuple(
-        Pace(seconds=dict.fromkeys(shareable.values, s), fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)))
-        for s in (slow_s, *[fast_s] * (len(names) - 1))
-    )
-    return SplitCase(
-        model=model, shareable=shareable, problem=problem, names=tuple(names), paces=paces,
-        batch=len(x), lender=f"0/layers-0-{len(model.layers())}", **{"bandwidths": BANDWIDTHS, **more},
-    )  # fmt: skip
-
-
-def fast_of(home, net, x, **more):
-    return Fast(home._link, home.devices, case(home, net, x, **more), tuple, None, Task())
-
-
-def check(answers, expected):
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    for got, wanted in zip(answers, expected, strict=True):
-        assert got.shape == wanted.shape
-        assert (got - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max()))
-
-
-def check_every_entry(fast, x, expected):
-    assert any(entry.program for entry in fast.table.entries)
-    for entry in fast.table.entries:
-        fast.bytes_per_s = entry.bytes_per_s
-        check(fast(x), expected)
-    assert fast.failure is None
+pytestmark = pytest.mark.usefixtures("nobody_asks")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -156,54 +96,6 @@ def test_another_shape_than_the_examples_is_answered_with_what_is_expected(home,
         fast(x)
 
 
-class Picked(torch.nn.Module):
-    """Which row of the table a pixel is, is computed: nobody can see beforehand that there is no such row."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.out = torch.nn.Embedding(8, 6), torch.nn.Conv2d(6, 3, 1)
-
-    def forward(self, x):
-        return self.out(self.table((x.abs() * 2).to(torch.int64)).permute(0, 3, 1, 2)), x
-
-
-def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
-    net, good = Picked().eval(), torch.rand(2, 9, 4)
-    wrong = good.clone()
-    wrong[0, 8, 1] = 99.0
-    with torch.no_grad(), fast_of(home, net, good) as fast:
-        fast.bytes_per_s = 1e8
-        for _ in range(2):
-            with pytest.raises(RequestFailed, match=r"local-.: .*look at the inputs"):
-                fast(wrong)
-            check(fast(good), net(good))
-            assert set(fast.kept[-1][0].timelines) == {"local-1", "local-2"}
-        assert (fast.failure, fast.stats.fallbacks) == (None, 0)
-
-
-def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
-    net, good = Picked().eval(), torch.rand(2, 9, 4)
-    wrong = {"input": torch.full((2, 9, 4), 99.0)}
-    with torch.no_grad(), fast_of(home, net, good) as fast:
-        fast.bytes_per_s = 1e8
-        execute = fast._crew.execute
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                fast._crew,
-                "execute",
-                lambda *args, **more: execute(*args, **(more | {"batch": wrong} if args[0] else more)),
-            )
-            check(fast(good), net(good))
-        assert (type(fast.failure), fast.stats.fallbacks) == (RequestFailed, 1)
-        wait_until(lambda: fast.is_helped)
-        fast.bytes_per_s = 1e8
-        check(fast(good), net(good))
-        assert fast.stats.fallbacks == 1
-
-
 def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
     class Named(torch.nn.Module):
         def __init__(self):
@@ -234,7 +126,13 @@ def test_three_lines_answer_as_the_module_does_in_its_own_structure(home):
         ({"device": "same"}, "different devices of one home"),
         ({"objective": "energy"}, "energy with a deadline"),
         ({"bandwidths": (1e6, 0.0)}, "bandwidths ascend from zero"),
+        ({"bandwidths": (0.0, float("nan"))}, "bandwidths ascend from zero"),
+        ({"bandwidths": 5}, "bandwidths ascend from zero"),
+        ({"objective": "energy", "deadline_s": 0}, "a deadline is in seconds, above zero"),
         ({"example": None}, "an example of the input is needed"),
+        ({"example": torch.zeros(1, 3, 8, 8).numpy()}, "an example is a torch tensor.*as_tensor"),
+        ({"example": (torch.zeros(1, 3), torch.zeros(1))}, "an example is a torch tensor"),
+        ({"helper": None}, "a device of a home is expected"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -252,110 +150,6 @@ def test_a_model_for_sequences_of_any_length_is_refused_and_says_what_would_do(h
     made = potluck.Model.from_torch(torch.nn.Linear(4, 3), x, sequence_dims=(1,))
     with pytest.raises(ModelError, match=r"one length of its sequence.*without sequence_dims"):
         accelerate(made, x, helper=home["local-2"])
-
-
-# --- faults -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def robot_home(request):
-    """A robot, and a server that is so many times slower than it."""
-    torch.set_num_threads(1)
-    with potluck.Home.lab([Spec(name="robot"), Spec(name="server", slowdown=request.param)]) as opened:
-        yield opened
-
-
-def wait_until(holds):
-    limit_s = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < limit_s, "it did not happen"
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("robot_home", [200], indirect=True)
-def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps_again_when_it_is_back(robot_home):
-    net, x = family("vgg")
-    with torch.no_grad():
-        expected = net(x)
-    with fast_of(robot_home, net, x, slow_s=1.0, fast_s=1e-3) as fast:
-        fast.bytes_per_s = 1e8
-        assert fast.table.at(1e8).program is not None
-        answers = []
-        before = fast.n_steps
-        request = threading.Thread(target=lambda: answers.append(fast(x)))
-        request.start()
-        wait_until(lambda: fast.n_steps > before)  # both have their orders; the helper takes its time
-        robot_home._lab.agents.kill("server")
-        request.join(SOON_S)
-        check(answers[0], expected)
-        assert fast.kept[-1][1] is fast.alone
-        assert fast.failure is not None
-        check(fast(x), expected)  # it is not there from the start
-        assert fast.kept[-1][1] is fast.alone
-
-        robot_home._lab.agents.restart("server")
-        wait_until(lambda: fast.is_helped)
-        fast.bytes_per_s = 1e8
-        check(fast(x), expected)
-        assert set(fast.kept[-1][0].timelines) >= {"server"}
-
-
-@pytest.mark.parametrize("robot_home", [200], indirect=True)
-def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
-    net, x = family("vgg")
-    with torch.no_grad():
-        expected = net(x)
-    with fast_of(robot_home, net, x, slow_s=0.01, fast_s=1e-4) as fast:
-        fast.bytes_per_s = 1e8
-        robot_home._lab.agents.freeze("server")
-        check(fast(x), expected)
-        assert fast.kept[-1][1] is fast.alone
-        check(fast(x), expected)
-        robot_home._lab.agents.thaw("server")
-
-
-@pytest.mark.parametrize("robot_home", [10], indirect=True)
-def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch):
-    monkeypatch.setattr(speeds, "SHOWN", 1)
-    net, x = family("vgg")
-    with fast_of(robot_home, net, x, slow_s=2e-4, fast_s=1e-6) as fast:
-        fast.bytes_per_s = 1e8
-        assert fast.table.at(1e8).program is not None
-        told_s = fast.explain(1e8).latency_s
-
-        def found_out():
-            fast.bytes_per_s = 1e8
-            fast(x)
-            return fast.table.at(1e8).program is None
-
-        wait_until(found_out)
-        assert fast.explain(1e8).latency_s != told_s
-        fast(x)
-        assert fast.stats.answers[-1].way == "alone"
-
-
-@pytest.mark.parametrize("robot_home", [1], indirect=True)
-def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_helps_again(robot_home):
-    net, x = family("vgg")
-    with torch.no_grad():
-        expected = net(x)
-    with fast_of(robot_home, net, x) as fast:
-        fast.bytes_per_s = 1e8
-        for worker in psutil.Process(robot_home._lab.agents.process("robot").pid).children(recursive=True):
-            worker.kill()
-        check(fast(x), expected)
-        assert fast.stats.answers[-1].way == "alone"
-        wait_until(lambda: fast.is_helped)
-        check(fast(x), expected)
-
-
-def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_comes_back(home, monkeypatch):
-    monkeypatch.undo()  # here somebody asks
-    net, x = family("vgg")
-    with fast_of(home, net, x) as fast:
-        fast._heard(10**7, 1e3)  # next to nothing
-        assert fast.table.at(fast.bytes_per_s).program is None
-        wait_until(lambda: fast.table.at(fast.bytes_per_s).program)
 
 
 def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_with_it(home, monkeypatch):
@@ -389,49 +183,6 @@ def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):
         assert split.latency_s <= thrifty.deadline_s
 
 
-# --- what it takes, and what it tells ---------------------------------------------------------------------------------
-
-
-def test_zero_bandwidth_is_answered_alone_and_says_so(home):
-    net, x = family("vgg")
-    with fast_of(home, net, x) as fast:
-        fast.bytes_per_s = 0.0
-        fast(x)
-        assert fast.stats.entries == {"alone": 1}
-        assert "sharing does not pay: local-1 answers alone" in repr(fast.explain(0.0))
-
-
-def test_a_table_is_found_again_for_the_same_model_and_times_alone_and_made_anew_where_it_is_corrupt(
-    home, tmp_path, monkeypatch
-):
-    searched = []
-    search = SplitCase.search
-    monkeypatch.setattr(SplitCase, "search", lambda self: searched.append(self) or search(self))
-    store, (net, x), (other, y) = SplitStore(tmp_path), family("vgg"), family("mobilenet")
-    first = case(home, net, x)
-    made = store.table(first)
-    again = store.table(case(home, net, x))
-    assert [(e.bytes_per_s, e.split) for e in again.entries] == [(e.bytes_per_s, e.split) for e in made.entries]
-    assert [p.name for p in again.programs] == [p.name for p in made.programs]
-    assert len(searched) == 1
-    store.table(case(home, net, x, fast_s=1e-4))
-    store.table(case(home, other, y))
-    assert len(searched) == 3
-    whole = store.path(first).read_bytes()
-    for spoilt in (
-        b"",
-        b"[]",
-        b'{"entries": []}',
-        b'{"entries": 3}',
-        whole[:-9],
-        whole.replace(b'"tiles": ', b'"tiles": -'),
-    ):
-        store.path(first).write_bytes(spoilt)
-        assert store.table(first).entries[-1].split == made.entries[-1].split
-        assert store.path(first).read_bytes() == whole
-    assert len(searched) == 9
-
-
 def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
     torch.manual_seed(0)
@@ -442,27 +193,6 @@ def test_a_model_without_rows_is_cut_between_its_operators_and_says_so(home, mon
         check(fast(x), net(x))
         assert fast.stats.answers[-1].way.startswith("share-")
         assert "no operator of this model can compute some rows" in repr(fast.explain(1e8))
-
-
-def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
-    net, x = family("vgg")
-    with fast_of(home, net, x) as fast:
-        for fast.bytes_per_s in (0.0, 3e6):
-            fast(x)
-        stats, account = fast.stats, fast.explain(3e6)
-    assert (stats.requests, stats.fallbacks, len(stats.entries)) == (2, 0, 2)
-    assert stats.prediction_error_frac > 0
-    assert stats._repr_html_().count("<svg") == 1
-    assert "2 requests" in repr(stats)
-    shares = account.rows["local-1"], account.rows["local-2"]
-    assert all(rows for rows in shares)
-    assert account._repr_html_().count("<svg") == 1
-    assert "local-1 alone" in repr(account)
-    assert "conv2d" in repr(account)
-    assert "aten." not in repr(account)
-    assert account.save(tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
-    assert "<table" in account.save(tmp_path / "rows.html").read_text()
 
 
 def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):

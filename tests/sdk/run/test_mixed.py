@@ -3,8 +3,8 @@
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.graph.models import CASES
+from tests.sdk.run.accelerating import check_every_entry, fast_of
 from tests.sdk.run.conftest import make_data, make_model, make_plan
-from tests.sdk.run.test_accelerate import check_every_entry, fast_of, nobody_asks  # noqa: F401 - a fixture
 
 import potluck
 from potluck.errors import ModelError, PlanError

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.sdk.graph.families import family
-from tests.sdk.run.test_accelerate import check, fast_of, wait_until
+from tests.sdk.run.accelerating import check, fast_of, wait_until
 
 import potluck
 from potluck.errors import UserError

@@ -111,6 +111,11 @@ class _Block:
     seconds: float
     streamed_s: float
 
+    @property
+    def first_s(self) -> float:
+        """From its first rows before to its first rows behind, if it has to wait for nobody."""
+        return self.seconds - (1 - 1 / TILES) * self.streamed_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
@@ -121,6 +126,8 @@ class _Leg:
     helper: _Block
     up_bytes: int
     down_bytes: int
+    device_first_s: float
+    helper_first_s: float
 
 
 @dataclass(slots=True)
@@ -166,11 +173,11 @@ class Blocks:
             faster = max(faster, device_s / helper_s if helper_s > 0 else 1.0)
         self.left.reverse()
 
-    def soonest_s(self, label: "Label") -> float:
-        """No end is sooner from there: both sides work all the time on what is left."""
-        left_s, faster = self.left[label.at.place]
-        together_s = (left_s + label.device_first_s + faster * label.helper_first_s) / (1.0 + faster)
-        return max(label.device_first_s, together_s)
+    def soonest_s(self, place: int, device_first_s: float, helper_first_s: float) -> float:
+        """No end is sooner than with first rows there then: both sides work all the time on what is left."""
+        left_s, faster = self.left[place]
+        together_s = (left_s + device_first_s + faster * helper_first_s) / (1.0 + faster)
+        return device_first_s if device_first_s > together_s else together_s
 
     def legs_from(self, at: Handover, levels: int) -> list[_Leg]:
         """All ways on from a cut to the cuts behind it, one for each of so many levels there."""
@@ -191,7 +198,7 @@ class Blocks:
         device, helper = self.block(at, to, DEVICE), self.block(at, to, HELPER)
         up = _lacking(self.shares.operators, helper.takes, self.held(at, HELPER))
         down = _lacking(self.shares.operators, device.takes, self.held(at, DEVICE))
-        return _Leg(to, device, helper, up, down)
+        return _Leg(to, device, helper, up, down, device.first_s, helper.first_s)
 
     def block(self, before: Handover, after: Handover, side: int) -> _Block:
         key = (after, side)
@@ -239,11 +246,16 @@ def search(
     for place in blocks.places[:-1]:
         here = [label for at in blocks.handovers(place, levels) for label in fronts.pop(at, [])]
         for label in _thinned(here, energy=thrifty):
-            if blocks.soonest_s(label) > limit_s:
+            first_s = label.device_first_s, label.helper_first_s
+            if blocks.soonest_s(place, *first_s) > limit_s:
                 continue
             for leg in blocks.legs_from(label.at, levels):
+                firsts_s = first_s[0] + leg.device_first_s, first_s[1] + leg.helper_first_s  # at the soonest
+                late = label.device_s + leg.device.seconds > limit_s
+                if late or blocks.soonest_s(leg.to.place, *firsts_s) > limit_s:
+                    continue
                 found = _step(sharing, label, leg, bytes_per_s, limit_s)
-                if found is None or blocks.soonest_s(found) > limit_s:
+                if not found or blocks.soonest_s(leg.to.place, found.device_first_s, found.helper_first_s) > limit_s:
                     continue
                 if leg.to.place != last:
                     fronts.setdefault(leg.to, []).append(found)

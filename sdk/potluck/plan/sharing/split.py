@@ -12,6 +12,7 @@ candidates: a further helper never makes it worse.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import accumulate, combinations, pairwise
 
 from potluck.errors import PlanError
@@ -26,6 +27,7 @@ N_WAYS = 6  # of those that the search found, carried out in time
 N_IMPROVED = 2  # of those, made better; with several helpers, which take longer to try, one
 MAX_TRIES = 120  # changes of a way that are tried
 TILE_COUNTS = (1, 2, 4, 8)
+STEPS_KEPT = 512  # of divisions, which are tried again at other bandwidths; some tens of MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class Splitter:
             for left in (sides[:-1], (sides[0], sides[-1])):
                 self.fewer.append((left, Splitter(sharing.among(left), rules=rules, levels=levels)))
         self.blocks = Blocks(one_helper, cuts(one_helper))
+        self._steps = lru_cache(maxsize=STEPS_KEPT)(partial(steps, self.shares))
 
     def share(self, bytes_per_s: float, *, deadline_s: float | None = None, near: Sequence[Split] = ()) -> Split:
         """The split with the least latency; with `deadline_s`, the one with the least joules of the device within it.
@@ -121,7 +124,7 @@ class Splitter:
 
     def tried(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int) -> Split | None:
         sharing = self.shares.sharing
-        taken = times(sharing, steps(self.shares, divisions, tiles), bytes_per_s)
+        taken = times(sharing, self._steps(tuple(divisions), tiles), bytes_per_s)
         if taken is None:
             return None
         energy_j = (

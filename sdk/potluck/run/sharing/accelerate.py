@@ -1,5 +1,6 @@
 """accelerate: one model, one request at a time, answered by the device here with the help of stronger ones."""
 
+import math
 import platform
 import socket
 from collections.abc import Callable, Sequence
@@ -91,13 +92,7 @@ def accelerate(
     n_searches = N_SEARCHES if bandwidths is None and len(helpers) == 1 else 0
     if bandwidths is None:
         bandwidths = BANDWIDTHS if len(helpers) == 1 else BANDWIDTHS_OF_SEVERAL
-    if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
-        raise UserError(
-            f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
-            next_step='Write objective="energy", deadline_s=0.2.',
-        )
-    if not bandwidths or bandwidths[0] != 0 or any(a >= b for a, b in pairwise(bandwidths)):
-        raise UserError(f"bandwidths ascend from zero, got {tuple(bandwidths)!r:.80}.")
+    _check_wishes(objective, deadline_s, bandwidths)
     made, batch, rebuild = _read(resolved(model), example)
     if len(made.inputs()) != 1:
         raise ModelError(f"a request has one input here; this model takes {len(made.inputs())}.")
@@ -127,10 +122,34 @@ def accelerate(
     return Handle(work, f"accelerating with {' and '.join(place.name for place in helpers)}")
 
 
+def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
+    if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
+        raise UserError(
+            f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
+            next_step='Write objective="energy", deadline_s=0.2.',
+        )
+    if deadline_s is not None and not (_is_number(deadline_s) and deadline_s > 0):
+        raise UserError(f"a deadline is in seconds, above zero; got {deadline_s!r:.40}.")
+    rates = bandwidths if isinstance(bandwidths, Sequence) and all(map(_is_number, bandwidths)) else ()
+    if not rates or rates[0] != 0 or any(a >= b for a, b in pairwise(rates)):
+        raise UserError(f"bandwidths ascend from zero, in bytes per second; got {bandwidths!r:.80}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any]]:
     """The model, the rows of a request, and what puts its outputs together as the module does."""
     from potluck.graph import Model
 
+    if isinstance(example, list | tuple) and len(example) == 1:
+        (example,) = example
+    if example is not None and not (hasattr(example, "shape") and hasattr(example, "detach")):
+        raise UserError(
+            f"an example is a torch tensor, as a request will be one; got {type(example).__name__}.",
+            next_step="torch.as_tensor(x) makes one of an array.",
+        )
     if isinstance(model, str | Path):
         model = Model.from_onnx(model)
     if hasattr(model, "as_torch"):  # from ONNX: only torch's operators are divided

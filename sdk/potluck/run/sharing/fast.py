@@ -5,12 +5,14 @@ goes to all sides, and that is their agreement. If a helper fails, or is late, t
 that are left share the requests until it is back.
 """
 
+import math
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from potluck.run.history import measured_trace
 from potluck.run.sharing.account import Account
 from potluck.run.sharing.answers import ALONE, Answer, Stats
 from potluck.run.sharing.edition import computing, shared_requests, transfers
+from potluck.run.sharing.foretold import Foretold
 from potluck.run.sharing.speeds import Speeds
 from potluck.run.sharing.store import SplitStore
 from potluck.run.sharing.table import Entry, SplitCase, SplitTable
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.25  # between two looks of the upkeep
 RETRY_S = 2.0  # after a failed attempt to reach the helper
 PROBE_BYTES = 32 * 1024
-LATE = 2.0  # times what it should take, until the device begins to answer alone
+LATE = 1.5  # times what it should take, until the device begins to answer alone; 3 cost 1 % (`bench/estimators.py`)
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
 
@@ -71,11 +74,11 @@ class Fast:
         self._asking = Asking(time.monotonic())
         self._answers: list[Answer] = []
         self._speeds = Speeds(case.names)
-        self._foretold: dict[tuple[int, str], float] = {}  # program and bandwidth in two digits -> seconds
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._whole = {name: case.whole(name, self._crew.run) for name in case.names}
         self.alone = self._whole[self.device].compiled[INFER]
-        self.alone_s = self._predicted_s(self.alone, self.bytes_per_s)
+        self._foretold = Foretold(case, self.alone)
+        self.alone_s = self._foretold.seconds(self.alone, self.bytes_per_s)
         for name in case.names:
             self._load(name)
         self._loaded = self.helpers
@@ -106,12 +109,7 @@ class Fast:
         return {device: self._memory(device, self.table) for device in self.sides}
 
     def _memory(self, device: str, table: SplitTable) -> int:
-        resting = self._case.problem.device(device).floor_bytes + self._whole[device].held_bytes(device)
-        needed = [resting + self._peak(program.compiled, device) for program in table.programs]
-        return max([resting, *needed, self._peak(self.alone, device)])  # that of the whole model counts its weights
-
-    def _peak(self, compiled: Compiled, device: str) -> int:
-        return self._case.foretell(compiled, self.bytes_per_s).peak_bytes.get(device, 0)
+        return self._foretold.memory_bytes(self._whole[device], device, table, self.bytes_per_s)
 
     def _load(self, device: str) -> None:
         """The whole model with its weights onto a device that has nothing of this run."""
@@ -133,8 +131,8 @@ class Fast:
         self._crew.prepare(epoch, shared_requests(self._crew.run, epoch, table.programs, memory))
         with self._lock:
             self._case, self.table, self._epoch, self._helped = case, table, epoch, True
-            self._foretold.clear()
-            self.alone_s = self._predicted_s(self.alone, self.bytes_per_s)
+            self._foretold = Foretold(case, self.alone)
+            self.alone_s = self._foretold.seconds(self.alone, self.bytes_per_s)
         if before[0]:
             self._crew.drop(*before)
 
@@ -155,20 +153,13 @@ class Fast:
         RequestFailed
             Where an operator failed over these values; other requests are answered, by all.
         """
-        self._check()
-        batch = self._case.batch
-        rows = self._case.model.check_inputs(*inputs)
-        if rows != batch:
-            raise UserError(
-                f"a request has {batch} rows, as the example had; got {rows}.",
-                next_step=f"Give {batch} rows, or accelerate with an example of {rows}.",
-            )
-        named = {self._case.model.inputs()[0].name: inputs[0]}
-        with self._lock:
+        named = self._case.request(inputs)
+        with self._lock:  # one request at a time, whoever asks
+            self._check()
             at_s, bytes_per_s, entry = time.monotonic(), self.bytes_per_s, self._entry()
             done = self._shared(named, entry.program.compiled) if entry.program is not None else None
             execution, compiled = done or self._by_itself(named)
-            outputs = self._in_order(outputs_of(execution, compiled))
+            outputs = self._case.answer(outputs_of(execution, compiled))
             self._note(execution, compiled, at_s, bytes_per_s, entry)
         return self._rebuild(outputs)
 
@@ -178,18 +169,12 @@ class Fast:
         trace = self.trace
         answer = Answer(
             at_s=at_s, way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
-            latency_s=time.monotonic() - at_s, predicted_s=self._predicted_s(compiled, bytes_per_s),
+            latency_s=time.monotonic() - at_s, predicted_s=self._foretold.seconds(compiled, bytes_per_s),
             bytes_per_s=bytes_per_s, joules=trace.energy_j.get(self.device),
             source=trace.energy_source.get(self.device, ""), by=computing(compiled),
             fallback=entry.program is not None and compiled is self.alone,
         )  # fmt: skip
         self._answers.append(answer)
-
-    def _predicted_s(self, compiled: Compiled, bytes_per_s: float) -> float:
-        key = id(compiled), f"{bytes_per_s:.2g}"
-        if key not in self._foretold:
-            self._foretold[key] = max(self._case.foretell(compiled, float(key[1])).step_s)
-        return self._foretold[key]
 
     def _entry(self) -> Entry:
         """What to do with the next request."""
@@ -214,13 +199,9 @@ class Fast:
     def explain(self, bytes_per_s: float | None = None) -> Account:
         """Which rows run where and when; at the bandwidth of now, or another."""
         rate = self.bytes_per_s if bytes_per_s is None else bytes_per_s
+        if not (isinstance(rate, int | float) and 0 <= rate < math.inf):
+            raise UserError(f"a bandwidth is in bytes per second, from zero on; got {rate!r:.40}.")
         return self._case.account(self.table.at(rate), self.alone, rate)
-
-    def _in_order(self, outputs: "dict[str, torch.Tensor]") -> "list[torch.Tensor]":
-        """All outputs of the model; one that is the same as another came once."""
-        graph = self._case.shareable.line.traced.graph
-        by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
-        return [by_ref[output.ref] for output in graph.outputs]
 
     def rivals(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
         """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
@@ -229,11 +210,9 @@ class Fast:
     def like(self, rival: str, *, deadline_s: float | None = None) -> "Fast":
         """Another for the same model and devices, which shares requests as a rival does, by the same estimate.
 
-        Parameters
-        ----------
-        rival
-            "device", "helper", "layer cut", "greedy tiling"; or, within `deadline_s`, "thriftiest cut". Empty: ours.
+        `rival`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s` "thriftiest cut". Empty: ours.
         """
+        self._check()
         case = replace(self._full, rival=rival, deadline_s=deadline_s)
         return Fast(self._link, self._members, case, self._rebuild, None, Task())
 
@@ -241,7 +220,7 @@ class Fast:
         """The answer of all sides; None where a helper has failed."""
         future = self._crew.execute(self._epoch, compiled, self._next(), batch=named, request=True)
         try:
-            execution = future.result(LATE * max(self._predicted_s(compiled, self.bytes_per_s), self.alone_s) + LATE_S)
+            execution = future.result(LATE * self._foretold.seconds(compiled, self.bytes_per_s) + LATE_S)
         except TimeoutError:
             return self._race(future, compiled, named)
         except RequestFailed as error:
@@ -382,8 +361,9 @@ class Fast:
         if self._closed.is_set():
             return
         self._closed.set()
-        with self._upkeeping:
-            self._crew.drop()
+        with self._upkeeping, self._lock:  # a request under way is answered first
+            with suppress(HomeError):  # the home was closed before
+                self._crew.drop()
             if self._agents is not None:
                 self._members.remove(self.device)
                 self._agents.close()
@@ -394,7 +374,27 @@ class Fast:
             raise HomeError("this accelerated model is closed.", next_step="Call potluck.accelerate again.")
 
     def __enter__(self) -> "Fast":
+        self._check()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _state(self) -> str:
+        """Why nobody helps, where nobody does."""
+        if self._closed.is_set():
+            return "closed"
+        why = f" ({self.failure})" if self.failure else ""
+        return "" if self._helped else f"{' and '.join(self.helpers)} cannot help now{why}: {self.device} answers alone"
+
+    def __repr__(self) -> str:
+        from potluck.display import shared, text
+
+        return text.render(shared.at_work(self.explain(), self.stats, self._state()))
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html, shared, text
+
+        account = self.explain()
+        content = shared.at_work(account, self.stats, self._state())
+        return html.fragment("fast", text.render(content), shared.rows(account).svg(), html.table(content))

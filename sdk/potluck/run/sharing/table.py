@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from potluck.errors import PlanError
+from potluck.errors import PlanError, UserError
 from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
 from potluck.plan.rivals import shared_requests
@@ -83,6 +83,24 @@ class SplitCase:
         """The planner's problem; its link is still open."""
         device, helpers = self.problem.device(self.names[DEVICE]), self.names[HELPER:]
         return sharing_in(self.problem.network, device, helpers, self.shareable, self.paces, self.batch)
+
+    def request(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """The input of a request by its name. Raises ModelError, UserError where it is not as the example was."""
+        from potluck.display import units
+
+        rows = self.model.check_inputs(*inputs)
+        if rows != self.batch:
+            raise UserError(
+                f"a request has {units.number(self.batch, 'row')}, as the example had; got {rows}.",
+                next_step=f"Give {self.batch}, or accelerate with an example of {rows}.",
+            )
+        return {self.model.inputs()[0].name: inputs[0]}
+
+    def answer(self, outputs: Mapping[str, Any]) -> list[Any]:
+        """All outputs of the model, in its order; one that is the same as another came once."""
+        graph = self.shareable.line.traced.graph
+        by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
+        return [by_ref[output.ref] for output in graph.outputs]
 
     def among(self, names: tuple[str, ...]) -> "SplitCase":
         """The case of these devices alone."""
