@@ -31,11 +31,6 @@ class Reads:
         """The rows [first, last) that output rows [start, stop) need, before clipping: they may lie in the padding."""
         return (start * self.mul + self.low) // self.div, ((stop - 1) * self.mul + self.high) // self.div + 1
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether neighbouring rows read some of the same rows."""
-        return (self.mul + self.low) // self.div <= self.high // self.div
-
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """The rows [first, last) that output rows [start, stop) need; empty for an empty interval.
 

@@ -148,7 +148,7 @@ class Shareable:
             seams = []
             for value in group:
                 read = self.reads(value)
-                if any(reads and reads.overlaps for reads in read.values()):
+                if any(reads and _overlap(reads) for reads in read.values()):
                     seams.append(value)
                 for ref, reads in read.items():
                     if ref.value not in group:
@@ -289,3 +289,8 @@ def _covering(parts: Sequence[Part], rows: Interval) -> list[Part]:
 
 def _inside(part: Part, other: Part) -> bool:
     return part.ref == other.ref and other.start <= part.start and part.stop <= other.stop
+
+
+def _overlap(reads: Reads) -> bool:
+    """Whether neighbouring rows read some of the same rows."""
+    return reads.window(0, 1)[1] > reads.window(1, 2)[0]
