@@ -194,8 +194,13 @@ def _model(kind: str, batch: int) -> tuple[Any, Any, Any]:
 
     images, labels = next(iter(Digits.load().batches(batch, 1)))
     torch.manual_seed(0)
-    nn, n = torch.nn, WIDTHS.get(kind, 0)
-    linear = (nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10))
-    network = nn.Sequential(*linear) if n else digits_network()
-    made = Model.from_torch(network, images, loss=nn.functional.cross_entropy, example_targets=labels)
+    network = digits_network() if kind == "cnn" else _linear(WIDTHS[kind])
+    made = Model.from_torch(network, images, loss=torch.nn.functional.cross_entropy, example_targets=labels)
     return made, images, labels
+
+
+def _linear(n: int) -> Any:
+    """A network of linear layers, `n` wide."""
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10))
