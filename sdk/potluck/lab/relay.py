@@ -112,6 +112,9 @@ class Relay:
 
     def _source(self, port: int) -> str:
         """Whose connection comes from this port: the process's that has it; a notebook's that joined is in none."""
+        known = self._processes
+        if len(known) <= len(self._agents) or not all(process.is_running() for _, process in known):
+            self._processes = _processes(self._agents)  # a device went, and may have come back as another process
         return next((name for name, process in self._processes if port in _ports(process)), HOME)
 
     async def _pass(self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +152,7 @@ class Relay:
 def _processes(agents: dict[str, int]) -> list[tuple[str, psutil.Process]]:
     """Who started us, the notebook mostly, and the agents: its children that listen where they should.
 
-    Found once: with some hundred processes on a busy machine looking for them takes so long that handshakes time out.
+    Kept: with some hundred processes on a busy machine looking for them takes so long that handshakes time out.
     """
     parent, names = psutil.Process(os.getppid()), {port: name for name, port in agents.items()}
     found = [(names[port], child) for child in parent.children() for port in _ports(child) if port in names]

@@ -1,7 +1,11 @@
 """Links in user space: media are shared there too, and a run over them equals one machine."""
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -13,7 +17,7 @@ from potluck.lab.airtime import Airtime
 from potluck.lab.relay import Relay
 from potluck.lab.script import Bandwidth, Flow, Loss
 from potluck.profile.topology import Attachment, Link, Wiring, build
-from potluck.records import Stage
+from potluck.records import HOME, Stage
 from potluck.simulate.fairness import max_min_rates
 
 torch = pytest.importorskip("torch")
@@ -200,8 +204,9 @@ def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
 
 
-def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back():
+def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back(monkeypatch):
     """A connection that were closed at once would look like one to somebody with another key."""
+    monkeypatch.setattr(os, "getppid", os.getpid)  # who connects is the notebook
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     taken.close()
@@ -220,6 +225,36 @@ def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back():
             return await asyncio.wait_for(reader.read(5), 30)
 
     assert asyncio.run(talk()) == b"hello"
+
+
+AGENT = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+connection = socket.create_connection(listener.getsockname())
+print(connection.getsockname()[1], listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_device_that_came_back_as_another_process_is_known(monkeypatch):
+    monkeypatch.setattr(os, "getppid", os.getpid)  # whose children the agents are
+
+    @contextmanager
+    def agent(port=0):
+        command = [sys.executable, "-c", AGENT, str(port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            yield tuple(map(int, process.stdout.readline().split()))
+            process.kill()
+
+    async def relay_of(port):
+        return Relay(airtime("wifi")[1], {"b": port})
+
+    with agent() as (connection, port):
+        relay = asyncio.run(relay_of(port))
+        assert relay._source(connection) == "b"
+    assert relay._source(connection) == HOME
+    with agent(port) as (connection, _):
+        assert relay._source(connection) == "b"
 
 
 def test_other_links_are_refused(tmp_path):
