@@ -55,7 +55,8 @@ class Model:
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
-        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained.
+        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. A weighted mean
+        (class weights, ignored targets) is one over the rows of each micro-batch, and of each device's share of it.
         Plans call it `name`. `sequence_dims[i]` is the dimension of input (then target) i that may change its length
         too. Raises ModelError.
         """
