@@ -52,8 +52,6 @@ def layers(line: Line, *, n_inputs: int, max_layers: int, merge_below: float = 0
     if max_layers < 1:
         raise ModelError(f"a model needs at least one layer; got max_layers={max_layers}.")
     weights = _weights(line)
-    if not line.bound:
-        raise ModelError("nothing is computed of the inputs, so there is nothing to share among devices.")
     found = find(line.reads(), weights)
     if found.spans:
         ordered = make_line(line.traced, found.order)

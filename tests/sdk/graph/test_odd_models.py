@@ -105,6 +105,7 @@ def quantised():
 
 REFUSED = {
     "nothing to do": (nn.Sequential, X, "computes nothing"),
+    "hands on": (nn.Identity, X, "computes nothing"),
     "weights come out": (lambda: Does(lambda self, x: self.linear.weight), X, "computes nothing"),
     "a mean over the batch": (lambda: Does(lambda self, x: self.linear(x).mean(0)), X, "each row.*aten.mean"),
     "a number": (lambda: Does(lambda self, x: self.linear(x).sum()), X, "each row.*aten.sum"),
