@@ -1,8 +1,14 @@
-"""How long hypothesis tries: the same examples each time in `make test`, ever new ones in `make test-long`."""
+"""How long hypothesis tries: the same examples each time in `make test`, ever new ones in `make test-long`.
+
+And Ctrl-C: whoever is started with `&` ignores it, as do all processes that tests start, unless they get it back.
+"""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: a slow machine is no wrong answer.
 settings.register_profile("default", deadline=None, derandomize=True)

@@ -76,6 +76,7 @@ class LocalAgents:
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._frozen: dict[str, subprocess.Popen[bytes]] = {}
+        self._ending: set[str] = set()  # killed or told to stop: others see it before we have waited for it
         self._specs = {spec.name: spec for spec in specs}
         self._pid = os.getpid()
         _open.add(self)
@@ -131,8 +132,8 @@ class LocalAgents:
         return self._processes[name]
 
     def is_there(self, name: str) -> bool:
-        """Whether an agent has not ended."""
-        return self._processes[name].poll() is None
+        """Whether an agent has not ended, and does not end just now."""
+        return name not in self._ending and self._processes[name].poll() is None
 
     def _need(self, name: str) -> None:
         if not self.is_there(name):
@@ -151,6 +152,7 @@ class LocalAgents:
     def kill(self, name: str) -> None:
         """End an agent without a word."""
         self._need(name)
+        self._ending.add(name)
         self._processes[name].kill()
         self._processes[name].wait()
 
@@ -158,6 +160,7 @@ class LocalAgents:
         """End an agent in good order."""
         self._need(name)
         self.thaw(name)
+        self._ending.add(name)
         self._end(self._processes[name])
 
     def restart(self, name: str) -> None:
@@ -165,6 +168,8 @@ class LocalAgents:
         if self.is_there(name):
             raise HomeError("it is there already.", device=name)
         (before,) = (agent for agent in self.agents if agent.name == name)
+        self._processes[name].wait()
+        self._ending.discard(name)
         self._close_pipe(self._processes[name])
         self._processes[name] = self._start(name, before.address.port)
         self._await_ready(name, self._processes[name])

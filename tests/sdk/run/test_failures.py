@@ -158,8 +158,7 @@ def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, home):
 
 
 SCRIPT = """
-import signal, sys, potluck
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests were started with `&`
+import sys, potluck
 home = potluck.Home.local(2)
 print(*[home._lab.agents.process(name).pid for name in home.devices], home._lab.agents.directory, flush=True)
 {then}
