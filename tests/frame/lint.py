@@ -1,6 +1,7 @@
 """The rules of the frame as functions: path and source of a module in, broken rules out. Exceptions carry reasons."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def modules() -> Iterator[tuple[str, str]]:
             yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
+_tree = functools.cache(ast.parse)
+
+
 def _excused(path: str, table: dict[str, str]) -> bool:
     return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in table)
 
@@ -120,7 +124,7 @@ def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
 
 def unsafe(path: str, source: str) -> list[str]:
     """Whatever could run code that came as data."""
-    tree = ast.parse(source)
+    tree = _tree(source)
     aliases, found = _aliases(tree), []
     for line, name in _imports(tree):
         if set(name.split(".")) & UNSAFE_MODULES or _ends(name):
@@ -150,7 +154,7 @@ def arrows(path: str, source: str) -> list[str]:
     if path in STARTS_AGENTS:
         allowed = allowed | {"potluck_agent"}
     found = []
-    for line, name in _imports(ast.parse(source)):
+    for line, name in _imports(_tree(source)):
         target = name.split(".")[0]
         if target in ("potluck", "potluck_agent", "potluck_wire") and target not in allowed:
             found.append(f"{path}:{line}: {package} imports {name}")
@@ -163,11 +167,11 @@ def floors(path: str, source: str) -> list[str]:
     package, room = path.removesuffix(".py").split("/")[1:3]
     if package != "potluck" or room.startswith("__"):
         return []
-    tree = ast.parse(source)
+    tree = _tree(source)
     later = {
         line
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     found = []
@@ -182,7 +186,7 @@ def pure(path: str, source: str) -> list[str]:
     """No sockets, files, clocks, threads, prints or global random state in the pure packages."""
     if not is_pure(path):
         return []
-    tree = ast.parse(source)
+    tree = _tree(source)
     aliases, found = _aliases(tree), []
     for line, name in _imports(tree):
         if name.split(".")[0] in IMPURE_MODULES:
@@ -206,7 +210,7 @@ def prints(path: str, source: str) -> list[str]:
     """Nothing prints unasked."""
     if _excused(path, PRINTS):
         return []
-    tree = ast.parse(source)
+    tree = _tree(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = [(node.lineno, _dotted(node.func, {})) for node in calls]
     return [f"{path}:{line}: prints" for line, name in names if name in ("print", "sys.stdout.write", "pprint")]
@@ -216,7 +220,7 @@ def wall_time(path: str, source: str) -> list[str]:
     """Monotonic clocks only; wall time is for display."""
     if _excused(path, WALL_TIME):
         return []
-    tree = ast.parse(source)
+    tree = _tree(source)
     aliases = _aliases(tree)
     found = []
     for node in ast.walk(tree):
@@ -231,7 +235,7 @@ def wall_time(path: str, source: str) -> list[str]:
 def bare(path: str, source: str) -> list[str]:
     """No bare except, no name that says nothing."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_tree(source)):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             found.append(f"{path}:{node.lineno}: bare except")
         if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Handler", "Util", "Utils", "Helper")):
