@@ -512,13 +512,18 @@ class Trace:
         return max((event.stop_s for event in self.events), default=0.0)
 
     @property
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """When the first event of each step began, and when its last one ended."""
+        found: dict[int, tuple[float, float]] = {}
+        for event in self.events:
+            start_s, stop_s = found.get(event.step, (event.start_s, event.stop_s))
+            found[event.step] = min(start_s, event.start_s), max(stop_s, event.stop_s)
+        return tuple(found[step] for step in sorted(found))
+
+    @property
     def whole_s(self) -> tuple[float, ...]:
         """Seconds of each step from its first event to its last, whatever else is under way meanwhile."""
-        spans: dict[int, tuple[float, float]] = {}
-        for event in self.events:
-            start_s, stop_s = spans.get(event.step, (event.start_s, event.stop_s))
-            spans[event.step] = min(start_s, event.start_s), max(stop_s, event.stop_s)
-        return tuple(stop_s - start_s for _, (start_s, stop_s) in sorted(spans.items()))
+        return tuple(stop_s - start_s for start_s, stop_s in self.spans)
 
     def _repr_html_(self) -> str:
         from potluck.display import html

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from potluck.records import Event, Problem, Trace, Training
+from potluck.records import Problem, Trace, Training
 from potluck.run.history import in_turn_s
 from potluck.schedule import Compiled
 from potluck.schedule.network import by_priority, schedule_transfers
@@ -24,11 +24,7 @@ def foretell(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
         return simulate(compiled, problem)
     steps, in_flight = (STEPS, IN_FLIGHT) if training else (STEPS * in_flight, in_flight)
     trace = simulate(compiled, problem, steps=steps, in_flight=in_flight, serial=training)
-    events: list[list[Event]] = [[] for _ in range(steps)]
-    for event in trace.events:
-        events[event.step].append(event)
-    spans = [(min(e.start_s for e in one), max(e.stop_s for e in one)) for one in events]
-    return replace(trace, step_s=in_turn_s(spans))
+    return replace(trace, step_s=in_turn_s(trace.spans))
 
 
 def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0) -> Compiled:
