@@ -113,11 +113,11 @@ class RawPeer:
         self.say(message, *buffers)
         return self.hear(MESSAGES[NUMBER_OF[type(message)]].channel)[0]
 
-    def hears_nothing(self) -> bool:
+    def hears_nothing(self, wait_ms: int = SILENCE_MS) -> bool:
         poller = zmq.Poller()
         for dealer in self.sockets.values():
             poller.register(dealer, zmq.POLLIN)
-        return not poller.poll(SILENCE_MS)
+        return not poller.poll(wait_ms)
 
 
 def pair(port: int, code: str, keys: Keys, name: str = "ada") -> ControllerSide:

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgpack
 import psutil
@@ -70,10 +70,14 @@ NETWORK = [e for e in MESSAGES.values() if e.channel in (Channel.CONTROL, Channe
 
 @pytest.mark.parametrize("who", OUTSIDERS)
 def test_a_stranger_gets_nothing_whatever_it_says(jetson, who):
-    with RawPeer(jetson.port, jetson.key, OUTSIDERS[who]) as outsider:
-        for entry in NETWORK:
+    with ExitStack() as stack:
+        outsiders = []
+        for entry in NETWORK:  # each over a connection of its own: one that was refused takes no more
+            outsider = stack.enter_context(RawPeer(jetson.port, jetson.key, OUTSIDERS[who]))
             outsider.say(entry.type(), *[b"{}"] * entry.buffers[0])
-        assert outsider.hears_nothing()
+            outsiders.append(outsider)
+        assert outsiders[-1].hears_nothing()
+        assert all(outsider.hears_nothing(wait_ms=0) for outsider in outsiders)
     assert jetson.alive
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck.errors import UserError
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
-from potluck.simulate.scheduled import alone_s
+from potluck.simulate.scheduled import alone_s, topological
 
 UNITS = 20_000
 
@@ -47,7 +47,8 @@ def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int
     lengths = [_units(alone_s(graph, task) - lag_s, unit_s) for task, lag_s in enumerate(lags)]
     lasts = [length + _units(lag_s, unit_s) for length, lag_s in zip(lengths, lags, strict=True)]
     groups = _groups(graph)
-    known = _known(graph, hint, lengths, lasts)
+    order = topological(graph)
+    known = _soonest(graph, sorted(order, key=hint.start_s.__getitem__), lengths, lasts)
     model: Any = cp_model.CpModel()
     horizon = max(start + last for start, last in zip(known, lasts, strict=True))
     starts = [model.new_int_var(0, horizon, f"start{task}") for task in range(len(lengths))]
@@ -71,8 +72,10 @@ def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int
     bound_s = max(solver.best_objective_bound, 0.0) * unit_s
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.objective_value >= horizon:
         return Exact(start_s=tuple(hint.start_s), latency_s=max(hint.stop_s), bound_s=min(bound_s, max(hint.stop_s)))
+    # A solution may leave gaps that cost it nothing; whoever runs in this order does not wait in them.
+    turns = sorted(order, key=lambda task: solver.value(starts[task]))
     return Exact(
-        start_s=tuple(solver.value(start) * unit_s for start in starts),
+        start_s=tuple(start * unit_s for start in _soonest(graph, turns, lengths, lasts)),
         latency_s=solver.objective_value * unit_s,
         bound_s=bound_s,
     )
@@ -100,11 +103,11 @@ def _media(graph: TaskGraph, task: int) -> set[int]:
     return set() if route == COMPUTE else {medium for medium, _ in graph.routes[route]}
 
 
-def _known(graph: TaskGraph, hint: Times, lengths: Sequence[int], lasts: Sequence[int]) -> list[int]:
-    """The hint in whole units: every task as soon as what it waits for allows, in the order of the hint."""
+def _soonest(graph: TaskGraph, turns: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> list[int]:
+    """Starts in whole units: tasks in these turns, each as soon as what it waits for allows."""
     starts, ready = [0] * len(lengths), [0] * len(lengths)
     free: dict[tuple[str, int], int] = {}
-    for task in sorted(range(len(lengths)), key=lambda task: (hint.start_s[task], hint.stop_s[task], task)):
+    for task in turns:
         kept = [("lane", graph.lane[task]), *(("medium", medium) for medium in _media(graph, task))]
         starts[task] = max(ready[task], *(free.get(key, 0) for key in kept)) if lengths[task] else ready[task]
         for key in kept if lengths[task] else ():

@@ -89,18 +89,23 @@ def _ranked(urgency: Sequence[float]) -> list[int]:
 
 def tails(graph: TaskGraph) -> list[float]:
     """Per task, seconds from its start to the end of all that waits for it, if nothing else were in the way."""
-    n_tasks, waits = len(graph.lane), graph.n_waits.copy()
-    order = [task for task in range(n_tasks) if not waits[task]]
+    found = [0.0] * len(graph.lane)
+    for task in reversed(topological(graph)):
+        behind = max((found[follower] for follower in graph.followers[task]), default=0.0)
+        found[task] = behind + alone_s(graph, task)
+    return found
+
+
+def topological(graph: TaskGraph) -> list[int]:
+    """The tasks, each after all that it waits for."""
+    waits = graph.n_waits.copy()
+    order = [task for task, count in enumerate(waits) if not count]
     for task in order:  # grows while it is walked
         for follower in graph.followers[task]:
             waits[follower] -= 1
             if not waits[follower]:
                 order.append(follower)
-    found = [0.0] * n_tasks
-    for task in reversed(order):
-        behind = max((found[follower] for follower in graph.followers[task]), default=0.0)
-        found[task] = behind + alone_s(graph, task)
-    return found
+    return order
 
 
 def alone_s(graph: TaskGraph, task: int) -> float:

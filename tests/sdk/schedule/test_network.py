@@ -159,12 +159,13 @@ def test_the_order_is_within_two_percent_of_the_best(training):
             problem, compiled = congested(*PIPES[pipe], load, training=training, latency_s=0.05)
             expanded = expand(compiled, problem)
             order = expanded.order
-            best = exact.solve(expanded.graph, order, limit_s=20.0)
-            assert best.bound_s <= best.latency_s <= max(order.stop_s) * (1 + 1e-3)
-            assert max(order.stop_s) <= 1.02 * best.bound_s
-            refined = schedule_transfers(compiled, problem, best.start_s, slack=(1.0, 1.0))
-            enforced_s = max(engine.run(expand(refined, problem).graph).stop_s)
-            assert enforced_s <= best.latency_s * 1.005
+            for seed in range(3):  # of several best orders each search finds another
+                best = exact.solve(expanded.graph, order, limit_s=20.0, seed=seed)
+                assert best.bound_s <= best.latency_s <= max(order.stop_s) * (1 + 1e-3)
+                assert max(order.stop_s) <= 1.02 * best.bound_s
+                refined = schedule_transfers(compiled, problem, best.start_s, slack=(1.0, 1.0))
+                enforced_s = max(engine.run(expand(refined, problem).graph).stop_s)
+                assert enforced_s <= best.latency_s * 1.005
 
 
 def test_a_refined_order_is_taken_where_it_is_foretold_to_be_sooner(monkeypatch):
