@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from potluck_agent.worker import process
-from potluck_agent.worker.process import LATE_S, Pipe
+from potluck_agent.worker import pipe
+from potluck_agent.worker.pipe import LATE_S, Pipe
 from potluck_wire.messages import Channel, Compute, Computed
 from potluck_wire.stream import Reader, pack
 
@@ -14,7 +14,7 @@ from potluck_wire.stream import Reader, pack
 def clock(monkeypatch):
     """A clock that stands still unless it is moved."""
     clock = type("Clock", (), {"now_s": 100.0})
-    monkeypatch.setattr(process.time, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(pipe.time, "monotonic", lambda: clock.now_s)
     return clock
 
 

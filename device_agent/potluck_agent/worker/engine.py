@@ -16,7 +16,7 @@ from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_update
-from potluck_agent.worker.process import Pipe
+from potluck_agent.worker.pipe import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
 from potluck_agent.worker.values import Exports, Values
 from potluck_wire.messages import (

@@ -4,18 +4,17 @@ Every case runs a few steps, or requests, on emulated devices, and compares them
 same programs: `Run.compare`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potluck.bench.frame import Result
+from potluck.bench.played import Case, of_home
 from potluck.lab.specs import DEMO, Spec
-from potluck.records import Plan, Stage
 from potluck.units import parse_rate
 
 if TYPE_CHECKING:
-    from potluck.home import Home
     from potluck.run.comparison import Comparison
 
 SETTINGS: Mapping[str, float] = {
@@ -40,7 +39,6 @@ CONGESTED = (
     Spec(name="b", slowdown=36, link_rate="8 Mbit/s", power=(4.0, 15.0, 1.0)),
     Spec(name="c", slowdown=48, link_rate="5 Mbit/s", power=(2.0, 8.0, 1.0)),
 )
-WIDTHS = {"wide": 512, "narrow": 128}  # of models of linear layers
 HOMES: Mapping[str, tuple[Spec, ...]] = {
     "demo": tuple(
         replace(spec, slowdown=SLOWER * spec.slowdown, link_rate=parse_rate(spec.link_rate or 0) / SLOWER)
@@ -48,41 +46,6 @@ HOMES: Mapping[str, tuple[Spec, ...]] = {
     ),
     "congested": CONGESTED,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Stages of devices with their cut after these parts of the layers; rows are shared evenly.
-
-    `at_once` 0: training; else so many requests under way.
-    """
-
-    name: str
-    home: str
-    model: str
-    stages: tuple[tuple[str, ...], ...]
-    schedule: str = "1f1b"
-    at_once: int = 0
-
-    def plan(self, model_name: str, n_layers: int, batch: int, micro_batch: int) -> Plan:
-        """The plan, with stages of as many layers as can be."""
-        n = len(self.stages)
-        rows = micro_batch if n > 1 and not self.at_once else batch
-        cuts = [round(i * n_layers / n) for i in range(n + 1)]
-        n_micro_batches = batch // rows
-        depths = [min(2 * (n - p) - 1, n_micro_batches) for p in range(n)]
-        stages = (
-            Stage(start=a, stop=b, devices=names, shares=_even(rows, len(names)), warm_up=depth)
-            for a, b, names, depth in zip(cuts, cuts[1:], self.stages, depths, strict=False)
-        )
-        return Plan(
-            planner="bench", model=model_name, stages=tuple(stages), micro_batch=rows,
-            n_micro_batches=n_micro_batches, training=not self.at_once,
-        )  # fmt: skip
-
-
-def _even(rows: int, n: int) -> tuple[int, ...]:
-    return tuple((i + 1) * rows // n - i * rows // n for i in range(n))
 
 
 def cases() -> Iterator[Case]:
@@ -147,60 +110,3 @@ def energy_error_frac(compared: "Comparison") -> float:
     expected = sum(pair[0] for pair in compared.energy_j.values())
     measured = sum(pair[1] for pair in compared.energy_j.values())
     return abs(expected - measured) / measured if measured else 0.0
-
-
-def of_home(home: "Home", some: Sequence[Case], settings: Mapping[str, float]) -> "dict[str, list[Comparison]]":
-    """Each of these cases on this home, as often as the settings say."""
-    batch, micro_batch = int(settings["batch"]), int(settings["micro_batch"])
-    found: dict[str, list[Comparison]] = {case.name: [] for case in some}
-    models = {case.model: _model(case.model, batch) for case in some}
-    for model, _, _ in models.values():
-        home.profile(model, rows=(micro_batch // 4, micro_batch, batch)).wait()
-    for _ in range(int(settings["repeats"])):
-        for case in some:
-            model, images, labels = models[case.model]
-            plan = case.plan(model.name, len(model.layers(not case.at_once)), batch, micro_batch)
-            found[case.name].append(_tried(home, case, plan, model, images, labels, settings))
-    return found
-
-
-def _tried(
-    home: "Home", case: Case, plan: Plan, model: Any, images: Any, labels: Any, settings: Mapping[str, float]
-) -> "Comparison":
-    from potluck.run.optimizers import AdamW
-
-    optimizer = None if case.at_once else AdamW(1e-3)
-    schedule = None if case.at_once else case.schedule
-    run = home.deploy(plan, model, optimizer=optimizer, schedule=schedule).wait()
-    try:
-        if case.at_once == 0:
-            run.fit([(images, labels)] * int(settings["steps"])).wait()
-        elif case.at_once == 1:
-            for _ in range(int(settings["requests"])):
-                run(images)
-        else:
-            run(images.repeat(int(settings["requests"]) + case.at_once, 1, 1, 1))
-        return run.compare()
-    finally:
-        run.close()
-
-
-def _model(kind: str, batch: int) -> tuple[Any, Any, Any]:
-    """The model, and a batch of it."""
-    import torch
-
-    from potluck.graph import Model
-    from potluck.samples import Digits, digits_network
-
-    images, labels = next(iter(Digits.load().batches(batch, 1)))
-    torch.manual_seed(0)
-    network = digits_network() if kind == "cnn" else _linear(WIDTHS[kind])
-    made = Model.from_torch(network, images, loss=torch.nn.functional.cross_entropy, example_targets=labels)
-    return made, images, labels
-
-
-def _linear(n: int) -> Any:
-    """A network of linear layers, `n` wide."""
-    from torch import nn
-
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from potluck.bench.fidelity import Case, of_home
 from potluck.bench.frame import Result
+from potluck.bench.played import Case, of_home
 
 if TYPE_CHECKING:
     from potluck.run.comparison import Comparison

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import potluck
 from potluck import handle
-from potluck.display import chart, chrome, html, progress, scene, tables, text, timeline, units
+from potluck.display import chart, chrome, html, progress, tables, text, timeline, units
+from potluck.display.png import save_png
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.records import Plan, Trace
 
@@ -122,7 +123,7 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     _check_losses(losses, reference)
     _say(f"  test accuracy {digits.accuracy(trained):.1%}; trained on one machine {digits.accuracy(alone):.1%}")
     curves = chart.loss({"four devices": losses, "one machine": reference})
-    scene.save_png(curves, out / "loss.png")
+    save_png(curves, out / "loss.png")
     return [*fragments, run._repr_html_(), html.picture(curves)]
 
 
@@ -185,7 +186,7 @@ def _show_traces(run: "Run", out: Path, name: str) -> None:
     predicted, measured = _predicted(run), run.trace
     _say(text.comparison(predicted, measured))
     picture = timeline.gantt(timeline.typical(predicted), timeline.typical(measured))
-    scene.save_png(picture, out / f"{name}.timeline.png")
+    save_png(picture, out / f"{name}.timeline.png")
     devices = run.problem.devices if run.problem else ()
     watts = [chrome.modelled_watts(trace, devices) for trace in (predicted, measured)]
     chrome.save(out / f"{name}.trace.json", predicted, measured, watts=watts)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.display import chart, tables, text, timeline
-from potluck.display.scene import PALETTE, Scene, save_png, save_svg
+from potluck.display.png import save_png
+from potluck.display.scene import PALETTE, Scene, save_svg
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Layer, Plan, Problem, Trace
 

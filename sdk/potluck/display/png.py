@@ -13,8 +13,8 @@ POINTS_PER_PIXEL = 72 / DPI
 FONTS = ["Inter", "Segoe UI", "Helvetica Neue", "Roboto", "Arial", "Liberation Sans", "DejaVu Sans"]
 
 
-def save(scene: Scene, path: Path, scale: float) -> Path:
-    """Write the PNG; no display, no global matplotlib state."""
+def save_png(scene: Scene, path: str | Path, scale: float = 2.0) -> Path:
+    """Write the picture as a PNG on white, `scale` times its size in pixels. No display, no global matplotlib state."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -32,7 +32,7 @@ def save(scene: Scene, path: Path, scale: float) -> Path:
         for order, item in enumerate(scene.items):
             _paint(axes, item, order)
         figure.savefig(path, dpi=DPI * scale, metadata={"Title": clean(scene.title)})
-    return path
+    return Path(path)
 
 
 def _colour(name: str, opacity: float = 1.0) -> tuple[str, float]:

@@ -113,13 +113,6 @@ def save_svg(scene: Scene, path: str | Path) -> Path:
     return Path(path)
 
 
-def save_png(scene: Scene, path: str | Path, scale: float = 2.0) -> Path:
-    """Write the picture as a PNG on white, `scale` times its size in pixels. Needs matplotlib."""
-    from potluck.display.png import save  # matplotlib is heavy, and only this needs it
-
-    return save(scene, Path(path), scale)
-
-
 def text_width(text: str, size: float) -> float:
     """Roughly how many pixels the text takes (a mean letter is 0.56 of its size wide)."""
     return 0.56 * size * len(text)

@@ -31,7 +31,7 @@ from potluck_wire.graph import (
 )
 from potluck_wire.onnx_operators import OPERATORS
 
-from .onnx_model import port
+from .onnx_ports import port
 
 OPSET = 20  # the first with Gelu; onnxruntime 1.19 runs it
 ROWS = (2, 3)

@@ -11,11 +11,12 @@ from google.protobuf.message import DecodeError
 
 from potluck import records
 from potluck.errors import FileError, ModelError
-from potluck_wire.graph import BATCH, Expression, Graph
+from potluck_wire.graph import Graph
 
 from .cuts import line
 from .layers import layers
 from .model import MAX_LAYERS, Model
+from .onnx_ports import port
 from .onnx_trace import OnnxTrace, trace
 
 if TYPE_CHECKING:
@@ -118,22 +119,3 @@ class OnnxModel(Model):
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Raises ModelError: an ONNX model is not trained."""
         raise ModelError("an ONNX model is not trained, so it has no weights to load.")
-
-
-def port(name: str, dtype: str, shape: tuple[Expression, ...]) -> onnx.ValueInfoProto:
-    """What a piece takes or gives. ModelError where a size depends on the batch other than by a factor."""
-    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    return onnx.helper.make_tensor_value_info(name, element, [_dim(name, size) for size in shape])
-
-
-def _dim(name: str, size: Expression) -> int | str:
-    """A fixed size, `batch`, or `batch*K`."""
-    match size:
-        case int():
-            return size
-        case str():
-            return size
-        case ("*", str(), int(times)) | ("*", int(times), str()):
-            return f"{BATCH}*{times}"
-        case _:
-            raise ModelError(f"the size of {name} depends on the batch in another way than by a factor.")

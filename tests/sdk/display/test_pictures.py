@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from potluck.display import axes, chart, scene, timeline
+from potluck.display.png import save_png
 from potluck.display.scene import Rect, Text
 from potluck.records import Event, Trace
 
@@ -139,7 +140,7 @@ def test_ticks_are_round(low, high, most, expected):
 def test_png_has_the_size_of_the_scene(tmp_path):
     pytest.importorskip("matplotlib")
     picture = timeline.gantt(example.PREDICTED, example.MEASURED, title="costs $5 or $6")
-    data = scene.save_png(picture, tmp_path / "picture.png", scale=1).read_bytes()
+    data = save_png(picture, tmp_path / "picture.png", scale=1).read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
     assert (width, height) == (pytest.approx(picture.width, abs=1), pytest.approx(picture.height, abs=1))
