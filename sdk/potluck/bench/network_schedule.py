@@ -20,9 +20,8 @@ from potluck.bench.frame import Result
 from potluck.errors import UserError
 from potluck.plan.judge import compile_plan
 from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
-from potluck.run.prediction import in_turns
 from potluck.schedule import exact
-from potluck.schedule.network import expand, schedule_transfers
+from potluck.schedule.network import expand, in_turns, schedule_transfers
 from potluck.simulate import simulate
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from potluck.run.edition import (
 )
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
-from potluck.run.prediction import in_turns, paced
+from potluck.run.pacing import paced
 from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
-from potluck.schedule.network import one_at_a_time
+from potluck.schedule.network import in_turns, one_at_a_time
 from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link

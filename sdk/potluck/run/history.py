@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
-from potluck.simulate.spans import union_s
+from potluck.simulate.spans import in_turn_s, union_s
 from potluck_wire.program import NETWORK
 
 _LANES = {"send": "send", "recv": "receive"}
@@ -95,15 +95,6 @@ def metered_j(readings: Sequence[tuple[float, float]], start_s: float, stop_s: f
     if covered_s <= 0 or covered_s < (stop_s - start_s) / 2:
         return None
     return (inside[-1][1] - inside[0][1]) / covered_s * (stop_s - start_s)
-
-
-def in_turn_s(spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Seconds of each step (start, stop): from its start, or from the end of the one before if that was later."""
-    seconds, before_s = [], float("-inf")
-    for start_s, stop_s in spans:
-        seconds.append(stop_s - max(start_s, before_s))
-        before_s = stop_s
-    return tuple(seconds)
 
 
 def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) -> list[Event]:

@@ -20,11 +20,12 @@ from potluck.run.edition import INFER, evaluation_plan, train_name
 from potluck.run.engine import Engine
 from potluck.run.history import History, measured_trace
 from potluck.run.optimizers import Optimizer, check_optimizer
-from potluck.run.prediction import IN_FLIGHT, foretell, most_at_once
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.simulate.cost import energy_j
+from potluck.simulate.foretell import IN_FLIGHT, foretell
+from potluck.simulate.spans import most_at_once
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:

@@ -20,11 +20,13 @@ from potluck.schedule.compiled import Compiled
 from potluck.simulate import scheduled
 from potluck.simulate.cost import CostTable
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
+from potluck.simulate.foretell import foretell
 from potluck.simulate.programs import Simulation
 
 PACE_FRAC = 1.25  # of what the path was measured to carry: never the brake, and yet at most a fifth too much in buffers
 SHORT_S = 0.005  # what is over that soon keeps nobody waiting
 SOONER_S = 1e-9
+WORTH_FRAC = 0.02  # beginning together costs a round trip and waits for the slowest: not for less than that
 # How much longer computing and transfers may last than foretold before turns collide: a turn that begins before the one
 # ahead is over makes both late. In a WiFi lab they lasted 1.03 and 1.04 to 1.25 times as long.
 SLACK = (1.02, 1.08)
@@ -109,6 +111,25 @@ def by_priority(ordered: Compiled) -> Compiled:
     """The same programs without releases: the order holds only among the sends of each device."""
     programs = {device: replace(program, release_s=()) for device, program in ordered.programs.items()}
     return replace(ordered, programs=programs)
+
+
+def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0) -> Compiled:
+    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`).
+
+    Where releases would make turns wait for more than they save, the order may hold by priorities alone. `refine_s`: so
+    long an exact solver may look for a better order, which is taken where the simulator finds it so.
+    """
+    if len(compiled.programs) < 2:
+        return compiled
+
+    def step_s(programs: Compiled) -> float:
+        return max(foretell(programs, problem).step_s)
+
+    ordered = schedule_transfers(compiled, problem)
+    if refine_s > 0:
+        ordered = min(ordered, schedule_transfers(compiled, problem, refine_s=refine_s), key=step_s)
+    free = min(compiled, by_priority(ordered), key=step_s)
+    return ordered if always or step_s(ordered) < (1 - WORTH_FRAC) * step_s(free) else free
 
 
 def _turns(expanded: Expanded, refine_s: float) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""Stretches of time, from start to stop in seconds, and the steady rate of a row of ends."""
+"""Stretches of time, from start to stop in seconds: of steps, of requests, of work."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,3 +24,23 @@ def middle_s(ends_s: Sequence[float], in_flight: int) -> float:
     first = min(in_flight, len(ordered)) - 1
     last = max(len(ordered) - in_flight - 1, first)
     return (ordered[last] - ordered[first]) / (last - first) if last > first else ordered[last] / len(ordered)
+
+
+def in_turn_s(spans: Sequence[Span]) -> tuple[float, ...]:
+    """Seconds of each step (start, stop): from its start, or from the end of the one before if that was later."""
+    seconds, before_s = [], float("-inf")
+    for start_s, stop_s in spans:
+        seconds.append(stop_s - max(start_s, before_s))
+        before_s = stop_s
+    return tuple(seconds)
+
+
+def most_at_once(spans: Sequence[Span]) -> int:
+    """How many of these (start, stop), the oldest first, were under way at once at most; 1 of none.
+
+    >>> most_at_once([(0.0, 2.0), (1.0, 3.0), (2.5, 4.0)])
+    2
+    """
+    return max(
+        (sum(stop_s > start_s for _, stop_s in spans[: i + 1]) for i, (start_s, _) in enumerate(spans)), default=1
+    )

@@ -5,11 +5,11 @@ import pytest
 from potluck.display import tables, text
 from potluck.records import Device, Event, Medium, Network, Path, Trace
 from potluck.run.comparison import compare
-from potluck.run.history import in_turn_s, measured_trace, metered_j
-from potluck.run.prediction import most_at_once
+from potluck.run.history import measured_trace, metered_j
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution, Timeline
 from potluck.simulate.cost import energy_j
+from potluck.simulate.spans import in_turn_s, most_at_once
 from potluck_wire.program import Instruction, Program
 
 # a computes x and sends it to b, which computes with it and sends the answer home

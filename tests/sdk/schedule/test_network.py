@@ -7,12 +7,19 @@ import pytest
 from potluck.errors import UserError
 from potluck.plan.judge import compile_plan
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
-from potluck.run import prediction
-from potluck.run.prediction import WORTH_FRAC, foretell, in_turns
-from potluck.schedule import exact
-from potluck.schedule.network import PACE_FRAC, Expanded, by_priority, expand, schedule_transfers
+from potluck.schedule import exact, network
+from potluck.schedule.network import (
+    PACE_FRAC,
+    WORTH_FRAC,
+    Expanded,
+    by_priority,
+    expand,
+    in_turns,
+    schedule_transfers,
+)
 from potluck.simulate import engine, simulate
 from potluck.simulate.engine import COMPUTE, TaskGraph
+from potluck.simulate.foretell import foretell
 
 PIPES = {  # (devices per stage, micro-batches, layer seconds of each stage)
     "three": ((1, 1, 1), 4, (1.0, 1.4, 0.8)),
@@ -177,7 +184,7 @@ def test_a_refined_order_is_taken_where_it_is_foretold_to_be_sooner(monkeypatch)
     )
     assert refined_s <= listed_s
     turns = {0.0: compiled, 1.0: schedule_transfers(compiled, problem)}
-    monkeypatch.setattr(prediction, "schedule_transfers", lambda *_, refine_s=0.0: turns[refine_s])
+    monkeypatch.setattr(network, "schedule_transfers", lambda *_, refine_s=0.0: turns[refine_s])
     assert in_turns(compiled, problem) is compiled
     assert in_turns(compiled, problem, refine_s=1.0) is turns[1.0]
 

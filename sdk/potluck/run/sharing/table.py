@@ -21,7 +21,7 @@ from potluck.plan.sharing.split import Split, Splitter
 from potluck.plan.whatif import rated
 from potluck.records import Plan, Problem, Stage, Trace
 from potluck.run.edition import Edition, make_edition
-from potluck.run.prediction import paced
+from potluck.run.pacing import paced
 from potluck.run.sharing.account import Account
 from potluck.run.sharing.edition import SharedProgram, Sides, compile_shared
 from potluck.run.sharing.home import own_media, sharing_in
