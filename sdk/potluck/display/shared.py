@@ -143,7 +143,7 @@ def at_work(account: Account, found: Stats, state: str = "") -> Table:
             ("a request", told + sooner),
             ("so far", done),
         ),
-        notes=(state,) if state else (),
+        notes=tuple(filter(None, (state, found.searched.note if found.searched else ""))),
     )
 
 
@@ -184,6 +184,7 @@ def stats(found: Stats) -> Table:
     notes = [f"{found.fallbacks} fell back on the device"] if found.fallbacks else []
     if found.source:
         notes.append(f"energy of the device, {found.source}: {units.energy(found.joules)} in all")
+    notes += [found.searched.note] if found.searched else []
     error = found.prediction_error_frac
     notes += [f"predicted times were off by {units.percent(error)} (median)"] if error is not None else []
     return Table(

@@ -4,7 +4,7 @@ import pytest
 
 import potluck
 from potluck.records import Plan, Stage
-from potluck.run.sharing.fast import Fast
+from potluck.run.sharing.upkeep import Upkeep
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,7 @@ def fresh_home():
 @pytest.fixture
 def nobody_asks(monkeypatch):
     """These tests say what the bandwidth is; what the link really carries must not change it meanwhile."""
-    monkeypatch.setattr(Fast, "_should_ask", lambda *_: False)
+    monkeypatch.setattr(Upkeep, "_should_ask", lambda *_: False)
 
 
 def make_net(kind: str):

@@ -50,10 +50,11 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
     wrong = {"input": torch.full((2, 9, 4), 99.0)}
     with torch.no_grad(), fast_of(home, net, good) as fast:
         fast.bytes_per_s = 1e8
-        execute = fast._crew.execute
+        crew = fast._loaded.crew
+        execute = crew.execute
         with monkeypatch.context() as patch:
             patch.setattr(
-                fast._crew,
+                crew,
                 "execute",
                 lambda *args, **more: execute(*args, **(more | {"batch": wrong} if args[0] else more)),
             )
@@ -85,10 +86,10 @@ def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps
         fast.bytes_per_s = 1e8
         assert fast.table.at(1e8).program is not None
         answers = []
-        before = fast.n_steps
+        before = fast._loaded._n_steps
         request = threading.Thread(target=lambda: answers.append(fast(x)))
         request.start()
-        wait_until(lambda: fast.n_steps > before)  # both have their orders; the helper takes its time
+        wait_until(lambda: fast._loaded._n_steps > before)  # both have their orders; the helper takes its time
         robot_home._lab.agents.kill("server")
         request.join(SOON_S)
         check(answers[0], expected)

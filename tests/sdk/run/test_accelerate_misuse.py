@@ -110,4 +110,4 @@ def test_it_can_be_closed_after_its_home(fresh_home):
     fast = Fast(fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task())
     fresh_home.close()
     fast.close()
-    assert not fast._thread.is_alive()
+    assert not fast._upkeep.thread.is_alive()

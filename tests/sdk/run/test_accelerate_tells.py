@@ -1,12 +1,20 @@
 """What an accelerated model keeps, asks and tells: its table, the bandwidth, its stats and explanation."""
 
+import json
+
+import psutil
 import pytest
 from tests.sdk.graph.families import family
-from tests.sdk.run.accelerating import SOON_S, case, fast_of, wait_until
+from tests.sdk.run.accelerating import SOON_S, case, check, fast_of, wait_until
 
+from potluck.handle import Task
+from potluck.plan.sharing.documents import found_document
+from potluck.plan.sharing.wishes import Wishes
 from potluck.run.sharing import fast as fast_module
-from potluck.run.sharing.store import SplitStore
-from potluck.run.sharing.table import SplitCase
+from potluck.run.sharing.fast import Fast
+from potluck.run.sharing.searching import Search
+from potluck.run.sharing.store import LOCK, SplitStore, alone
+from potluck.run.sharing.tables import Tables
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -21,23 +29,25 @@ def test_zero_bandwidth_is_answered_alone_and_says_so(home):
         assert "sharing does not pay: local-1 answers alone" in repr(fast.explain(0.0))
 
 
-def test_a_table_is_found_again_for_the_same_model_and_times_alone_and_made_anew_where_it_is_corrupt(
+def test_splits_are_found_again_for_the_same_model_and_times_alone_and_anew_where_the_file_is_corrupt(
     home, tmp_path, monkeypatch
 ):
     searched = []
-    search = SplitCase.search
-    monkeypatch.setattr(SplitCase, "search", lambda self: searched.append(self) or search(self))
-    store, (net, x), (other, y) = SplitStore(tmp_path), family("vgg"), family("mobilenet")
+    search = Wishes.search
+    monkeypatch.setattr(Wishes, "search", lambda self, *a, **more: searched.append(self) or search(self, *a, **more))
+    (net, x), (other, y) = family("vgg"), family("mobilenet")
+
+    def found(known, directory=tmp_path):
+        return SplitStore(directory, known.model.signature).found(known.sharing, known.wishes)
+
     first = case(home, net, x)
-    made = store.table(first)
-    again = store.table(case(home, net, x))
-    assert [(e.bytes_per_s, e.split) for e in again.entries] == [(e.bytes_per_s, e.split) for e in made.entries]
-    assert [p.name for p in again.programs] == [p.name for p in made.programs]
+    made, path = found(first), SplitStore(tmp_path, first.model.signature).path(first.sharing, first.wishes)
+    assert found(case(home, net, x)) == made
     assert len(searched) == 1
-    store.table(case(home, net, x, fast_s=1e-4))
-    store.table(case(home, other, y))
+    found(case(home, net, x, fast_s=1e-4))
+    found(case(home, other, y))
     assert len(searched) == 3
-    whole = store.path(first).read_bytes()
+    whole = path.read_bytes()
     for spoilt in (
         b"",
         b"[]",
@@ -46,10 +56,54 @@ def test_a_table_is_found_again_for_the_same_model_and_times_alone_and_made_anew
         whole[:-9],
         whole.replace(b'"tiles": ', b'"tiles": -'),
     ):
-        store.path(first).write_bytes(spoilt)
-        assert store.table(first).entries[-1].split == made.entries[-1].split
-        assert store.path(first).read_bytes() == whole
+        path.write_bytes(spoilt)
+        assert found(first) == made
+        assert path.read_bytes() == whole
     assert len(searched) == 9
+    assert found(first, path / "no folder") == made
+
+
+def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which_the_next_begins_with(home, tmp_path):
+    net, x = family("vgg")
+    known = case(home, net, x, first=(0.0,), n_searches=8)
+    store = SplitStore(tmp_path, known.model.signature)
+    with torch.no_grad():
+        expected = net(x)
+    with Fast(home._link, home.devices, known, tuple, None, Task(), store) as fast:
+        first = fast.table
+        assert "8 bandwidths so far" in repr(fast)
+        assert "8 bandwidths so far" in repr(fast.stats)
+        assert "8 bandwidths so far" in repr(fast.explain())
+        check(fast(x), expected)
+        wait_until(lambda: fast.is_planned)
+        wait_until(lambda: fast.table is not first)
+        assert "so far" not in repr(fast.stats) + repr(fast.explain())
+        check(fast(x), expected)
+        assert fast.failure is None
+        assert tuple((entry.bytes_per_s, entry.split) for entry in fast.table.entries) == known.search()
+    tables = Tables(SplitStore(tmp_path, known.model.signature))
+    assert [e.split for e in tables.first(known, 1e8).entries] == [e.split for e in fast.table.entries]
+    assert tables.searched is None
+
+
+def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(home, tmp_path):
+    net, x = family("vgg")
+    known = case(home, net, x)
+    path = SplitStore(tmp_path, known.model.signature).path(known.sharing, known.wishes)
+    with alone(tmp_path):
+        search = Search(known.sharing, known.wishes, path)
+        children = [child.pid for child in psutil.Process().children()]
+        assert search._process.pid in children
+        path.write_text(json.dumps(found_document(known.search())))  # what it waits for
+    wait_until(lambda: search.over)
+    assert (search.done, search.found) == (0, known.search())
+    search.close()
+    path.unlink()
+    search = Search(known.sharing, known.wishes, path)
+    search.close()
+    search.close()
+    assert (search.over, search.found) == (True, None)
+    assert [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
 def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
@@ -77,6 +131,6 @@ def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_
     monkeypatch.undo()  # here somebody asks
     net, x = family("vgg")
     with fast_of(home, net, x) as fast:
-        fast._heard(10**7, 1e3)  # next to nothing
+        fast._air.heard(10**7, 1e3)  # next to nothing
         assert fast.table.at(fast.bytes_per_s).program is None
         wait_until(lambda: fast.table.at(fast.bytes_per_s).program)

@@ -19,8 +19,15 @@ from potluck.plan.sharing.shareable import Shareable
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.sharing.fast import Fast
-from potluck.run.sharing.store import SplitStore
-from potluck.run.sharing.table import BANDWIDTHS, BANDWIDTHS_OF_SEVERAL, N_SEARCHES, SplitCase
+from potluck.run.sharing.store import SplitStore, default_directory
+from potluck.run.sharing.table import (
+    BANDWIDTHS,
+    BANDWIDTHS_OF_SEVERAL,
+    FIRST_BANDWIDTHS,
+    FIRST_BANDWIDTHS_OF_SEVERAL,
+    N_SEARCHES,
+    SplitCase,
+)
 from potluck.sessions.members import Member
 from potluck.simulate.cost import interpolate
 
@@ -72,9 +79,11 @@ def accelerate(
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     bandwidths
-        Bytes per second, ascending from zero: each gets an entry in the table. Default: 19 of them up to 50 MB/s,
-        and where the best way to share changes much between two, more, 51 in all, of some 0.1 to 1 s each; the table
-        is kept for the next time. With several helpers, which take longer to plan, 6.
+        Bytes per second, ascending from zero: each gets an entry in the table, before the first answer. Default: 8
+        of them before that; then, while requests are answered, in a process of its own, 19 up to 50 MB/s, and where
+        the best way to share changes much between two, more, 51 in all, of some 0.1 to 1 s each. That table is taken
+        over when it is whole (`fast.is_planned`), and kept for the next time. With several helpers, which take longer
+        to plan, 2, then 6.
 
     Raises
     ------
@@ -89,9 +98,12 @@ def accelerate(
     home = helpers[0].home
     if any(place.home is not home for place in places) or len({place.name for place in places}) < len(places):
         raise UserError("the device and its helpers are different devices of one home.")
-    n_searches = N_SEARCHES if bandwidths is None and len(helpers) == 1 else 0
-    if bandwidths is None:
-        bandwidths = BANDWIDTHS if len(helpers) == 1 else BANDWIDTHS_OF_SEVERAL
+    first: tuple[float, ...] = ()
+    n_searches = 0
+    if bandwidths is None and len(helpers) == 1:
+        bandwidths, first, n_searches = BANDWIDTHS, FIRST_BANDWIDTHS, N_SEARCHES
+    elif bandwidths is None:
+        bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)
     made, batch, rebuild = _read(resolved(model), example)
     if len(made.inputs()) != 1:
@@ -110,8 +122,10 @@ def accelerate(
             profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
             task.update(0.6, "planning")
             case = _case(made, profile, (name, *names), batch, home)
-            case = replace(case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches)
-            store = SplitStore() if home._ring is not None else None
+            case = replace(
+                case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches, first=first
+            )
+            store = SplitStore(default_directory() if home._ring is not None else None, made.signature)
             return Fast(home._link, home.devices, case, rebuild, agents, task, store)
         except BaseException:
             if agents is not None:

@@ -1,7 +1,7 @@
 """What an accelerated model has done: one record per request, and what they come to. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 ALONE, SHARED = "alone", "shared"
@@ -26,10 +26,27 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """How far the search for splits is: at so many bandwidths of at most so many."""
+
+    done: int
+    most: int
+
+    @property
+    def note(self) -> str:
+        """What that means for requests."""
+        return (
+            f"better ways to share are searched for, {self.done} of {self.most} bandwidths so far; until then there is "
+            "a way for every few MB/s."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """All requests so far, the oldest first."""
+    """All requests so far, the oldest first. `searched`: None where all ways to share have been searched for."""
 
     answers: tuple[Answer, ...] = ()
+    searched: Searched | None = None
 
     @property
     def requests(self) -> int:
@@ -38,7 +55,7 @@ class Stats:
 
     def since(self, request: int) -> "Stats":
         """Without the first so many requests."""
-        return Stats(answers=self.answers[request:])
+        return replace(self, answers=self.answers[request:])
 
     @property
     def fallbacks(self) -> int:

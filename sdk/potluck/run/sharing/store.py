@@ -1,92 +1,103 @@
-"""Split tables on disk, so that the next `accelerate` of the same model on the same devices need not search.
+"""Split tables that were searched for: kept on disk, so that the next `accelerate` of the same model on the same
+devices need not search, and in memory.
 
 One JSON file per model, times of all sides, links and wishes. A file that is corrupt, or of another version, is
-made anew.
+made anew. One search at a time writes there: who wants one meanwhile waits, and reads what was found.
 """
 
 import hashlib
 import json
 import os
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from potluck.plan.sharing.bandwidths import Found
+from potluck.plan.sharing.documents import found_document, read_found
 from potluck.plan.sharing.problem import Sharing
-from potluck.plan.sharing.split import Split
+from potluck.plan.sharing.wishes import Wishes
 from potluck.profile.store import cache_dir
-from potluck.run.sharing.table import SplitCase, SplitTable
 
 SCHEMA = 6  # a change of the search or of the file makes tables anew
+LOCK = "searching.lock"
 
 
 class SplitStore:
-    """The tables of `directory`."""
+    """The splits of one model; without a `directory` in memory alone."""
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self.directory = directory or cache_dir() / "splits"
+    def __init__(self, directory: Path | None, signature: str) -> None:
+        self.directory, self._signature = directory, signature
+        self._kept: dict[str, Found] = {}
 
-    def path(self, case: SplitCase) -> Path:
-        """Where the table of a case is kept: by all that the search depends on."""
-        sharing = case.sharing
+    def name(self, sharing: Sharing, wishes: Wishes) -> str:
+        """What a table is called: by all that the search depends on."""
         operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s) for o in sharing.operators]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
         links = sharing.latency_s, sharing.piece_s, sorted(sharing.lines.items()), sharing.media_bytes_per_s
-        wishes = case.deadline_s, case.bandwidths, case.n_searches, case.rival
-        about = case.model.signature, case.batch, operators, links, watts, wishes
-        return self.directory / f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
+        wanted = wishes.deadline_s, wishes.bandwidths, wishes.n_searches, wishes.rival
+        about = self._signature, operators, links, watts, wanted
+        return f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 
-    def table(self, case: SplitCase) -> SplitTable:
-        """The table of a case: as it was kept, or searched for and kept."""
-        path = self.path(case)
-        found = _read(path, case.sharing)
+    def path(self, sharing: Sharing, wishes: Wishes) -> Path | None:
+        """Where it is kept; None: on no disk."""
+        return self.directory / self.name(sharing, wishes) if self.directory is not None else None
+
+    def known(self, sharing: Sharing, wishes: Wishes) -> Found | None:
+        """What was found before, here or by another."""
+        path = self.path(sharing, wishes)
+        return self._kept.get(self.name(sharing, wishes)) or (read(path, sharing) if path is not None else None)
+
+    def keep(self, sharing: Sharing, wishes: Wishes, found: Found) -> None:
+        """For as long as this process lasts."""
+        self._kept[self.name(sharing, wishes)] = found
+
+    def found(self, sharing: Sharing, wishes: Wishes, told: Callable[[int], None] = lambda done: None) -> Found:
+        """What was found before, or is searched for and kept now."""
+        found = self.known(sharing, wishes)
         if found is None:
-            found = case.search()
-            _write(path, found)
-        return case.table(found)
+            found = wishes.search(sharing, told=told)
+            self.keep(sharing, wishes, found)
+            if path := self.path(sharing, wishes):
+                write(path, found)
+        return found
 
 
-def _read(path: Path, sharing: Sharing) -> Found | None:
+def default_directory() -> Path:
+    """Where the tables of this user are."""
+    return cache_dir() / "splits"
+
+
+def read(path: Path, sharing: Sharing) -> Found | None:
+    """The splits in a file; None where there is none, or another thing."""
     try:
-        document = json.loads(path.read_bytes())
-        found = tuple((float(row["bytes_per_s"]), _split(row["split"])) for row in document["entries"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return read_found(json.loads(path.read_bytes()), sharing)
+    except (OSError, ValueError, RecursionError):
         return None
-    whole = found and found[0][0] == 0 and all(_fits(split, sharing) for _, split in found)
-    return found if whole else None
 
 
-def _fits(split: Split, sharing: Sharing) -> bool:
-    if len(split.divisions) != len(sharing.operators) or split.tiles < 1:
-        return False
-    pairs = zip(split.divisions, sharing.operators, strict=True)
-    return all(
-        len(division) == sharing.n_sides and all(0 <= start <= stop <= operator.count for start, stop in division)
-        for division, operator in pairs
-    )
-
-
-def _split(row: dict[str, Any]) -> Split:
-    divisions = tuple(tuple(map(_rows, division)) for division in row["divisions"])
-    return Split(
-        divisions=divisions, tiles=int(row["tiles"]), latency_s=float(row["latency_s"]),
-        energy_j=float(row["energy_j"]), sent_bytes=int(row["sent_bytes"]), received_bytes=int(row["received_bytes"]),
-    )  # fmt: skip
-
-
-def _rows(row: Any) -> tuple[int, int]:
-    start, stop = row
-    return int(start), int(stop)
-
-
-def _write(path: Path, found: Found) -> None:
-    entries = [{"bytes_per_s": bytes_per_s, "split": asdict(split)} for bytes_per_s, split in found]
+def write(path: Path, found: Found) -> None:
+    """All at once, or not at all: a folder that cannot be written costs a search the next time, no more."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with suppress(OSError):  # a folder that cannot be written costs a search the next time, no more
+    with suppress(OSError):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"entries": entries}))
+            part.write_text(json.dumps(found_document(found)))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until nobody else searches for this folder; where it cannot be known, at once."""
+    try:
+        import fcntl
+
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / LOCK).open("a")
+    except (ImportError, OSError):  # Windows; a folder that cannot be written
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

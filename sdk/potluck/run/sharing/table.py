@@ -5,19 +5,20 @@ An entry is a program on each side; where sharing does not pay, there is none, a
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-from potluck.errors import PlanError, UserError
+from potluck.errors import UserError
 from potluck.graph.kinds import kind_on
 from potluck.graph.pace import Pace
 from potluck.plan.rivals import shared_requests
-from potluck.plan.sharing.bandwidths import Found, over
+from potluck.plan.sharing.bandwidths import Found
 from potluck.plan.sharing.problem import Sharing
 from potluck.plan.sharing.shareable import DEVICE, HELPER, Shareable, lower
 from potluck.plan.sharing.split import Split, Splitter
+from potluck.plan.sharing.wishes import Wishes
 from potluck.plan.whatif import rated
 from potluck.records import Plan, Problem, Stage, Trace
 from potluck.run.edition import Edition, make_edition
@@ -33,6 +34,9 @@ from potluck.simulate.duration import instruction_s
 BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
 BANDWIDTHS_OF_SEVERAL = tuple(1e6 * mb for mb in (0, 1, 4, 10, 20, 40))
 N_SEARCHES = 51  # as many as whole MB/s up to 50
+FIRST_BANDWIDTHS = tuple(1e6 * mb for mb in (0, 2, 5, 8, 12, 20, 40))  # and the one of now: 0.3 to 2 s
+FIRST_BANDWIDTHS_OF_SEVERAL = (0.0,)
+FIRST_LEVELS = 6  # half as long as 11, and as good within 1 % on six networks of seven
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +78,10 @@ class SplitCase:
     lender: str  # the segment that has the weights
     emulated: frozenset[str] = frozenset()
     deadline_s: float | None = None  # with one, joules are saved
-    bandwidths: tuple[float, ...] = BANDWIDTHS
-    n_searches: int = 0  # where more than bandwidths: between two of them, too, where the best split changes much
-    rival: str = ""  # shared as one of `shared_requests.WAYS`, not by our own search
+    bandwidths: tuple[float, ...] = BANDWIDTHS  # this, and the next two, as in `Wishes`
+    n_searches: int = 0
+    rival: str = ""
+    first: tuple[float, ...] = ()  # of these, splits are there before all others are searched for; none: all at once
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -116,16 +121,25 @@ class SplitCase:
         paced = {name: self.as_emulated(compiled) for name, compiled in edition.compiled.items()}
         return replace(edition, compiled=paced)
 
-    def search(self) -> Found:
-        """The best split for any bandwidth: `bandwidths.over`."""
-        splitter = Splitter(self.sharing)
-        best = partial(self._best, splitter)
-        return over(self.bandwidths, splitter, best, most=self.n_searches, deadline_s=self.deadline_s)
+    @property
+    def wishes(self) -> Wishes:
+        """What is searched for."""
+        return Wishes(
+            bandwidths=self.bandwidths, n_searches=self.n_searches, deadline_s=self.deadline_s, rival=self.rival
+        )
 
-    def table(self, found: Found | None = None) -> SplitTable:
-        """A program for each split that `search` finds, or has found."""
-        splits = self.search() if found is None else found
-        return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in splits))
+    def search(self) -> Found:
+        """The best split for any bandwidth."""
+        return self.wishes.search(self.sharing)
+
+    def first_search(self, bytes_per_s: float, told: Callable[[int], None] = lambda done: None) -> Found:
+        """Splits for some bandwidths, and for this one: right for any, if slower, and found in little time."""
+        some = replace(self.wishes, bandwidths=tuple(sorted({*self.first, bytes_per_s})), n_searches=0)
+        return some.search(self.sharing, levels=FIRST_LEVELS, told=told)
+
+    def table(self, found: Found) -> SplitTable:
+        """A program for each split that was found."""
+        return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in found))
 
     def corrected(self, times: Mapping[str, float]) -> "SplitCase":
         """The same where devices take so many times as long as was thought."""
@@ -141,16 +155,6 @@ class SplitCase:
         table, known = CostTable(self.problem), self.problem.device(device)
         pairs = zip(compiled.programs[device].instructions, compiled.notes[device], strict=True)
         return sum(instruction_s(table, known, item, note) for item, note in pairs if item.op == "run")
-
-    def _best(self, splitter: Splitter, bytes_per_s: float, near: Sequence[Split]) -> Split | None:
-        if self.rival:
-            return shared_requests.answer(self.rival, splitter, bytes_per_s, self.deadline_s)
-        if self.deadline_s is not None:
-            try:
-                return splitter.share(bytes_per_s, deadline_s=self.deadline_s, near=near)
-            except PlanError:  # nothing is that fast: then as fast as it goes
-                pass
-        return splitter.share(bytes_per_s, near=near)
 
     def _program(self, split: Split) -> SharedProgram | None:
         if not split.sent_bytes and not split.received_bytes:
