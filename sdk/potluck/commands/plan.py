@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     asked.add_argument("--planner", default="potluck", metavar="NAME", help="another of the planners, or all")
     asked.add_argument("--time", metavar="TIME", help="how long to look for better plans, such as 10s")
+    asked.add_argument("--turns", action="store_true", help="rank the first plans with their transfers in order")
+    asked.add_argument("--refine", default="0s", metavar="TIME", help="so long CP-SAT (ortools) may better that order")
     asked.add_argument("--layers", type=int, metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
     home.add_argument("--with", dest="added", action="append", default=[], metavar="DEVICE", help="one device more")
@@ -89,12 +91,16 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
 
     problem = _problem(args, home, model)
     budget_s = None if args.time is None else parse_seconds(args.time)
+    refine_s = parse_seconds(args.refine)
+    turns = args.turns or refine_s > 0
+    if args.planner == "all" and turns:
+        raise UserError("planners are compared without turns.", next_step="Leave --turns or --planner all out.")
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
         from potluck.run.planning import solve
 
-        _show(args, solve(problem, args.planner, budget_s=budget_s))
+        _show(args, solve(problem, args.planner, budget_s=budget_s, turns=turns, refine_s=refine_s))
 
 
 def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -> "Plans":

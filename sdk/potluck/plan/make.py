@@ -17,6 +17,7 @@ from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
 from potluck.plan.subset import is_thrifty
 from potluck.plan.thrift import least_energy_j
+from potluck.plan.turns import put_in_order
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
 
@@ -29,12 +30,16 @@ BOUND_PART = 0.25  # of the time given, kept for the certificate
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 
-def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None) -> Plans:
+def make_plans(
+    problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
+    turns: bool = False, refine_s: float = 0.0,
+) -> Plans:  # fmt: skip
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
     its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
-    `energy_gap_frac`: how far it may be from the optimum at most.
+    `energy_gap_frac`: how far it may be from the optimum at most. With `turns` the first plans are ranked by what an
+    order of their transfers makes of them, which an exact solver may better for `refine_s` seconds.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
@@ -50,6 +55,8 @@ def make_plans(problem: Problem, *, clock: Callable[[], float] | None = None, bu
     if not holding:
         raise feasibility.infeasible(problem, judged)
     holding.sort(key=lambda plan: preference(plan, problem.qoe))
+    if turns or refine_s > 0:
+        holding = put_in_order(problem, holding, refine_s)
     best = holding[0]
     holding[0] = replace(
         best,

@@ -19,7 +19,7 @@ OURS = "potluck"  # the planner that is asked unless another is named
 
 def plan(
     profile: "Profile | Handle[Profile]", workload: Training | Inference, qoe: QoE | None = None, *,
-    planner: str = OURS, budget_s: float | None = None,
+    planner: str = OURS, budget_s: float | None = None, turns: bool = False, refine_s: float = 0.0,
 ) -> "Plans":  # fmt: skip
     """Plans for `workload` on the profiled home, best first.
 
@@ -33,6 +33,9 @@ def plan(
         One of the literature instead of our own: a name in `potluck.plan.planners.PLANNERS`.
     budget_s
         How long our own planner may look for better plans; by default a second or some.
+    turns, refine_s
+        Whether its first plans are ranked by what an order of their transfers makes of them, as `home.deploy` would
+        find it; CP-SAT (ortools) may better it for `refine_s` seconds, as it may there. Takes seconds.
 
     Raises
     ------
@@ -47,7 +50,13 @@ def plan(
         )
     if qoe is not None and not isinstance(qoe, QoE):
         raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
-    return solve(known.problem(workload, qoe or QoE()), planner, budget_s=budget_s)
+    return solve(
+        known.problem(workload, qoe or QoE()),
+        planner,
+        budget_s=budget_s,
+        turns=turns or refine_s > 0,
+        refine_s=refine_s,
+    )
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
@@ -60,7 +69,10 @@ def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
     return known
 
 
-def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None) -> "Plans":
+def solve(
+    problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None,
+    turns: bool = False, refine_s: float = 0.0,
+) -> "Plans":  # fmt: skip
     """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for."""
     from potluck.plan import make_plans
     from potluck.plan.planners import PLANNERS, ask
@@ -73,9 +85,15 @@ def solve(problem: Problem, planner: str = OURS, *, remedies: bool = True, budge
             f"planning for {budget_s:g} s with {planner!r} is not possible.",
             next_step=f"A time above zero goes with {OURS!r}; others end by themselves.",
         )
+    if turns and planner != OURS:
+        raise UserError(
+            f"transfers in turns are not what {planner!r} plans.",
+            next_step=f"Ask {OURS!r}, or deploy(plan, turns=True).",
+        )
     whole = hasty = first = partial(ask, name=planner)
     if planner == OURS:
-        whole = partial(make_plans, clock=None if budget_s is None else time.monotonic, budget_s=budget_s)
+        clock = None if budget_s is None else time.monotonic
+        whole = partial(make_plans, clock=clock, budget_s=budget_s, turns=turns, refine_s=refine_s)
         hasty, first = (partial(make_plans, clock=time.process_time, budget_s=budget_s) for budget_s in (HASTE_S, 0.0))
     try:
         return whole(problem)
