@@ -15,7 +15,9 @@ from .layers import Layers
 
 # One x86 core with torch 2.13 (profile/roofline.py): dispatch of an operator, convolutions, and what a copy gets.
 DISPATCH_S, FLOP_PER_S, BYTES_PER_S = 10e-6, 60e9, 10e9
-SEAM_S = 20e-6  # a slice 3 to 6, and joining 10 to 23 or padding 4 to 12, of the few rows that a piece has
+# In the pieces of a request, one after the other as they run (in a loop of its own each takes a third of that):
+WEIGHED_DISPATCH_S = 35e-6  # of an operator with weights: 10 to 104 more than its part of the whole, 52 on the mean
+SEAM_S = 40e-6  # slice, join and pad: 42 to 56 for each operator that needs some of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
                 nbytes = sum(t.nbytes(sizes) for t in traced.types[value])
                 nbytes += sum(traced.type_of(ref).nbytes(sizes) for ref in read if ref.value not in states)
                 kept = sum(traced.type_of(ref).nbytes(sizes) for ref in read if ref.value in states)
-                fixed[value] = DISPATCH_S + kept / BYTES_PER_S
+                fixed[value] = (WEIGHED_DISPATCH_S if kept else DISPATCH_S) + kept / BYTES_PER_S
                 flop_s = forward_flop(traced, position, sizes) / FLOP_PER_S
                 weights[value] = fixed[value] + flop_s + nbytes / BYTES_PER_S
         scale = seconds / sum(weights.values()) if weights else 0.0

@@ -18,7 +18,7 @@ from potluck.plan.sharing.problem import Sharing
 from potluck.plan.sharing.wishes import Wishes
 from potluck.profile.store import cache_dir
 
-SCHEMA = 6  # a change of the search or of the file makes tables anew
+SCHEMA = 7  # a change of the search or of the file makes tables anew
 LOCK = "searching.lock"
 
 
