@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import zmq
+from tests.patience import PATIENCE_S
 
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PAIRING_OFFSET, PULSE_OFFSET
@@ -19,7 +20,6 @@ from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
 from potluck_wire.pairing import ControllerSide
 from potluck_wire.stream import Reader, pack
 
-PATIENCE_S = 30.0  # longer than anything should take; only a failing test waits for it
 SILENCE_MS = 300  # how long to listen for what must not come
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
 
@@ -103,7 +103,8 @@ class RawPeer:
 
     def say(self, message: Message, *buffers: bytes) -> None:
         channel = MESSAGES[NUMBER_OF[type(message)]].channel
-        self.sockets[channel].send_multipart(encode(message, buffers), zmq.DONTWAIT)
+        with suppress(zmq.Again):  # whoever was refused by now has no connection left to say it over
+            self.sockets[channel].send_multipart(encode(message, buffers), zmq.DONTWAIT)
 
     def hear(self, channel: Channel = Channel.CONTROL) -> tuple[Message, tuple[Any, ...]]:
         assert self.sockets[channel].poll(PATIENCE_S * 1000), f"nothing came on {channel.value}"

@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 import psutil
 import pytest
 import zmq
-from tests.agent.agents import PATIENCE_S, Keys, RawPeer, agent, command, pair
+from tests.agent.agents import Keys, RawPeer, agent, command, pair
+from tests.patience import PATIENCE_S
 
 from potluck_wire import limits
 from potluck_wire.messages import Channel, Ping, Pong

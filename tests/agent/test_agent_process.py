@@ -9,8 +9,9 @@ from contextlib import ExitStack, suppress
 import msgpack
 import psutil
 import pytest
-from tests.agent.agents import PATIENCE_S, Keys, RawPeer, agent
+from tests.agent.agents import Keys, RawPeer, agent
 from tests.agent.core_talk import add, cut, plan, recv, send
+from tests.patience import PATIENCE_S
 
 from potluck_wire import limits, statement
 from potluck_wire.frames import encode

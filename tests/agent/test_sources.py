@@ -4,10 +4,9 @@ import os
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from potluck_agent.sources import READ, WRITE, Sources
-
-WAIT_S = 10.0  # nobody waits so long: whatever is awaited has been sent
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def pair():
 
 def until_ready(sources):
     """The first who has something to say; a descriptor may move for reasons of its own before."""
-    while not (ready := sources.wait(WAIT_S)):
+    while not (ready := sources.wait(PATIENCE_S)):
         pass
     return ready
 
@@ -59,12 +58,12 @@ def test_descriptors_are_waited_for_beside_sockets(pair):
         os.write(writing, b"x")
         assert until_ready(sources) == {reading}
         theirs.send(b"too")
-        while sources.wait(WAIT_S) != {reading, ours}:
+        while sources.wait(PATIENCE_S) != {reading, ours}:
             pass
         sources.unregister(reading)
         sources.register(writing)
         sources.watch(writing, READ | WRITE)
-        assert writing in sources.wait(WAIT_S)
+        assert writing in sources.wait(PATIENCE_S)
         sources.unregister(writing)
         assert until_ready(sources) == {ours}
     finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.agent.worker_talk import PATIENCE_S, begin
+from tests.agent.worker_talk import begin
+from tests.patience import PATIENCE_S
 
 from potluck_agent.worker.launch import MALLOC, start
 from potluck_wire.messages import FailureCause, LoadSegment

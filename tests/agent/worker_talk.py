@@ -5,6 +5,7 @@ import select
 from dataclasses import dataclass, field
 
 import torch
+from tests.patience import PATIENCE_S
 
 from potluck_agent.worker.arena import Allocator
 from potluck_agent.worker.launch import WorkerLink, start
@@ -24,7 +25,6 @@ from potluck_wire.messages import (
 )
 
 MIB = 1 << 20
-PATIENCE_S = 60.0  # only a broken worker takes that long
 
 LINEAR = segment.dumps(
     Graph(

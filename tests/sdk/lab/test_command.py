@@ -5,10 +5,12 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import interfaces, write_home
 
 import potluck
@@ -17,8 +19,6 @@ from potluck.lab import registry
 from potluck.lab.local import Started
 from potluck.lab.namespaces import missing
 from potluck.sessions.events import Address
-
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -190,7 +190,8 @@ def are_gone(came):
     """The kernel takes a namespace back a little after its last process is gone. One of them is ours, at least."""
     watcher = subprocess.Popen(["ip", "monitor", "link"], stdout=subprocess.PIPE)
     try:
-        for _ in range(100):
+        limit_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < limit_s:  # other labs come and go, too, and each is news
             if came - interfaces():
                 return True
             if select.select([watcher.stdout], [], [], 0.5)[0]:

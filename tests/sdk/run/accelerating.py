@@ -2,6 +2,8 @@
 
 import time
 
+from tests.patience import PATIENCE_S
+
 import potluck
 from potluck.graph.pace import Pace
 from potluck.handle import Task
@@ -14,7 +16,6 @@ from potluck.run.sharing.table import SplitCase
 
 TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
 BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
-SOON_S = 30.0
 
 
 def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
@@ -59,7 +60,7 @@ def check_every_entry(fast, x, expected):
 
 
 def wait_until(holds):
-    limit_s = time.monotonic() + SOON_S
+    limit_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < limit_s, "it did not happen"
         time.sleep(0.02)

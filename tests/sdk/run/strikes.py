@@ -6,10 +6,12 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import write_home
 from tests.sdk.run.test_switching import FOREVER, A, B, C, make_data, make_model, open_lab, plan_of
 
@@ -114,7 +116,7 @@ class Strike:
         if self.struck:
             (self._folder / "struck").unlink()
             if self.whom == "agent":
-                self._agents.process(self.device).wait(60)
+                self._agents.process(self.device).wait(PATIENCE_S)
         if self._agents.process(self.device).poll() is not None:
             self._agents.restart(self.device)
         while self.device not in self._home.devices.ready:  # the link may not have noticed yet that it is gone
@@ -146,8 +148,12 @@ def main(name, after, links, folder):
 
 
 def family_of(pids):
-    """These processes and all that they have started."""
-    return [p for pid in pids for p in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    """These processes and all that they have started, of those that have not ended yet."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return found
 
 
 if __name__ == "__main__":

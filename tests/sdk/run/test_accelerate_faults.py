@@ -4,8 +4,9 @@ import threading
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.graph.families import family
-from tests.sdk.run.accelerating import SOON_S, check, fast_of, wait_until
+from tests.sdk.run.accelerating import check, fast_of, wait_until
 
 import potluck
 from potluck.errors import RequestFailed
@@ -30,7 +31,7 @@ class Picked(torch.nn.Module):
 
 
 def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, good = Picked().eval(), torch.rand(2, 9, 4)
     wrong = good.clone()
     wrong[0, 8, 1] = 99.0
@@ -45,7 +46,7 @@ def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_he
 
 
 def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, good = Picked().eval(), torch.rand(2, 9, 4)
     wrong = {"input": torch.full((2, 9, 4), 99.0)}
     with torch.no_grad(), fast_of(home, net, good) as fast:
@@ -78,7 +79,7 @@ def robot_home(request):
 def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps_again_when_it_is_back(
     robot_home, monkeypatch
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)  # it takes its time, and shall not be taken for late
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)  # it takes its time, and shall not be taken for late
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
@@ -91,7 +92,7 @@ def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps
         request.start()
         wait_until(lambda: fast._loaded._n_steps > before)  # both have their orders; the helper takes its time
         robot_home._lab.agents.kill("server")
-        request.join(SOON_S)
+        request.join(PATIENCE_S)
         check(answers[0], expected)
         assert fast.kept[-1][1] is fast.alone
         assert fast.failure is not None

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.graph.families import family
 from tests.sdk.run.accelerating import case, check, fast_of
 
@@ -16,7 +17,6 @@ from potluck.run.sharing.fast import Fast
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
-SOON_S = 30.0
 
 
 def test_a_file_that_is_not_there_and_an_example_of_another_shape_are_named(home, tmp_path):
@@ -49,7 +49,7 @@ def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(
 
 
 def test_a_model_in_training_mode_with_dropout_in_half_precision_answers_as_it_does_in_evaluation(home, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     torch.manual_seed(0)
     layers = [
         torch.nn.Conv2d(3, 4, 3, padding=1),
@@ -76,7 +76,7 @@ def test_requests_of_several_threads_are_answered_one_after_the_other(home):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(SOON_S)
+            thread.join(PATIENCE_S)
     assert len(answers) == 3
     for answer in answers:
         check(answer, expected)

@@ -4,8 +4,9 @@ import json
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.graph.families import family
-from tests.sdk.run.accelerating import SOON_S, case, check, fast_of, wait_until
+from tests.sdk.run.accelerating import case, check, fast_of, wait_until
 
 from potluck.handle import Task
 from potluck.plan.sharing.documents import found_document
@@ -107,7 +108,7 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
 
 
 def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")
     with fast_of(home, net, x) as fast:
         for fast.bytes_per_s in (0.0, 3e6):

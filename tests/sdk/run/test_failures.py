@@ -11,6 +11,7 @@ from functools import partial
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
@@ -138,7 +139,7 @@ def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_pa
         base, servers = runner.run(open_between())
         with potluck.Home(state=tmp_path) as stranger:
             trusting = pool.submit(stranger.trust, f"127.0.0.1:{base}", home.devices[A].key, name="a")
-            runner.run(asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), 30))
+            runner.run(asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), PATIENCE_S))
             assert stranger.devices["a"].status == "not paired"  # its key was right: it answered, and does not know us
         assert len(dropped) >= 2
         for server in servers:
@@ -161,28 +162,26 @@ SCRIPT = """
 import sys, potluck
 home = potluck.Home.local(2)
 print(*[home._lab.agents.process(name).pid for name in home.devices], home._lab.agents.directory, flush=True)
-{then}
+sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(
-    ("then", "number"),
-    [("home.devices; sys.stdin.read()", signal.SIGINT), ("sys.stdin.read()", signal.SIGKILL), ("", None)],
-    ids=["Ctrl-C", "kill -9", "end of script"],
-)
-def test_no_process_outlives_the_script(then, number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, None], ids=["Ctrl-C", "kill -9", "end of script"])
+def test_no_process_outlives_the_script(number):
     script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(then=then)],
+        [sys.executable, "-c", SCRIPT],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     *pids, directory = script.stdout.readline().split()
     family = [p for pid in pids for p in (psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True))]
     if number is not None:
         os.kill(script.pid, number)
-    script.wait(60)
+    else:
+        script.stdin.close()
+    script.wait(PATIENCE_S)
     script.stdin.close()
     script.stdout.close()
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, PATIENCE_S)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     assert not os.path.exists(directory)
 

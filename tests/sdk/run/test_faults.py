@@ -18,6 +18,7 @@ from itertools import product
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import interfaces
 from tests.sdk.lab.test_command import are_gone
 from tests.sdk.run import strikes
@@ -64,7 +65,7 @@ def homes(tmp_path_factory):
     directories = [one._lab.agents.directory for one in opened.values()]
     for one in opened.values():
         one.close()
-    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert not psutil.wait_procs(family, PATIENCE_S)[1]
     assert not any(directory.exists() for directory in directories)
 
 
@@ -212,8 +213,8 @@ def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     came = interfaces() - before
     family = strikes.family_of(int(pid) for pid in pids)
     notebook.stdout.close()
-    assert notebook.wait(120) == -9
-    assert not psutil.wait_procs(family + [p for p in psutil.process_iter() if carries(p, mark)], timeout=30)[1]
+    assert notebook.wait(PATIENCE_S) == -9
+    assert not psutil.wait_procs(family + [p for p in psutil.process_iter() if carries(p, mark)], PATIENCE_S)[1]
     assert not os.path.exists(directory)
     assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's own
     assert links != SPACED or are_gone(came)

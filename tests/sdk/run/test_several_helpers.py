@@ -1,6 +1,7 @@
 """One request shared by three real agents: the answer is the module's, whichever of the helpers goes and comes back."""
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.graph.families import family
 from tests.sdk.run.accelerating import check, fast_of, wait_until
 
@@ -11,8 +12,8 @@ from potluck.run.sharing import fast as fast_module
 from potluck.run.sharing.accelerate import accelerate
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("nobody_asks")
 
-SOON_S = 30.0
 PACES = {"slow_s": 0.01, "fast_s": 0.004, "bandwidths": (0.0, 3e7)}  # so that it takes all three
 
 
@@ -25,7 +26,7 @@ def three():
 
 @pytest.mark.parametrize("name", ["vgg", "resnet", "mobilenet", "unet"])
 def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)  # a busy machine is no reason to answer alone
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)  # a busy machine is no reason to answer alone
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
@@ -41,7 +42,7 @@ def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monk
 
 
 def test_three_lines_name_both_helpers_and_all_sides_are_shown(three, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
@@ -72,7 +73,7 @@ def test_helpers_are_different_devices(three):
 def test_a_helper_that_dies_leaves_the_request_to_the_device_and_the_next_ones_to_those_that_are_left(
     three, monkeypatch
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", SOON_S)
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.run.conftest import make_plan, train_alone
 
 import potluck
@@ -115,10 +116,13 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
     run = lab.deploy(plan_of(model, names[0]), model).wait(60)
     handle = run.fit(make_data(), epochs=FOREVER)
     for name in names[1:]:
+        switching, go_on = in_the_middle(run, plan_of(model, name))
         before = run.step
-        run.switch(plan_of(model, name)).wait(120)
+        while run.step <= before + 2:  # more than what was under way
+            assert not handle.done
+        go_on.set()
+        switching.wait(PATIENCE_S)
         assert run.plan == plan_of(model, name)
-        assert run.step > before + 2  # more than what was under way when the switch began
     stop(run, handle)
     check_equal(run)
     check_nothing_else_is_loaded(lab, run, model)
@@ -177,18 +181,29 @@ def test_a_batch_of_another_size_on_the_way_only_delays_a_switch(lab, model):
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def in_the_middle(run, handle):
-    """Wait until a switch has its shadows at work."""
-    while run._engine.crossing is None and not handle.done:
-        handle.listen(lambda frac, text: None)
+def in_the_middle(run, plan):
+    """A switch that has its shadows at work and stays there, and what lets it go on."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def stay(done_frac, text):
+        if text == "fetching what is missing":
+            reached.set()
+            go_on.wait(PATIENCE_S)
+
+    with run._engine.boundary():  # so that it is not there before we listen
+        switching = run.switch(plan)
+        switching.listen(stay)
+    switching.on_done(lambda handle: reached.set())
+    assert reached.wait(PATIENCE_S)
+    return switching, go_on
 
 
 def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
     run = lab.deploy(plan_of(model, "ab"), model).wait(60)
     handle = run.fit(make_data(), epochs=FOREVER)
-    switching = run.switch(plan_of(model, "c"))
-    in_the_middle(run, switching)
+    switching, go_on = in_the_middle(run, plan_of(model, "c"))
     switching.cancel()
+    go_on.set()
     with pytest.raises(CancelledError):
         switching.wait(60)
     assert run.plan == plan_of(model, "ab")
@@ -288,9 +303,9 @@ def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab
 def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab, model):
     run = fresh_lab.deploy(plan_of(model, "ab"), model).wait(60)
     handle = run.fit(make_data(), epochs=FOREVER)
-    switching = run.switch(plan_of(model, "abc"))
-    in_the_middle(run, switching)
+    switching, go_on = in_the_middle(run, plan_of(model, "abc"))
     fresh_lab._lab.agents.kill(C)
+    go_on.set()
     with pytest.raises(DeviceGone, match=C):
         switching.wait(60)
     assert run.plan == plan_of(model, "ab")
