@@ -1,6 +1,6 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -113,8 +113,13 @@ class Home:
         return home
 
     @classmethod
-    def discover(cls, timeout_s: float = DISCOVER_S, *, state: str | Path | None = None) -> "Home":
+    def discover(
+        cls, timeout_s: float = DISCOVER_S, *, state: str | Path | None = None,
+        enough: Callable[[Mapping[str, tuple[Address, ...]]], bool] | None = None,
+    ) -> "Home":  # fmt: skip
         """Everybody who announces itself on this network, and every device paired before at its last addresses.
+
+        Listens for `timeout_s` seconds, or until `enough(found)`, where it is known who there is: names, addresses.
 
         Raises
         ------
@@ -125,7 +130,7 @@ class Home:
 
         home = cls(state=state)
         try:
-            found = browse(timeout_s)
+            found = browse(timeout_s, enough=enough)
             for known in home._need_ring().devices():
                 home._members.add(Member(name=known.name, key=known.key, addresses=candidates(known, found)))
             home._members.join()

@@ -6,7 +6,7 @@ their speed, links, memory and power are emulated, and what is emulated or model
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,13 +58,19 @@ def main(args: argparse.Namespace) -> int:
 @contextmanager
 def _demo_home() -> Iterator[potluck.Home]:
     """Start four agents, find them by mDNS, pair with the code that each shows."""
-    from potluck.lab.local import LocalAgents
+    from potluck.lab.local import READY_S, LocalAgents
     from potluck.lab.specs import DEMO
+    from potluck.sessions.events import Address
 
     _heading("A home of four devices")
     agents = LocalAgents(DEMO, trust=None, announce=True, extra=["--pair"])
+    wanted = {agent.address for agent in agents.agents}
+
+    def are_here(found: Mapping[str, tuple[Address, ...]]) -> bool:  # they announce themselves once they are ready
+        return wanted <= {address for addresses in found.values() for address in addresses}
+
     try:
-        with potluck.Home.discover(state=agents.directory / "notebook") as home:
+        with potluck.Home.discover(READY_S, state=agents.directory / "notebook", enough=are_here) as home:
             found = {address for member in home.devices.values() for address in member.addresses}
             for agent in agents.agents:
                 if agent.address not in found:

@@ -65,7 +65,6 @@ WITH_A_LAB_OF_ITS_OWN = ("fidelity",)  # it takes most of a minute; tests/sdk/ru
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in WITH_A_LAB_OF_ITS_OWN)) for name in BENCHES]
 )

@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from potluck.display import progress
 from potluck.handle import Handle
@@ -17,14 +18,14 @@ def work(title="profiling"):
     def carry_out(task):
         told.append(task)
         started.set()
-        let_go.wait(30)
+        let_go.wait(PATIENCE_S)
         if let_go.error:
             raise let_go.error
         return "result"
 
     let_go.error = None
     handle = Handle(carry_out, title)
-    started.wait(30)
+    started.wait(PATIENCE_S)
     return handle, told[0], let_go
 
 
@@ -34,7 +35,7 @@ def end(handle, let_go, error=None):
     handle.on_done(lambda _handle: heard.set())
     let_go.error = error
     let_go.set()
-    assert heard.wait(30)
+    assert heard.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -126,14 +126,14 @@ def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monke
         assert set(home.devices.ready) == set(home.devices) == {"jetson", "jetson-2"}
         _, model = make_model("mlp")
         plan = make_plan(model, (("jetson",), (4,)), (("jetson-2",), (4,)), micro_batch=4, n_micro_batches=2)
-        assert len(home.deploy(plan, model).wait(60).fit(make_data("mlp", 8)).wait(60).losses) == 1
+        assert len(home.deploy(plan, model).wait().fit(make_data("mlp", 8)).wait().losses) == 1
 
-        home.profile(model, train=False, rows=(1,), repeats=1).wait(60)
+        home.profile(model, train=False, rows=(1,), repeats=1).wait()
         bad, *good = sorted((tmp_path / "cache" / "profiles").iterdir())
         before = [path.read_bytes() for path in good]
         bad.write_text("{")
         with pytest.warns(UserWarning, match=bad.name):
-            profile = home.profile(model, train=False, rows=(1,), repeats=1).wait(60)
+            profile = home.profile(model, train=False, rows=(1,), repeats=1).wait()
         assert any(bad.name in note for note in profile.notes)
         assert json.loads(bad.read_text())["modes"]
         assert [path.read_bytes() for path in good] == before
@@ -184,14 +184,14 @@ def wide_model():
 def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_home):
     model = wide_model()
     with pytest.raises(OutOfMemory, match=r"tiny: the plan needs .* MiB there; 64\.0 MiB are available") as caught:
-        small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait(60)
+        small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait()
     assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"] == 64 * 2**20
 
 
 def test_a_device_too_small_for_a_layer_is_left_out_of_the_profile_and_of_plans(small_home):
     model = wide_model()
     with pytest.warns(UserWarning, match="tiny is left out"):
-        profile = small_home.profile(model, rows=(2,), repeats=1).wait(90)
+        profile = small_home.profile(model, rows=(2,), repeats=1).wait()
     assert [device.name for device in profile.devices] == ["big"]
     plan = potluck.plan(profile, potluck.Training(batch=4, micro_batch=4)).best
     assert set(plan.devices) == {"big"}
@@ -205,7 +205,7 @@ class Exploding(torch.nn.Module):
 def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
     x, _ = make_data("mlp", 4)
     model = potluck.Model.from_torch(torch.nn.Sequential(torch.nn.Linear(8, 8), Exploding()), x)
-    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model).wait(60)
+    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model).wait()
     with pytest.raises(OutOfMemory, match=r"tiny.*aten\.exp"):
         run(x)
     assert works(small_home, "tiny")
@@ -213,19 +213,19 @@ def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(
 
 def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
     _, model = make_model("mlp")
-    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait(60)
+    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait()
     handle = run.fit(make_data("mlp", 8), epochs=1_000_000)
     (worker,) = psutil.Process(small_home._lab.agents.process("tiny").pid).children(recursive=True)
     worker.suspend()
     with pytest.raises(WorkerFailed, match=r"tiny.*no progress|tiny.*stopped making progress"):
-        handle.wait(60)
+        handle.wait()
     assert works(small_home, "tiny")
 
 
 def works(home, device):
     net, model = make_model("mlp")
     x, _ = make_data("mlp", 4)
-    run = home.deploy(make_plan(model, ((device,), (4,)), micro_batch=4, training=False), model).wait(60)
+    run = home.deploy(make_plan(model, ((device,), (4,)), micro_batch=4, training=False), model).wait()
     with torch.no_grad():
         near = (run(x) - net(x)).abs().max().item() <= 1e-6
     run.close()

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from potluck import handle
 from potluck.handle import Handle, resolved
@@ -35,7 +36,7 @@ def test_it_tells_how_far_it_is():
     go, seen = threading.Event(), []
 
     def work(task):
-        go.wait(10)
+        go.wait(PATIENCE_S)
         task.update(0.5, "half")
         task.update(7.0, "more than all")
         return 1
@@ -45,7 +46,7 @@ def test_it_tells_how_far_it_is():
     assert repr(made) == "<counting: 0%>"
     assert not made.done
     go.set()
-    assert made.wait(10) == 1
+    assert made.wait() == 1
     assert seen == [(0.5, "half"), (1.0, "more than all"), (1.0, "more than all")]
 
 
@@ -53,7 +54,7 @@ def test_the_works_error_is_raised_at_use():
     made = Handle(lambda task: 1 / 0, "dividing")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            made.wait(10)
+            made.wait()
     with pytest.raises(ZeroDivisionError):
         _ = made.real
     assert repr(made) == "<dividing: ZeroDivisionError: division by zero>"
@@ -61,11 +62,11 @@ def test_the_works_error_is_raised_at_use():
 
 def test_notebooks_that_probe_private_names_do_not_wait():
     go = threading.Event()
-    made = Handle(lambda task: go.wait(10))
+    made = Handle(lambda task: go.wait(PATIENCE_S))
     assert not hasattr(made, "_repr_png_")
     assert "0 %" in made._repr_html_()
     go.set()
-    made.wait(10)
+    made.wait()
 
 
 def test_a_handle_shows_its_result_or_what_went_wrong():
@@ -74,11 +75,11 @@ def test_a_handle_shows_its_result_or_what_went_wrong():
             return "<b>result</b>"
 
     made = Handle(lambda task: Shown(), "making")
-    made.wait(10)
+    made.wait()
     assert made._repr_html_() == "<b>result</b>"
     failed = Handle(lambda task: {}["a < b"], "looking")
     with pytest.raises(KeyError):
-        failed.wait(10)
+        failed.wait()
     assert "looking: KeyError: &#x27;a &lt; b&#x27;" in failed._repr_html_()
 
 
@@ -102,11 +103,11 @@ def test_a_handle_at_the_end_of_a_cell_is_replaced_by_its_result(monkeypatch):
 
     monkeypatch.setattr(display, "display", show)
     go, heard = threading.Event(), threading.Event()
-    made = Handle(lambda task: go.wait(10), "waiting")
+    made = Handle(lambda task: go.wait(PATIENCE_S), "waiting")
     made._ipython_display_()
     made.on_done(lambda handle: heard.set())
     go.set()
-    assert heard.wait(10)
+    assert heard.wait(PATIENCE_S)
     assert [shown["text/plain"] for shown in places[0].shown] == ["<waiting: 0%>", "True"]
     assert "0 %" in places[0].shown[0]["text/html"]
     assert "text/html" not in places[0].shown[1]
@@ -120,10 +121,10 @@ def test_cancelling_interrupts_a_wait_inside():
         return task.wait(inner)
 
     made = Handle(work, "waiting")
-    entered.wait(10)
+    entered.wait(PATIENCE_S)
     made.cancel()
     with pytest.raises(CancelledError, match=r"waiting was cancelled"):
-        made.wait(10)
+        made.wait()
     assert repr(made) == "<waiting: cancelled>"
 
 
@@ -131,23 +132,23 @@ def test_cancelling_stops_at_the_next_check():
     go = threading.Event()
 
     def work(task):
-        go.wait(10)
+        go.wait(PATIENCE_S)
         task.check()
 
     made = Handle(work)
     made.cancel()
     go.set()
     with pytest.raises(CancelledError):
-        made.wait(10)
+        made.wait()
 
 
 def test_a_timeout_leaves_the_work_going():
     go = threading.Event()
-    made = Handle(lambda task: go.wait(10))
+    made = Handle(lambda task: go.wait(PATIENCE_S))
     with pytest.raises(TimeoutError):
         made.wait(0.01)
     go.set()
-    assert made.wait(10) is True
+    assert made.wait() is True
 
 
 def test_a_broken_display_does_not_stop_the_work():
@@ -157,14 +158,14 @@ def test_a_broken_display_does_not_stop_the_work():
     handle.show_with(attach)
     made = Handle(lambda task: task.update(0.1) or 3)
     made.listen(lambda frac, text: 1 / 0)
-    assert made.wait(10) == 3
+    assert made.wait() == 3
 
 
 def test_ctrl_c_while_waiting_cancels_the_work(monkeypatch):
     stopped, go = threading.Event(), threading.Event()
 
     def work(task):
-        go.wait(10)
+        go.wait(PATIENCE_S)
         try:
             task.check()
         finally:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -77,22 +78,23 @@ def test_devices_are_found_paired_and_remembered(tmp_path):
     """mDNS on this machine, the code that the device shows, and a second visit without any of it."""
     from potluck.lab.local import LocalAgents
 
-    agents = LocalAgents([Spec(name="found-me")], None, announce=True, extra=["--pair"])
+    name = f"found-{uuid.uuid4().hex[:8]}"  # others on this network may run this test, too
+    agents = LocalAgents([Spec(name=name)], None, announce=True, extra=["--pair"])
     try:
-        with potluck.Home.discover(4.0, state=tmp_path) as home:
-            if "found-me" not in home.devices:
+        with potluck.Home.discover(30.0, state=tmp_path, enough=lambda found: name in found) as home:
+            if name not in home.devices:
                 pytest.skip("multicast does not work on this machine")
-            assert home.devices["found-me"].status == "not paired"
+            assert home.devices[name].status == "not paired"
             with pytest.raises(potluck.errors.PairingError, match=r"wrong-code.*2 tries are left"):
-                home.pair("found-me", "00000000" if agents.agents[0].code != "00000000" else "11111111")
-            member = home.pair("found-me", agents.agents[0].code)
+                home.pair(name, "00000000" if agents.agents[0].code != "00000000" else "11111111")
+            member = home.pair(name, agents.agents[0].code)
             assert member.status == "ready"
             assert member.key == agents.agents[0].key
             with pytest.raises(potluck.errors.PairingError, match="closed"):
-                home.pair("found-me", agents.agents[0].code)
+                home.pair(name, agents.agents[0].code)
         with potluck.Home(peers=[str(member.addresses[0])], state=tmp_path) as again:
-            assert again.devices["found-me"].status == "ready"
-            again.forget("found-me")
+            assert again.devices[name].status == "ready"
+            again.forget(name)
             assert not again.devices
     finally:
         agents.close()
@@ -100,7 +102,7 @@ def test_devices_are_found_paired_and_remembered(tmp_path):
 
 def test_an_empty_home_says_what_to_try(tmp_path, monkeypatch):
     # Others on this network may well announce themselves: here nobody shall be heard.
-    monkeypatch.setattr("potluck.discover.mdns.browse", lambda timeout_s: {})
+    monkeypatch.setattr("potluck.discover.mdns.browse", lambda timeout_s, enough: {})
     with pytest.raises(EmptyHome, match="doctor"):
         potluck.Home.discover(0.2, state=tmp_path)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import AIR_BYTES_PER_S, interfaces, tiny_home, write_home
 
 import potluck
@@ -51,7 +52,7 @@ def test_devices_reach_each_other_and_nothing_is_left(tmp_path):
             taker.stdout.readline()
             subprocess.run(
                 [*inside.command("one"), sys.executable, "-c", SEND, inside.address("two"), "100000"],
-                check=True, timeout=30,
+                check=True,
             )  # fmt: skip
             assert int(taker.stdout.readline()) == 100_000
         sent = crossed_bytes(inside, "air")
@@ -156,7 +157,7 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
 
 def wait_for_script(home):
     director = home._lab.director
-    assert director.wait(60)
+    assert director.wait(PATIENCE_S)
     assert [each for each in director.happened if each.failure] == []
 
 
@@ -168,7 +169,7 @@ def test_links_change_as_the_script_says(lab):
     ])  # fmt: skip
     wait_for_script(lab)
     before = crossed_bytes(lab._lab.links, "air")
-    assert lab._lab.links._flows[-1].wait(60) == 0
+    assert lab._lab.links._flows[-1].wait(PATIENCE_S) == 0
     assert crossed_bytes(lab._lab.links, "air") > before
     lab.play([Loss(at_s=0, medium="air", loss_frac=0.0)] * len(lossy))
     wait_for_script(lab)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from random import Random
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import write_home
 
 import potluck
@@ -171,11 +172,11 @@ def test_a_script_changes_the_links_and_devices_are_still_reached(home):
         Bandwidth(at_s=0, medium="air", rate=8e6), Loss(at_s=0, medium="air", loss_frac=0.02),
         Flow(at_s=0, source="one", target="two", lasts_s=1000),
     ])  # fmt: skip
-    assert home._lab.director.wait(30)
+    assert home._lab.director.wait(PATIENCE_S)
     assert [each.failure for each in home._lab.director.happened] == [None] * 3
     assert home.devices.need(["one", "two"]) == ("one", "two")
     home.play([Loss(at_s=0, medium="air", loss_frac=0.005)])  # and the flow is over
-    assert home._lab.director.wait(30)
+    assert home._lab.director.wait(PATIENCE_S)
 
 
 def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):

@@ -1,6 +1,7 @@
 """Scripts: read strictly, stretched with the lab, and each happening at its time."""
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from potluck.errors import FileError, HomeError, UserError
 from potluck.lab.director import Director
@@ -126,7 +127,7 @@ class Recorded:
 def played(script):
     devices, links = Recorded(), Recorded()
     director = Director(script, devices, links)
-    assert director.wait(30)
+    assert director.wait(PATIENCE_S)
     director.close()
     return director, devices.done, links.done
 
@@ -172,7 +173,7 @@ def test_what_lasts_ends_with_the_script():
 def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
     script = [Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")]
     director = Director(script, devices := Recorded(), None)
-    assert director.wait(30)
+    assert director.wait(PATIENCE_S)
     (_, _, _, first), (_, _, _, second) = director.happened
     assert isinstance(first, HomeError)
     assert second is None
@@ -183,7 +184,7 @@ def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
 def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
     told, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
     director = Director(script, Recorded(), None, time_scale=10, tell=told.append)
-    assert director.wait(30)
+    assert director.wait(PATIENCE_S)
     assert [(each.item, each.over) for each in told] == [(script[0], False), (script[0], True)]
     assert all(each.passed_s >= at_s for each, at_s in zip(told, (0.01, 0.03), strict=True))
 

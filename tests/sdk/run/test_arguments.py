@@ -24,7 +24,7 @@ def plans(home, model):
 
 @pytest.fixture(scope="module")
 def run(home, plans):
-    deployed = home.deploy(plans.best).wait(60)
+    deployed = home.deploy(plans.best).wait()
     yield deployed
     deployed.close()
 
@@ -52,7 +52,7 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: potluck.AdamW(lr="fast"), "lr must be a number, got 'fast'"),
         (lambda home, run: potluck.Home.local("2"), "'2' local agents are not possible"),
         (lambda home, run: potluck.estimate("demo", torch.nn.Linear(1, 1)), "got Linear"),
-        (lambda home, run: home.deploy(run.plan, refine_s=-1).wait(60), "refine_s is a number of seconds, 0 or"),
+        (lambda home, run: home.deploy(run.plan, refine_s=-1).wait(), "refine_s is a number of seconds, 0 or"),
         (lambda home, run: run.fit(3), "training takes batches, got int"),
         (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
         (lambda home, run: run.fit(DATA, epochs=-1), "epochs is a whole number of 1 or more, got -1"),
@@ -96,15 +96,15 @@ def test_a_request_takes_arrays_and_refuses_no_rows(run):
 
 def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):
     before = run.step
-    history = run.fit((DATA[0] * float("nan"), DATA[1])).wait(60)
+    history = run.fit((DATA[0] * float("nan"), DATA[1])).wait()
     assert len(history.losses) == 2
     assert [note.partition(":")[0] for note in history.notes] == [f"the loss of step {before + 1} is nan"]
 
 
 def test_a_plan_for_a_device_that_the_profile_does_not_know_runs_and_is_not_foretold(home, model):
-    profile = home.profile(model, train=False, rows=(1,), repeats=1, devices=["local-1"]).wait(60)
+    profile = home.profile(model, train=False, rows=(1,), repeats=1, devices=["local-1"]).wait()
     plan = make_plan(model, (("local-2",), (4,)), micro_batch=4, training=False)
-    deployed = home.deploy(plan, model, profile=profile).wait(60)
+    deployed = home.deploy(plan, model, profile=profile).wait()
     assert deployed(DATA[0]).shape == (8, 2)
     assert deployed.predicted is None
     deployed.close()

@@ -55,8 +55,8 @@ def test_branches_whose_tensors_three_stages_read_train_as_on_one_machine(home):
     bounds = branch_ends(model, True)
     plan, before = make_plan(model, bounds, [{A: 4}, {B: 4}, {A: 4}, {B: 4}], n_micro_batches=2)
     assert before == ((), (0,), (0,), (1, 2))  # the branches are side by side
-    run = home.deploy(plan, model).wait(60)
-    losses = run.fit((*x, y), epochs=10).wait(60).losses
+    run = home.deploy(plan, model).wait()
+    losses = run.fit((*x, y), epochs=10).wait().losses
     state = run.state_dict()
     run.close()
     alone = copy.deepcopy(net)
@@ -76,7 +76,7 @@ def test_branches_answer_as_one_machine(home, kind):
     bounds = branch_ends(model, False)
     places = [{A: 4}, {B: 4}, {A: 4}, {B: 4}][: len(bounds) - 1]
     plan, _ = make_plan(model, bounds, places, training=False)
-    run = home.deploy(plan, model).wait(60)
+    run = home.deploy(plan, model).wait()
     for rows in (1, 4, 6):
         x = net.example(rows)
         with torch.no_grad():
@@ -88,11 +88,11 @@ def test_branches_from_profile_to_plan_to_answers(home):
     torch.manual_seed(0)
     net = TwoEncoders().eval()
     model, x, _ = make(net)
-    profile = home.profile(model, rows=(1, 4), repeats=1).wait(60)
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     problem = profile.problem(potluck.Inference(batch=4))
     assert problem.branches
     best = potluck.plan(profile, potluck.Inference(batch=4)).best
-    run = home.deploy(best, model).wait(60)
+    run = home.deploy(best, model).wait()
     with torch.no_grad():
         assert (run(*x) - net(*x)).abs().max() <= 1e-6
     run.close()

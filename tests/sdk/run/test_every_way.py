@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, product
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.graph.branching import TwoEncoders
 from tests.sdk.run.conftest import make_data, train_alone
 from tests.sdk.run.pairs import covering
@@ -161,7 +162,7 @@ def steps_over_a_switch(run, subject, plan):
     def watch(done_frac, text):
         if text == "fetching what is missing":
             opened.set()
-            followed.wait(60)
+            followed.wait(PATIENCE_S)
 
     for step in range(STEPS):
         if plan is not None and step == SWITCHED_AFTER:
@@ -169,10 +170,10 @@ def steps_over_a_switch(run, subject, plan):
                 switching = run.switch(plan)
                 switching.listen(watch)
             switching.on_done(lambda handle: opened.set())
-            assert opened.wait(60)
+            assert opened.wait(PATIENCE_S)
         if plan is not None and step == FOLLOWED_UNTIL:
             followed.set()
-            switching.wait(60)
+            switching.wait()
             assert run.plan == plan
         yield subject.data
 
@@ -182,8 +183,8 @@ def test_ten_steps_of_adamw_are_those_of_one_machine(trio, subject, policy, patt
     times = 2 if policy == "interleaved" else 1
     before, after = plans_of(subject, pattern, switch, times=times)
     tolerance = 0.0 if is_exact(before, after) else ROUNDING
-    run = trio.deploy(before, subject.model, schedule=TRAINING[policy]).wait(60)
-    losses = run.fit(steps_over_a_switch(run, subject, after)).wait(100).losses
+    run = trio.deploy(before, subject.model, schedule=TRAINING[policy]).wait()
+    losses = run.fit(steps_over_a_switch(run, subject, after)).wait().losses
     state = run.state_dict()
     run.close()
     assert losses == pytest.approx(subject.losses, rel=0, abs=tolerance)
@@ -195,7 +196,7 @@ def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
     """Single requests one after the other, or streams of them, by two who ask at once."""
     n_micro_batches = 2 if policy == "streaming" else 1
     before, after = plans_of(subject, pattern, switch, n_micro_batches=n_micro_batches, training=False)
-    run, over, asked = trio.deploy(before, subject.model).wait(60), threading.Event(), []
+    run, over, asked = trio.deploy(before, subject.model).wait(), threading.Event(), []
 
     def ask():
         while not over.is_set():
@@ -209,10 +210,10 @@ def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
         while len(asked) < 3 and not any(future.done() for future in asking):
             time.sleep(0)
         if after is not None:
-            run.switch(after).wait(60)
+            run.switch(after).wait()
             assert run.plan == after
         over.set()
         for future in asking:
-            future.result(60)
+            future.result()
     assert run._engine.n_requests == sum(asked)
     run.close()

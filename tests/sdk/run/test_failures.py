@@ -25,8 +25,8 @@ def start_training(home):
     """A run that trains until it is stopped, and its handle, after the first step."""
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
-    run.fit((x, y)).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run.fit((x, y)).wait()
     return model, run, run.fit((x, y), epochs=1_000_000)
 
 
@@ -39,24 +39,24 @@ def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
     (worker,) = agent(fresh_home, B).children(recursive=True)
     worker.kill()
     with pytest.raises(WorkerFailed, match=r"local-2.*worker"):
-        handle.wait(60)
+        handle.wait()
     with pytest.raises(WorkerFailed, match="has ended"):
         run.fit(make_data("mlp", 4))
     assert agent(fresh_home, B).is_running()
-    again = fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait(60)
-    assert len(again.fit(make_data("mlp", 8)).wait(60).losses) == 2
+    again = fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait()
+    assert len(again.fit(make_data("mlp", 8)).wait().losses) == 2
 
 
 def test_a_killed_agent_is_named_and_the_others_go_on(fresh_home):
     model, _, handle = start_training(fresh_home)
     agent(fresh_home, B).kill()
     with pytest.raises(DeviceGone, match="local-2"):
-        handle.wait(60)
+        handle.wait()
     assert fresh_home.devices[B].status == "gone"
-    again = fresh_home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
-    assert len(again.fit(make_data("mlp", 8)).wait(60).losses) == 2
+    again = fresh_home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    assert len(again.fit(make_data("mlp", 8)).wait().losses) == 2
     with pytest.raises(DeviceGone, match="local-2"):
-        fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait(60)
+        fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait()
 
 
 def test_a_stopped_agent_is_noticed_by_its_silence(fresh_home):
@@ -65,7 +65,7 @@ def test_a_stopped_agent_is_noticed_by_its_silence(fresh_home):
     process.suspend()
     try:
         with pytest.raises(DeviceGone, match=r"local-2: no sign of life"):
-            handle.wait(60)
+            handle.wait()
     finally:
         process.resume()
 
@@ -76,7 +76,7 @@ def test_a_plan_larger_than_a_device_is_refused_before_anything_is_sent(home):
     _, model = make_model("mlp")
     plan = replace(make_plan(model, ((A,), (4,)), micro_batch=4), peak_bytes={A: 2**55})
     with pytest.raises(OutOfMemory, match="local-1") as caught:
-        home.deploy(plan, model).wait(60)
+        home.deploy(plan, model).wait()
     assert caught.value.facts["needed_bytes"] == 2**55
     assert 0 < caught.value.facts["available_bytes"] < 2**55
 
@@ -84,7 +84,7 @@ def test_a_plan_larger_than_a_device_is_refused_before_anything_is_sent(home):
 def test_a_device_that_is_not_in_this_home_is_named(home):
     _, model = make_model("mlp")
     with pytest.raises(DeviceGone, match=r"fridge.*not in this home"):
-        home.deploy(make_plan(model, (("fridge",), (4,)), micro_batch=4), model).wait(60)
+        home.deploy(make_plan(model, (("fridge",), (4,)), micro_batch=4), model).wait()
 
 
 def test_an_unpaired_notebook_is_told_so(home, tmp_path):
@@ -94,11 +94,11 @@ def test_an_unpaired_notebook_is_told_so(home, tmp_path):
         assert member.status == "not paired"
         _, model = make_model("mlp")
         with pytest.raises(NotPaired, match="pair"):
-            stranger.profile(model).wait(60)
+            stranger.profile(model).wait()
         stranger.trust(address, home.devices[A].key, name="a")
         assert stranger.devices["a"].status == "not paired"
         with pytest.raises(NotPaired, match="a: it does not know this notebook"):
-            stranger.profile(model).wait(60)
+            stranger.profile(model).wait()
 
 
 def test_another_key_at_a_known_address_is_not_trusted(home, tmp_path):
@@ -149,7 +149,7 @@ def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_pa
 def test_nobody_there_says_what_to_do(tmp_path):
     _, model = make_model("mlp")
     with potluck.Home(state=tmp_path) as empty, pytest.raises(EmptyHome, match="doctor"):
-        empty.profile(model).wait(60)
+        empty.profile(model).wait()
 
 
 def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, home):
@@ -192,4 +192,4 @@ def test_a_closed_home_says_so_and_closes_twice():
     home.close()
     home.close()
     with pytest.raises(potluck.errors.HomeError, match="closed"):
-        home.profile(model, rows=(1,)).wait(30)
+        home.profile(model, rows=(1,)).wait()

@@ -98,8 +98,8 @@ def check_named(error, device):
 def check_usable(home, model):
     """All devices have forgotten what was there: a plan that takes all their memory can be deployed, and trains."""
     memory = {name: home.devices[name].capability["memory_bytes"] for name in strikes.NAMES}
-    run = home.deploy(replace(plan_of(model, NEW), peak_bytes=memory), model).wait(60)
-    run.fit(make_data()).wait(60)
+    run = home.deploy(replace(plan_of(model, NEW), peak_bytes=memory), model).wait()
+    run.fit(make_data()).wait()
     check_equal(run)
     run.close()
 
@@ -115,7 +115,7 @@ def check_usable(home, model):
 )  # fmt: skip
 def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, after):
     with strikes.Strike(home, strikes.DEPLOYING[moment], device, whom, after) as strike:
-        error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait(60).fit(make_data()).wait(60))
+        error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait().fit(make_data()).wait())
         assert strike.struck
         check_named(error, device)
     check_usable(home, model)
@@ -133,14 +133,14 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
 )  # fmt: skip
 def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
     strike = strikes.Strike(home, strikes.TRAINING[moment], device, whom, after)
-    with strike, closing(home.deploy(plan_of(model, OLD), model).wait(60)) as run:
+    with strike, closing(home.deploy(plan_of(model, OLD), model).wait()) as run:
         at_work = run.fit(make_data(), epochs=FOREVER)
-        error = error_of(lambda: run.switch(plan_of(model, NEW)).wait(60))
+        error = error_of(lambda: run.switch(plan_of(model, NEW)).wait())
         assert error is None or run.plan == plan_of(model, OLD) or run._engine.failed
         if error is not None:
             check_named(error, device)
         if device in run.plan.devices:
-            check_named(error_of(lambda: at_work.wait(60)), device)
+            check_named(error_of(lambda: at_work.wait()), device)
         else:
             before = run.step
             while run.step < before + 3 and not at_work.done:
@@ -171,19 +171,19 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
             answered.append(out)
 
     strike = strikes.Strike(home, strikes.REQUESTS[moment], device, whom, after)
-    with strike, closing(home.deploy(plan_of(model, OLD, training=False), model).wait(60)) as run:
+    with strike, closing(home.deploy(plan_of(model, OLD, training=False), model).wait()) as run:
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(error_of, lambda: ask(run)) for _ in range(2)]
             try:
-                error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait(60))
+                error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait())
                 is_needed, before = device in run.plan.devices, len(answered)
                 while not is_needed and len(answered) < before + 4 and not any(future.done() for future in asking):
                     time.sleep(0)
                 if is_needed:
-                    wait(asking, timeout=60)
+                    wait(asking)
             finally:
                 over.set()
-            ends = [future.result(60) for future in asking]
+            ends = [future.result() for future in asking]
         assert strike.struck
         if error is not None:
             check_named(error, device)

@@ -17,7 +17,7 @@ A, B = "local-1", "local-2"
 )
 def test_equals_the_unsplit_model(home, stages):
     net, model = make_model("cnn")
-    run = home.deploy(make_plan(model, *stages, micro_batch=4, training=False), model).wait(60)
+    run = home.deploy(make_plan(model, *stages, micro_batch=4, training=False), model).wait()
     for rows in (4, 1, 3, 11):
         x, _ = make_data("cnn", rows)
         with torch.no_grad():
@@ -27,7 +27,7 @@ def test_equals_the_unsplit_model(home, stages):
 
 def test_a_wrong_shape_is_explained_and_the_run_goes_on(home):
     _, model = make_model("mlp")
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait()
     with pytest.raises(potluck.errors.ModelError, match="expected"):
         run(torch.zeros(2, 9))
     x, _ = make_data("mlp", 2)
@@ -37,7 +37,7 @@ def test_a_wrong_shape_is_explained_and_the_run_goes_on(home):
 
 def test_it_cannot_be_trained(home):
     _, model = make_model("mlp")
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait()
     with pytest.raises(potluck.errors.PlanError, match="inference"):
         run.fit(make_data("mlp", 4))
     run.close()
@@ -62,7 +62,7 @@ def test_a_request_that_fails_ends_alone_and_the_others_are_answered(home, order
     good, bad = torch.arange(4.0), torch.full((4,), 99.0)
     model = potluck.Model.from_torch(net, good)
     plan = make_plan(model, *((((name,), (4,))) for name in order), micro_batch=4, training=False)
-    run, expected = home.deploy(plan, model).wait(60), net(good).detach()
+    run, expected = home.deploy(plan, model).wait(), net(good).detach()
 
     def ask(number):
         if number % 3:

@@ -29,9 +29,9 @@ def wide():
 
 def deployed(home, model, stages, *, train):
     """A run of a judged plan."""
-    profile = home.profile(model, train=train, rows=(1, 8), repeats=1).wait(60)
+    profile = home.profile(model, train=train, rows=(1, 8), repeats=1).wait()
     plan = make_plan(model, *stages, micro_batch=8, n_micro_batches=4 if train else 1, training=train)
-    return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, turns=False).wait(60)
+    return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, turns=False).wait()
 
 
 def check(run):
@@ -46,7 +46,7 @@ def test_peaks_of_training_and_inference_are_those_foretold(home, stages):
     x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
     model = potluck.Model.from_torch(wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8])
     run = deployed(home, model, stages, train=True)
-    run.fit([(x, y)] * 3).wait(60)
+    run.fit([(x, y)] * 3).wait()
     check(run)
     run.close()
     run = deployed(home, model, stages, train=False)
@@ -62,7 +62,7 @@ def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_fore
     x, y = case.inputs(32), case.targets(32)
     model = potluck.Model.from_torch(case.make(), x[:8], loss=case.loss, example_targets=y[:8])
     run = deployed(home, model, STAGES["shared, then one"], train=True)
-    run.fit([(x, y)] * 3).wait(60)
+    run.fit([(x, y)] * 3).wait()
     for expected, used in run.compare().peak_bytes.values():
         assert used <= expected
     run.close()

@@ -49,7 +49,7 @@ def test_a_pipeline_over_torch_and_onnxruntime_equals_one_machine(mixed, kind, s
     case = CASES[kind]
     net = case.make().eval()
     model = potluck.Model.from_torch(net, case.inputs(2))
-    run = mixed.deploy(make_plan(model, *stages, micro_batch=4, training=False), model).wait(60)
+    run = mixed.deploy(make_plan(model, *stages, micro_batch=4, training=False), model).wait()
     for rows in (4, 1, 7):
         x = case.inputs(rows)
         with torch.no_grad():
@@ -60,13 +60,13 @@ def test_a_pipeline_over_torch_and_onnxruntime_equals_one_machine(mixed, kind, s
 def test_a_run_switches_between_the_two_and_no_answer_changes(mixed):
     net, model = make_model("cnn")
     plans = [make_plan(model, *STAGES[name], micro_batch=4, training=False) for name in ("phone first", "shared")]
-    run = mixed.deploy(plans[0], model).wait(60)
+    run = mixed.deploy(plans[0], model).wait()
     x, _ = make_data("cnn", 4)
     with torch.no_grad():
         expected = net(x)
     for plan in (plans[1], plans[0]):
         torch.testing.assert_close(run(x), expected, rtol=1e-5, atol=1e-5)
-        run.switch(plan).wait(60)
+        run.switch(plan).wait()
     torch.testing.assert_close(run(x), expected, rtol=1e-5, atol=1e-5)
     run.close()
 
@@ -82,19 +82,19 @@ def test_one_request_is_shared_inside_its_operators_by_a_device_of_either_kind(m
 
 def test_plans_for_training_leave_the_phone_out_and_say_why(mixed):
     _, model = make_model("mlp")
-    profile = mixed.profile(model, rows=(1, 4), repeats=1).wait(60)
+    profile = mixed.profile(model, rows=(1, 4), repeats=1).wait()
     assert set(profile.inference.costs) == {LAPTOP, PHONE}
     best = potluck.plan(profile, potluck.Training(batch=8)).best
     assert best.devices == (LAPTOP,)
     assert best.unused == {PHONE: "it has onnxruntime, and training needs torch"}
     assert "training needs torch" in profile._repr_html_() + best._repr_html_()
     assert potluck.plan(profile, potluck.Inference(batch=4))
-    run = mixed.deploy(best).wait(60)
-    assert len(run.fit(make_data("mlp", 16)).wait(60).losses) == 2
+    run = mixed.deploy(best).wait()
+    assert len(run.fit(make_data("mlp", 16)).wait().losses) == 2
     run.close()
     by_hand = make_plan(model, ((LAPTOP,), (4,)), ((PHONE,), (4,)), micro_batch=4)
     with pytest.raises(PlanError, match="phone: it has onnxruntime; training needs torch"):
-        mixed.deploy(by_hand, model).wait(60)
+        mixed.deploy(by_hand, model).wait()
     with pytest.raises(PlanError, match="phone: it has onnxruntime, and training needs torch"):
         potluck.judge(make_named(by_hand, profile), profile)
 
@@ -115,9 +115,9 @@ def test_a_model_that_onnx_cannot_say_names_the_device_that_would_need_it(mixed,
     model = potluck.Model.from_torch(net, torch.randn(2, 4))
     plan = make_plan(model, ((PHONE,), (2,)), micro_batch=2, training=False)
     with pytest.raises(ModelError, match=r"phone: .*huber_loss"):
-        mixed.deploy(plan, model).wait(60)
+        mixed.deploy(plan, model).wait()
     with pytest.warns(UserWarning, match="phone is left out"):
-        profile = mixed.profile(model, rows=(1,), repeats=1).wait(60)
+        profile = mixed.profile(model, rows=(1,), repeats=1).wait()
     assert [device.name for device in profile.devices] == [LAPTOP]
 
 
@@ -132,13 +132,13 @@ def test_an_onnx_file_runs_on_the_phone_and_the_laptop_says_what_it_lacks(mixed,
             dynamic_axes={"x": {0: "batch"}},
         )  # fmt: skip
     model = potluck.Model.from_onnx(path)
-    run = mixed.deploy(make_plan(model, *STAGES["phone alone"], micro_batch=4, training=False), model).wait(60)
+    run = mixed.deploy(make_plan(model, *STAGES["phone alone"], micro_batch=4, training=False), model).wait()
     x, _ = make_data("mlp", 3)
     with torch.no_grad():
         torch.testing.assert_close(run(x), make_model("mlp")[0](x), rtol=1e-5, atol=1e-5)
     run.close()
     with pytest.raises(PlanError, match="laptop: it has torch; this model needs onnxruntime"):
-        mixed.deploy(make_plan(model, *STAGES["shared"], micro_batch=4, training=False), model).wait(60)
+        mixed.deploy(make_plan(model, *STAGES["shared"], micro_batch=4, training=False), model).wait()
 
 
 def test_a_pretrained_network_over_both_knows_the_daisy(mixed):
@@ -154,7 +154,7 @@ def test_a_pretrained_network_over_both_knows_the_daisy(mixed):
         expected = net(flower)
     model = potluck.Model.from_torch(net, flower, max_layers=8)
     stages = [((PHONE,), (1,)), ((LAPTOP,), (1,)), ((PHONE,), (1,))]
-    run = mixed.deploy(make_plan(model, *stages, micro_batch=1, training=False), model).wait(60)
+    run = mixed.deploy(make_plan(model, *stages, micro_batch=1, training=False), model).wait()
     answer = run(flower)
     assert int(answer.argmax()) == 985
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)

@@ -26,18 +26,18 @@ def test_an_onnx_file_from_profile_to_outputs_equals_onnxruntime_on_the_whole(ho
         )  # fmt: skip
     whole = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     model = potluck.Model.from_onnx(path)
-    profile = home.profile(model, rows=(1, 4), repeats=1).wait(60)
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     plans = potluck.plan(profile, potluck.Inference(batch=4))
     split = make_plan(model, ((A,), (4,)), ((B, A), (3, 1)), micro_batch=4, training=False)
     for plan in (plans.best, split):
-        run = home.deploy(plan, model).wait(60)
+        run = home.deploy(plan, model).wait()
         for rows in (1, 4, 9):
             x = torch.randn(rows, 1, 8, 8)
             (expected,) = whole.run(None, {"x": x.numpy()})
             assert abs(run(x).numpy() - expected).max() <= 1e-4
         run.close()
     with pytest.raises(potluck.errors.ModelError, match="loss"):
-        home.deploy(make_plan_for_training(split), model).wait(60)
+        home.deploy(make_plan_for_training(split), model).wait()
 
 
 def make_plan_for_training(plan):
@@ -50,7 +50,7 @@ def test_a_decoder_writes_on_with_sequences_of_any_length(home):
     torch.manual_seed(0)
     net = Decoder(tied=True).eval()
     model = potluck.Model.from_torch(net, torch.randint(0, 30, (2, 8)), sequence_dims=(1,))
-    run = home.deploy(make_plan(model, ((A,), (2,)), ((B,), (2,)), micro_batch=2, training=False), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (2,)), ((B,), (2,)), micro_batch=2, training=False), model).wait()
     text = torch.randint(0, 30, (1, 3))
     for _ in range(6):  # greedy: each longer by one than the last
         with torch.no_grad():
@@ -94,8 +94,8 @@ def test_transformers_train_over_two_stages_as_on_one_machine(home, kind):
     net = without_dropout(case.make())
     x, y = case.inputs(8), case.targets(8)
     model = potluck.Model.from_torch(net, x, loss=case.loss, example_targets=y)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
-    losses = run.fit((x, y), epochs=3).wait(60).losses
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    losses = run.fit((x, y), epochs=3).wait().losses
     alone = copy.deepcopy(net)
     expected = train_on_one_machine(alone, case.loss, x, y, micro_batch=4, epochs=3)
     run.close()
@@ -110,8 +110,8 @@ def test_an_encoder_with_dropout_trains_alike_however_it_is_split(home):
     model = potluck.Model.from_torch(case.make(), x, loss=case.loss, example_targets=y)
     losses = []
     for stages in ([((A,), (4,))], [((B,), (4,)), ((A, B), (1, 3))]):
-        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=3).wait(60)
-        losses.append(run.fit((x, y), epochs=3).wait(60).losses)
+        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=3).wait()
+        losses.append(run.fit((x, y), epochs=3).wait().losses)
         run.close()
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
@@ -141,8 +141,8 @@ def test_a_cnn_with_batch_norm_and_dropout_trains_replicated_and_pipelined(home)
     ]
     losses, states = [], []
     for plan in plans:
-        run = home.deploy(plan, model, seed=7).wait(60)
-        losses.append(run.fit((x, y), epochs=3).wait(60).losses)
+        run = home.deploy(plan, model, seed=7).wait()
+        losses.append(run.fit((x, y), epochs=3).wait().losses)
         states.append(run.state_dict())
         run.close()
     assert losses[1] == losses[0]
@@ -152,8 +152,8 @@ def test_a_cnn_with_batch_norm_and_dropout_trains_replicated_and_pipelined(home)
 
     plain = cnn(dropout=0.0)
     model = potluck.Model.from_torch(plain, x, loss=loss, example_targets=y)
-    run = home.deploy(make_plan(model, ((A, B), (6, 2)), micro_batch=8, n_micro_batches=1), model).wait(60)
-    shared = run.fit((x[:8], y[:8])).wait(60).losses
+    run = home.deploy(make_plan(model, ((A, B), (6, 2)), micro_batch=8, n_micro_batches=1), model).wait()
+    shared = run.fit((x[:8], y[:8])).wait().losses
     statistics = run.state_dict()["1.running_mean"]
     run.close()
     alone, averaged = copy.deepcopy(plain).train(), 0.0

@@ -129,8 +129,8 @@ def test_ten_steps_of_training_equal_one_machine_to_the_bit(home, kind):
     net, model, x, y = made(kind)
     plan = plan_of_dora(home, model, Training(batch=ROWS, micro_batch=MICRO))
     assert side_by_side(model, plan) == (2 if kind is Captioned else 1)
-    run = home.deploy(plan, model).wait(60)
-    losses = run.fit((*x, y), epochs=STEPS).wait(60).losses
+    run = home.deploy(plan, model).wait()
+    losses = run.fit((*x, y), epochs=STEPS).wait().losses
     state = run.state_dict()
     run.close()
     alone = copy.deepcopy(net)
@@ -155,7 +155,7 @@ def test_answers_are_those_of_one_machine(home, kind):
     net.eval()
     plan = plan_of_dora(home, model, Inference(batch=ROWS))
     assert side_by_side(model, plan) == (2 if kind is Captioned else 1)
-    run = home.deploy(plan, model).wait(60)
+    run = home.deploy(plan, model).wait()
     for rows in (1, 3, ROWS):
         part = [t[:rows] for t in x]
         with torch.no_grad():

@@ -43,7 +43,7 @@ def test_inference_takes_its_schedule_too(home):
     net, model = make_model("mlp")
     x, _ = make_data("mlp", 12)
     plan = make_plan(model, ((A, B), (3, 1)), ((B, A), (2, 2)), micro_batch=4, n_micro_batches=3, training=False)
-    run = home.deploy(plan, model, schedule="forward-only").wait(60)
+    run = home.deploy(plan, model, schedule="forward-only").wait()
     with torch.no_grad():
         assert (run(x) - net(x)).abs().max().item() <= 1e-6
     run.close()
@@ -61,20 +61,20 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(home, sc
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
     with pytest.raises(error, match=says):
-        home.deploy(plan, model, schedule=schedule).wait(60)
+        home.deploy(plan, model, schedule=schedule).wait()
 
 
 def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     _, model = deep
-    profile = home.profile(model, rows=(1, 4), repeats=1).wait(60)
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     air = Medium(name="air", capacity_bytes_per_s=20e3)  # so slow that turns matter; the real network is not
     ends = [A, B, "home"]
     paths = {(x, y): Path(media=(("air", 1),)) for x in ends for y in ends if x != y}
     home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
     plan = make_plan(model, *STAGES, micro_batch=4, n_micro_batches=4)
-    run = home.deploy(plan, model, turns=True).wait(60)
+    run = home.deploy(plan, model, turns=True).wait()
     assert run._engine.edition.compiled["train"].together
-    history = run.fit(make_data("mlp", 16), epochs=10).wait(60)
+    history = run.fit(make_data("mlp", 16), epochs=10).wait()
     losses, _ = alone
     assert history.losses == pytest.approx(losses, rel=1e-6, abs=TOLERANCE)
     run.close()
@@ -87,4 +87,4 @@ def test_turns_need_a_profile(home):
     other = potluck.Model.from_torch(make_model("cnn")[0], make_data("cnn", 6)[0])
     plan = make_plan(other, ((A,), (4,)), ((B,), (4,)), micro_batch=4, training=False)
     with pytest.raises(potluck.errors.PlanError, match="there is none"):
-        home.deploy(plan, other, turns=True).wait(60)
+        home.deploy(plan, other, turns=True).wait()

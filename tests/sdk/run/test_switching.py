@@ -95,7 +95,7 @@ def stop(run, handle):
     """Stop training at once; the number of steps taken."""
     handle.cancel()
     with pytest.raises(CancelledError):
-        handle.wait(60)
+        handle.wait()
     return run.step
 
 
@@ -113,7 +113,7 @@ def check_equal(run, tolerance=0.0, norm=True):
 
 @pytest.mark.parametrize("names", [("ab", "abc", "ab"), ("abc", "ca", "c")], ids=["out and back", "around"])
 def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab, model, names):
-    run = lab.deploy(plan_of(model, names[0]), model).wait(60)
+    run = lab.deploy(plan_of(model, names[0]), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     for name in names[1:]:
         switching, go_on = in_the_middle(run, plan_of(model, name))
@@ -131,12 +131,12 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
 
 def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(lab, model):
     """Whoever is told of a step may ask for the next boundary: nobody waits for himself."""
-    run, told = lab.deploy(plan_of(model, "ab"), model).wait(60), []
+    run, told = lab.deploy(plan_of(model, "ab"), model).wait(), []
 
     def on_step(step, loss):
         told.append((step, loss))
         if step == 3:
-            assert run.switch(plan_of(model, "abc")).wait(60) is run
+            assert run.switch(plan_of(model, "abc")).wait() is run
             run.state_dict()
 
     handle, (x, _) = run.fit(make_data(), epochs=FOREVER, on_step=on_step), make_data()
@@ -156,23 +156,23 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
 
 def test_a_switch_over_shared_stages_loses_nothing(lab):
     model = make_model(norm=False)
-    run = lab.deploy(plan_of(model, "abc shared"), model).wait(60)
+    run = lab.deploy(plan_of(model, "abc shared"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
-    run.switch(plan_of(model, "c")).wait(120)
+    run.switch(plan_of(model, "c")).wait()
     stop(run, handle)
     check_equal(run, 1e-5, norm=False)
     run.close()
 
 
 def test_a_batch_of_another_size_on_the_way_only_delays_a_switch(lab, model):
-    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    run = lab.deploy(plan_of(model, "ab"), model).wait()
     switching = run.switch(plan_of(model, "abc"))
     x, y = make_data()
     rows = 0
     while not switching.done:
         rows += 1
-        run.fit([(x[:BATCH], y[:BATCH]), (x[: 4 + rows % 3], y[: 4 + rows % 3])]).wait(60)
-    switching.wait(60)
+        run.fit([(x[:BATCH], y[:BATCH]), (x[: 4 + rows % 3], y[: 4 + rows % 3])]).wait()
+    switching.wait()
     assert run.plan == plan_of(model, "abc")
     assert run.step == 2 * rows
     run.close()
@@ -199,15 +199,15 @@ def in_the_middle(run, plan):
 
 
 def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
-    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    run = lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     switching, go_on = in_the_middle(run, plan_of(model, "c"))
     switching.cancel()
     go_on.set()
     with pytest.raises(CancelledError):
-        switching.wait(60)
+        switching.wait()
     assert run.plan == plan_of(model, "ab")
-    run.switch(plan_of(model, "ca")).wait(120)  # and another one is possible
+    run.switch(plan_of(model, "ca")).wait()  # and another one is possible
     stop(run, handle)
     check_equal(run)
     run.close()
@@ -240,7 +240,7 @@ def cancelled_at(lab, moment, after, run, plan):
     with run._engine.boundary():  # nothing begins before the handle is known
         switching.append(run.switch(plan))
     try:
-        switching[0].wait(60)
+        switching[0].wait()
     except CancelledError:
         return True
     finally:
@@ -253,8 +253,8 @@ def check_nothing_else_is_loaded(lab, run, model):
     spare = {name: lab.devices[name].capability["memory_bytes"] for name in (A, B, C)}
     for name in run.plan.devices:
         spare[name] -= run.memory_bytes[name]
-    other = lab.deploy(replace(plan_of(model, "abc"), peak_bytes=spare), model).wait(60)
-    other.fit(make_data()).wait(60)
+    other = lab.deploy(replace(plan_of(model, "abc"), peak_bytes=spare), model).wait()
+    other.fit(make_data()).wait()
     check_equal(other)
     other.close()
 
@@ -263,7 +263,7 @@ def check_nothing_else_is_loaded(lab, run, model):
 def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, model, moment, after, left):
     from tests.sdk.run.strikes import TRAINING
 
-    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    run = lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     was_cancelled = cancelled_at(lab, TRAINING[moment], after, run, plan_of(model, "abc"))
     assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left))
@@ -280,7 +280,7 @@ def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, mo
 def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab, model, moment, after, left):
     from tests.sdk.run.strikes import REQUESTS
 
-    run = lab.deploy(plan_of(model, "ab", training=False), model).wait(60)
+    run = lab.deploy(plan_of(model, "ab", training=False), model).wait()
     (x, _), over = make_data(), threading.Event()
     expected = make_net().eval()(x).detach()
 
@@ -293,7 +293,7 @@ def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab
         asking = [pool.submit(ask) for _ in range(2)]
         was_cancelled = cancelled_at(lab, REQUESTS[moment], after, run, plan_of(model, "abc", training=False))
         over.set()
-        assert all(future.result(60) for future in asking)
+        assert all(future.result() for future in asking)
     assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left, training=False))
     assert torch.allclose(run(x), expected, atol=1e-6)
     check_nothing_else_is_loaded(lab, run, model)
@@ -301,13 +301,13 @@ def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab
 
 
 def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab, model):
-    run = fresh_lab.deploy(plan_of(model, "ab"), model).wait(60)
+    run = fresh_lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     switching, go_on = in_the_middle(run, plan_of(model, "abc"))
     fresh_lab._lab.agents.kill(C)
     go_on.set()
     with pytest.raises(DeviceGone, match=C):
-        switching.wait(60)
+        switching.wait()
     assert run.plan == plan_of(model, "ab")
     before = run.step
     while run.step < before + 5:
@@ -318,18 +318,18 @@ def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab
 
 
 def test_too_little_memory_for_both_plans_is_told_and_the_old_one_goes_on(lab, model):
-    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    run = lab.deploy(plan_of(model, "ab"), model).wait()
     huge = replace(plan_of(model, "abc"), peak_bytes={C: 2**50})
     with pytest.raises(OutOfMemory, match=C):
-        run.switch(huge).wait(60)
-    run.fit(make_data()).wait(60)
+        run.switch(huge).wait()
+    run.fit(make_data()).wait()
     assert run.plan == plan_of(model, "ab")
     check_equal(run)
     run.close()
 
 
 def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
-    run = lab.deploy(plan_of(model, "ab"), model).wait(60)
+    run = lab.deploy(plan_of(model, "ab"), model).wait()
     engine = run._engine
     from potluck.run.crossing import Crossing
 
@@ -344,7 +344,7 @@ def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
 
 def test_every_request_during_switches_over_slow_links_is_answered_once(lab, model):
     names = "a|bc", "abc shared", "ab", "c"
-    run = lab.deploy(plan_of(model, names[0], training=False), model).wait(60)
+    run = lab.deploy(plan_of(model, names[0], training=False), model).wait()
     x, _ = make_data()
     expected, over, sent = make_net().eval()(x).detach(), threading.Event(), []
 
@@ -358,22 +358,22 @@ def test_every_request_during_switches_over_slow_links_is_answered_once(lab, mod
     with ThreadPoolExecutor(3) as pool:
         asking = [pool.submit(ask, first) for first in range(3)]
         for name in names[1:]:
-            run.switch(plan_of(model, name, training=False)).wait(60)
+            run.switch(plan_of(model, name, training=False)).wait()
         over.set()
         for future in asking:
-            future.result(60)
+            future.result()
     assert run._engine.n_requests == sum(sent)
     assert run.plan == plan_of(model, names[-1], training=False)
     run.close()
 
 
 def test_a_switch_for_requests_that_fails_leaves_the_old_plan_answering(fresh_lab, model):
-    run = fresh_lab.deploy(plan_of(model, "ab", training=False), model).wait(60)
+    run = fresh_lab.deploy(plan_of(model, "ab", training=False), model).wait()
     x, _ = make_data()
     expected = run(x)
     fresh_lab._lab.agents.kill(C)
     with pytest.raises(DeviceGone, match=C):
-        run.switch(plan_of(model, "c", training=False)).wait(60)
+        run.switch(plan_of(model, "c", training=False)).wait()
     assert torch.equal(run(x), expected)
     with pytest.raises(PlanError):
         run.switch(plan_of(model, "ab"))

@@ -4,6 +4,7 @@ import copy
 import threading
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
 
 import potluck
@@ -33,8 +34,8 @@ def test_equals_one_machine(home, shape):
     kind, (stages, tolerance) = "cnn", SHAPES[shape]
     net, model = make_model(kind)
     x, y = make_data(kind, 24)
-    run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=3), model).wait(60)
-    history = run.fit((x, y), epochs=3).wait(60)
+    run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=3), model).wait()
+    history = run.fit((x, y), epochs=3).wait()
     alone = copy.deepcopy(net)
     losses = train_alone(
         alone, x, y, batch=12, micro_batch=4, epochs=3, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
@@ -52,8 +53,8 @@ def test_every_optimizer_is_torchs(home, name):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
-    run = home.deploy(plan, model, optimizer=ours).wait(60)
-    run.fit((x, y), epochs=3).wait(60)
+    run = home.deploy(plan, model, optimizer=ours).wait()
+    run.fit((x, y), epochs=3).wait()
     alone = copy.deepcopy(net)
     train_alone(alone, x, y, batch=8, micro_batch=4, epochs=3, make_optimizer=torchs)
     assert largest_difference(run.state_dict(), alone) == 0.0
@@ -63,9 +64,9 @@ def test_every_optimizer_is_torchs(home, name):
 def test_a_smaller_last_batch_counts_by_its_rows(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 22)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
-    history = run.fit(loader, epochs=2).wait(60)
+    history = run.fit(loader, epochs=2).wait()
     alone = copy.deepcopy(net)
     losses = train_alone(
         alone, x, y, batch=8, micro_batch=4, epochs=2, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
@@ -79,11 +80,11 @@ def test_a_smaller_last_batch_counts_by_its_rows(home):
 def test_rows_that_cannot_be_shared_are_left_out_with_a_note(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 9)
-    run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=4, n_micro_batches=2), model).wait(60)
-    history = run.fit((x, y)).wait(60)
+    run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=4, n_micro_batches=2), model).wait()
+    history = run.fit((x, y)).wait()
     assert history.rows == (8,)
     assert "1 of 1 rows" in history.notes[0]
-    larger = run.fit([make_data("mlp", 16)] * 2).wait(60)
+    larger = run.fit([make_data("mlp", 16)] * 2).wait()
     assert larger.rows == (16, 16)
     assert repr(larger).count("batches of 16 rows") == 1  # told once, to one who planned for 8
     run.close()
@@ -92,19 +93,19 @@ def test_rows_that_cannot_be_shared_are_left_out_with_a_note(home):
 def test_a_plan_that_does_not_fit_leaves_the_old_one_standing(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
-    run.fit((x, y)).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    run.fit((x, y)).wait()
     from dataclasses import replace
 
     too_big = replace(make_plan(model, ((B,), (4,)), micro_batch=4), peak_bytes={B: 2**60})
     before = run.state_dict()
     with pytest.raises(potluck.errors.OutOfMemory, match=r"local-2.*needs .*MiB.*available") as caught:
-        run.switch(too_big).wait(60)
+        run.switch(too_big).wait()
     assert caught.value.facts["needed_bytes"] == 2**60
     assert run.plan.devices == (A,)
     after = run.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    run.fit((x, y)).wait(60)
+    run.fit((x, y)).wait()
     assert run.step == 8
     run.close()
 
@@ -113,15 +114,15 @@ def test_a_saved_run_goes_on_as_if_uninterrupted(home, tmp_path):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
-    whole = home.deploy(plan, model, seed=7).wait(60)
-    whole.fit((x, y), epochs=4).wait(60)
-    half = home.deploy(plan, model, seed=7).wait(60)
-    half.fit((x, y), epochs=2).wait(60)
+    whole = home.deploy(plan, model, seed=7).wait()
+    whole.fit((x, y), epochs=4).wait()
+    half = home.deploy(plan, model, seed=7).wait()
+    half.fit((x, y), epochs=2).wait()
     half.save(tmp_path / "half.safetensors")
     half.close()
-    rest = home.deploy(plan, model, resume=tmp_path / "half.safetensors").wait(60)
+    rest = home.deploy(plan, model, resume=tmp_path / "half.safetensors").wait()
     assert rest.step == 4
-    rest.fit((x, y), epochs=2).wait(60)
+    rest.fit((x, y), epochs=2).wait()
     wanted, got = whole.state_dict(), rest.state_dict()
     assert all(torch.equal(wanted[name], got[name]) for name in wanted)
     assert whole.history.losses[4:] == rest.history.losses
@@ -133,22 +134,22 @@ def test_a_saved_run_goes_on_as_if_uninterrupted(home, tmp_path):
 def test_another_models_file_and_a_cut_file_are_refused(home, tmp_path):
     _, mlp = make_model("mlp")
     _, cnn = make_model("cnn")
-    run = home.deploy(make_plan(mlp, ((A,), (4,)), micro_batch=4), mlp).wait(60)
+    run = home.deploy(make_plan(mlp, ((A,), (4,)), micro_batch=4), mlp).wait()
     path = tmp_path / "run.safetensors"
     run.save(path)
     run.close()
     with pytest.raises(potluck.errors.FileError, match="another model"):
-        home.deploy(make_plan(cnn, ((A,), (4,)), micro_batch=4), cnn, resume=path).wait(60)
+        home.deploy(make_plan(cnn, ((A,), (4,)), micro_batch=4), cnn, resume=path).wait()
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(potluck.errors.FileError, match="cannot read"):
-        home.deploy(make_plan(mlp, ((A,), (4,)), micro_batch=4), mlp, resume=path).wait(60)
+        home.deploy(make_plan(mlp, ((A,), (4,)), micro_batch=4), mlp, resume=path).wait()
 
 
 def test_the_trained_weights_come_back_into_the_module(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
-    run.fit((x, y)).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    run.fit((x, y)).wait()
     trained = run.state_dict()
     with torch.no_grad():
         out = run(x)
@@ -165,7 +166,7 @@ def test_the_trained_weights_come_back_into_the_module(home):
 def test_a_module_gets_its_weights_after_the_fits_that_were_begun(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     alone = copy.deepcopy(net)
     run.fit((x, y), epochs=20)
     run.fit((x.flip(0), y.flip(0)), epochs=20)
@@ -184,7 +185,7 @@ def test_a_module_gets_its_weights_after_the_fits_that_were_begun(home):
 def test_a_module_gets_no_weights_of_a_fit_whose_failure_nobody_has_seen(home):
     net, model = make_model("mlp")
     x, _ = make_data("mlp", 4)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     run.fit([x])
     with pytest.raises(potluck.errors.ModelError, match="2 tensors are expected"):
         run.load_into(net)
@@ -195,7 +196,7 @@ def test_a_module_gets_no_weights_of_a_fit_whose_failure_nobody_has_seen(home):
 def test_a_module_gets_the_weights_that_a_cancelled_fit_reached_and_those_of_a_step(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     handle = run.fit((x, y), epochs=10_000, on_step=lambda step, loss: (run.load_into(), handle.cancel()))
     run.load_into()
     assert handle.done
@@ -207,15 +208,15 @@ def test_a_module_gets_the_weights_that_a_cancelled_fit_reached_and_those_of_a_s
 def test_a_cancelled_fit_stops_between_steps_and_can_go_on(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     handle = run.fit((x, y), epochs=10_000)
     run_on_first_step = []
     handle.listen(lambda frac, text: run_on_first_step.append(text) or handle.cancel())
     with pytest.raises(potluck.handle.CancelledError):
-        handle.wait(60)
+        handle.wait()
     assert run.step >= 1
     done = run.step
-    run.fit((x, y)).wait(60)
+    run.fit((x, y)).wait()
     assert run.step == done + 4
     run.close()
 
@@ -223,8 +224,8 @@ def test_a_cancelled_fit_stops_between_steps_and_can_go_on(home):
 def test_the_trace_is_measured_and_in_order(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
-    run.fit((x, y)).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run.fit((x, y)).wait()
     trace = run.trace
     assert trace.source == "measured"
     assert len(trace.step_s) == 2
@@ -244,20 +245,20 @@ def test_a_switch_takes_its_turn_while_training_goes_on(home):
     x, y = make_data("mlp", 16)
     first = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2)
     second = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
-    straight = home.deploy(first, model).wait(60)
-    straight.fit((x, y), epochs=20).wait(60)
-    run, switched = home.deploy(first, model).wait(60), threading.Event()
+    straight = home.deploy(first, model).wait()
+    straight.fit((x, y), epochs=20).wait()
+    run, switched = home.deploy(first, model).wait(), threading.Event()
 
     def batches():
         for step in range(40):
             if step == 38:
-                assert switched.wait(60)  # however fast the steps are, some are left for the other plan
+                assert switched.wait(PATIENCE_S)  # however fast the steps are, some are left for the other plan
             yield (x[:8], y[:8]) if step % 2 == 0 else (x[8:], y[8:])
 
     handle = run.fit(batches())
-    run.switch(second).wait(60)
+    run.switch(second).wait()
     switched.set()
-    history = handle.wait(60)
+    history = handle.wait()
     assert run.plan == second
     assert history.losses == pytest.approx(straight.history.losses, abs=1e-6)
     straight.close()
@@ -267,9 +268,9 @@ def test_a_switch_takes_its_turn_while_training_goes_on(home):
 def test_another_optimizer_takes_over_between_two_fits(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 8)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model, optimizer=potluck.AdamW(0.01)).wait(60)
-    run.fit((x, y)).wait(60)
-    run.fit((x, y), optimizer=potluck.AdamW(0.001)).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model, optimizer=potluck.AdamW(0.01)).wait()
+    run.fit((x, y)).wait()
+    run.fit((x, y), optimizer=potluck.AdamW(0.001)).wait()
     alone = copy.deepcopy(net)
     optimizer = torch.optim.AdamW(alone.parameters(), 0.01)
     for rate in (0.01, 0.001):
@@ -291,8 +292,8 @@ def test_dropout_does_not_depend_on_the_split(home):
     model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
     losses = []
     for stages in ([((A,), (4,))], [((B,), (4,)), ((A,), (4,))], [((A, B), (1, 3))]):
-        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=5).wait(60)
-        losses.append(run.fit((x, y), epochs=2).wait(60).losses)
+        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=5).wait()
+        losses.append(run.fit((x, y), epochs=2).wait().losses)
         run.close()
     assert losses[1] == losses[0]
     assert losses[2] == pytest.approx(losses[0], abs=1e-6)
@@ -303,8 +304,8 @@ def test_running_statistics_are_those_of_the_shares(home):
     net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
     x, y = make_data("mlp", 8)
     model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2), model).wait(60)
-    run.fit((x, y), epochs=2).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run.fit((x, y), epochs=2).wait()
     alone = copy.deepcopy(net)
     train_alone(alone, x, y, batch=8, micro_batch=4, epochs=2, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
     state = run.state_dict()
@@ -317,13 +318,13 @@ def test_running_statistics_are_those_of_the_shares(home):
 def test_a_bad_batch_is_refused_and_nothing_learned_is_lost(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 12)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4), model).wait(60)
+    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4), model).wait()
     wrong = y.clone()
     wrong[9] = 4
     with pytest.raises(potluck.errors.ModelError, match="target holds 4"):
-        run.fit((x, wrong)).wait(60)
+        run.fit((x, wrong)).wait()
     assert run.step == 2  # the batches before it
-    run.fit((x[8:], y[8:])).wait(60)
+    run.fit((x[8:], y[8:])).wait()
     alone = copy.deepcopy(net)
     train_alone(alone, x, y, batch=4, micro_batch=4, epochs=1, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
     assert largest_difference(run.state_dict(), alone) == 0.0
