@@ -1,11 +1,11 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from potluck.discover.addresses import as_name, candidates, parse_address, parse_addresses
+from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
@@ -114,20 +114,16 @@ class Home:
 
     @classmethod
     def discover(
-        cls, timeout_s: float = DISCOVER_S, *, state: str | Path | None = None,
-        enough: Callable[[Mapping[str, tuple[Address, ...]]], bool] | None = None,
-    ) -> "Home":  # fmt: skip
-        """Everybody who announces itself on this network, and every device paired before at its last addresses.
-
-        Listens for `timeout_s` seconds, or until `enough(found)`, where it is known who there is: names, addresses.
+        cls, timeout_s: float = DISCOVER_S, *, state: str | Path | None = None, enough: Enough | None = None
+    ) -> "Home":
+        """Everybody who announces itself here within `timeout_s` seconds, or until `enough({name: addresses})` says so,
+        and every device paired before at its last addresses.
 
         Raises
         ------
         EmptyHome
             Nobody was found, and nobody is known.
         """
-        from potluck.discover.mdns import browse
-
         home = cls(state=state)
         try:
             found = browse(timeout_s, enough=enough)
@@ -391,9 +387,7 @@ class Home:
     def __enter__(self) -> "Home":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

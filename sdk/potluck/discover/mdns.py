@@ -8,12 +8,14 @@ CURVE handshake alone.
 import ipaddress
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from potluck.sessions.events import Address
 from potluck_wire.limits import MAX_SHOWN_DEVICES, SERVICE_TYPE, is_device_name
+
+Enough = Callable[[Mapping[str, tuple[Address, ...]]], bool]  # whether everybody who is waited for has been found
 
 RESOLVE_MS = 800  # an address record that is not there within this is asked for again by the next announcement
 
@@ -55,9 +57,7 @@ def _is_address(host: str) -> bool:
     return not (address.is_multicast or address.is_unspecified)
 
 
-def browse(
-    timeout_s: float, *, enough: Callable[[dict[str, tuple[Address, ...]]], bool] | None = None
-) -> dict[str, tuple[Address, ...]]:
+def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple[Address, ...]]:
     """Listen for `timeout_s` seconds, or until `enough(found)`; returns {name: addresses}."""
     from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf  # 70 ms, and only discovery needs it
 

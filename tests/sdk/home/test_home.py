@@ -102,7 +102,7 @@ def test_devices_are_found_paired_and_remembered(tmp_path):
 
 def test_an_empty_home_says_what_to_try(tmp_path, monkeypatch):
     # Others on this network may well announce themselves: here nobody shall be heard.
-    monkeypatch.setattr("potluck.discover.mdns.browse", lambda timeout_s, enough: {})
+    monkeypatch.setattr("potluck.home.browse", lambda timeout_s, enough: {})
     with pytest.raises(EmptyHome, match="doctor"):
         potluck.Home.discover(0.2, state=tmp_path)
 
