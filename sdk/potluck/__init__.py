@@ -77,12 +77,12 @@ class _Plan(ModuleType):
 
     def __call__(
         self, profile: "Profile | Handle[Profile]", workload: "Training | Inference", qoe: "QoE | None" = None, *,
-        planner: str = "potluck", budget_s: float | None = None,
+        planner: str = "potluck", budget_s: float | None = None, turns: bool = False, refine_s: float = 0.0,
     ) -> "Plans":  # fmt: skip
         """Plans for `workload` on the profiled home, best first: see `help(potluck.plan)`."""
         from potluck.run.planning import plan
 
-        return plan(profile, workload, qoe, planner=planner, budget_s=budget_s)
+        return plan(profile, workload, qoe, planner=planner, budget_s=budget_s, turns=turns, refine_s=refine_s)
 
 
 class _Package(ModuleType):

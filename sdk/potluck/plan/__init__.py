@@ -2,11 +2,13 @@
 
 This package can be called:
 
-    potluck.plan(profile, workload, qoe=None, *, planner="potluck", budget_s=None)
+    potluck.plan(profile, workload, qoe=None, *, planner="potluck", budget_s=None, turns=False,
+                 refine_s=0.0)
 
 gives the plans for `workload`, a `potluck.Training` or `potluck.Inference`, on the home that `profile` knows, best
 first. `profile` comes from `home.profile(model)` or `potluck.estimate(home, model)`, `qoe` holds the limits; `planner`
-names one of the literature (`potluck.plan.planners.PLANNERS`), and ours looks for `budget_s`. Where no plan holds the
+names one of the literature (`potluck.plan.planners.PLANNERS`), and ours looks for `budget_s`; `turns` and
+`refine_s` rank its first plans as `home.deploy` would order their transfers. Where no plan holds the
 limits, `potluck.errors.Infeasible` says by how much, and what would do.
 
     plans = potluck.plan(profile, potluck.Training(batch=64))

@@ -1,6 +1,7 @@
 """What an accelerated model keeps, asks and tells: its table, the bandwidth, its stats and explanation."""
 
 import json
+from contextlib import ExitStack
 
 import psutil
 import pytest
@@ -70,12 +71,15 @@ def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which
     store = SplitStore(tmp_path, known.model.signature)
     with torch.no_grad():
         expected = net(x)
-    with Fast(home._link, home.devices, known, tuple, None, Task(), store) as fast:
+    others = ExitStack()
+    others.enter_context(alone(tmp_path))  # a search waits for those of others
+    with others, Fast(home._link, home.devices, known, tuple, None, Task(), store) as fast:
         first = fast.table
         assert "8 bandwidths so far" in repr(fast)
         assert "8 bandwidths so far" in repr(fast.stats)
         assert "8 bandwidths so far" in repr(fast.explain())
         check(fast(x), expected)
+        others.close()
         wait_until(lambda: fast.is_planned)
         wait_until(lambda: fast.table is not first)
         assert "so far" not in repr(fast.stats) + repr(fast.explain())
@@ -100,9 +104,10 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
     assert (search.done, search.found) == (0, known.search())
     search.close()
     path.unlink()
-    search = Search(known.sharing, known.wishes, path)
-    search.close()
-    search.close()
+    with alone(tmp_path):  # so that it is in the middle
+        search = Search(known.sharing, known.wishes, path)
+        search.close()
+        search.close()
     assert (search.over, search.found) == (True, None)
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
 
