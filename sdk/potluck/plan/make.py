@@ -38,8 +38,8 @@ def make_plans(
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
     its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
-    `energy_gap_frac`: how far it may be from the optimum at most. With `turns` the first plans are ranked by what an
-    order of their transfers makes of them, which an exact solver may better for `refine_s` seconds.
+    `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it has not: the first plans are ranked
+    as they are foretold step after step, transfers in order, which an exact solver may better for `refine_s` seconds.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
@@ -54,25 +54,36 @@ def make_plans(
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
-    holding.sort(key=lambda plan: preference(plan, problem.qoe))
+    holding = _different(sorted(holding, key=lambda plan: preference(plan, problem.qoe)), table)
     if turns or refine_s > 0:
-        holding = put_in_order(problem, holding, refine_s)
-    best = holding[0]
-    holding[0] = replace(
-        best,
-        unused=feasibility.why_unused(problem, best, judged),
+        ranked = put_in_order(problem, holding, refine_s)
+        unused = feasibility.why_unused(problem, ranked[0][0], judged)
+        holding = [plan for _, plan in ranked]
+        holding[0] = replace(holding[0], unused=unused)
+    else:
+        holding[0] = _certified(problem, table, holding, judged, is_late)
+    return Plans(tuple(holding))
+
+
+def _certified(
+    problem: Problem, table: cost.CostTable, holding: Sequence[Plan], judged: Sequence[Plan],
+    is_late: Callable[[], bool],
+) -> Plan:  # fmt: skip
+    """The first plan with how far it may be from the optimum, and why it leaves devices out."""
+    return replace(
+        holding[0],
+        unused=feasibility.why_unused(problem, holding[0], judged),
         gap_frac=gap_frac(problem, table, holding, is_late),
-        energy_gap_frac=energy_gap_frac(problem, table, best),
+        energy_gap_frac=energy_gap_frac(problem, table, holding[0]),
     )
-    return Plans(_different(holding, table))
 
 
-def _different(plans: Sequence[Plan], table: cost.CostTable) -> tuple[Plan, ...]:
+def _different(plans: Sequence[Plan], table: cost.CostTable) -> list[Plan]:
     """The first of those that differ only in which of alike devices does what."""
     alike, found = peers(table), dict[Hashable, Plan]()
     for plan in plans:
         found.setdefault(shape(plan, alike), plan)
-    return tuple(found.values())
+    return list(found.values())
 
 
 def gap_frac(

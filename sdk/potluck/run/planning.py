@@ -34,8 +34,8 @@ def plan(
     budget_s
         How long our own planner may look for better plans; by default a second or some.
     turns, refine_s
-        Whether its first plans are ranked by what an order of their transfers makes of them, as `home.deploy` would
-        find it; CP-SAT (ortools) may better it for `refine_s` seconds, as it may there. Takes seconds.
+        Whether its first plans are ranked as they are foretold step after step, with their transfers in order, as
+        `home.deploy` finds it; CP-SAT (ortools) may better that for `refine_s` seconds, as it may there. Takes seconds.
 
     Raises
     ------
