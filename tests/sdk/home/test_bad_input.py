@@ -169,7 +169,7 @@ def test_a_name_that_is_no_device_and_no_address_is_told_who_is_here(tmp_path):
 def small_home():
     """A device with little memory, and one that has enough."""
     torch.set_num_threads(1)
-    with potluck.Home.lab([Spec(name="tiny", memory="64 MiB"), Spec(name="big")], extra=["--hang", "2"]) as opened:
+    with potluck.Home.lab([Spec(name="tiny", memory="64 MiB"), Spec(name="big")], extra=["--hang", "5"]) as opened:
         yield opened
 
 

@@ -205,12 +205,18 @@ def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
 
 
-def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back(monkeypatch):
+@pytest.fixture
+def port():
+    """One that is ours alone to listen on, and where nobody listens yet."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back(monkeypatch, port):
     """A connection that were closed at once would look like one to somebody with another key."""
     monkeypatch.setattr(os, "getppid", os.getpid)  # who connects is the notebook
-    taken = socket.create_server(("127.0.0.1", 0))
-    port = taken.getsockname()[1]
-    taken.close()
 
     async def talk():
         ports = await Relay(airtime("wifi")[1], {"b": port}).listen()
@@ -223,7 +229,7 @@ def test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back(monkeypa
             back.write(await there.read(5))
 
         async with await asyncio.start_server(echo, "127.0.0.1", port):
-            return await asyncio.wait_for(reader.read(5), 30)
+            return await asyncio.wait_for(reader.read(5), PATIENCE_S)
 
     assert asyncio.run(talk()) == b"hello"
 
@@ -232,29 +238,29 @@ AGENT = """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 connection = socket.create_connection(listener.getsockname())
-print(connection.getsockname()[1], listener.getsockname()[1], flush=True)
+print(connection.getsockname()[1], flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_device_that_came_back_as_another_process_is_known(monkeypatch):
+def test_a_device_that_came_back_as_another_process_is_known(monkeypatch, port):
     monkeypatch.setattr(os, "getppid", os.getpid)  # whose children the agents are
 
     @contextmanager
-    def agent(port=0):
+    def agent():
         command = [sys.executable, "-c", AGENT, str(port)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            yield tuple(map(int, process.stdout.readline().split()))
+            yield int(process.stdout.readline())
             process.kill()
 
-    async def relay_of(port):
+    async def relay_of_it():
         return Relay(airtime("wifi")[1], {"b": port})
 
-    with agent() as (connection, port):
-        relay = asyncio.run(relay_of(port))
+    with agent() as connection:
+        relay = asyncio.run(relay_of_it())
         assert relay._source(connection) == "b"
     assert relay._source(connection) == HOME
-    with agent(port) as (connection, _):
+    with agent() as connection:
         assert relay._source(connection) == "b"
 
 
