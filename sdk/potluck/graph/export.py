@@ -35,7 +35,8 @@ from . import sizes
 from .convert import Converter
 from .learning import check_learning
 from .outputs import check_outputs
-from .rows import OperatorFailed, by_rows, once_and_twice
+from .rows import OperatorFailed, by_rows, whole_and_parts
+from .tallies import Divided, Tallies, extract
 from .traced import SEQUENCE, Traced, Type
 
 MAX_BATCH = 1 << 20
@@ -52,7 +53,8 @@ class _WithLoss(torch.nn.Module):
         self.net, self.loss, self._n_inputs = net, loss, n_inputs
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return self.loss(self.net(*tensors[: self._n_inputs]), *tensors[self._n_inputs :])
+        with Divided():
+            return self.loss(self.net(*tensors[: self._n_inputs]), *tensors[self._n_inputs :])
 
 
 class _Alone(torch.nn.Module):
@@ -160,14 +162,17 @@ def _traced(
     program: Any, module: torch.nn.Module, names: list[str], tensors: list[torch.Tensor], dims: list[Any], train: bool
 ) -> Traced:
     holders = _holders(program)
-    symbols = _symbol_names(holders.inputs, dims)
+    symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
+    meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
+    tallies = _tallies(program, holders, state, symbols, tensors) if train and not meta else None
+    if tallies is not None:
+        holders, names = _holders(program), [*names, *tallies.names]
     n_holders = len(holders.all)
     converter = Converter(n_holders, symbols, holders.buffer_places)
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
     if train:
         converter.updated |= _running(converter.nodes)
-    state = _state(program, module, holders.targets)
     types = [_types(h.meta["val"], symbols) for h in holders.all] + [_types(v, symbols) for v in converter.made]
     graph = Graph(
         **_ports(holders, names, [kinds[0] for kinds in types], state, converter.updated),
@@ -175,8 +180,9 @@ def _traced(
         outputs=_outputs(result, types, train),
         symbols=_symbols(symbols, dims, tensors),
     )
-    meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
-    rows = frozenset[Ref]() if meta else _seen(program, module, converter.values, types, state, tensors, train)
+    rows = frozenset[Ref]()
+    if not meta:
+        rows = _seen(program, module, converter.values, types, state, tensors, tallies, train)
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
@@ -190,31 +196,42 @@ def _traced(
         by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
+        tallies=tallies or (),
     )
     if not meta and not train:
         check_outputs(traced)
     return traced
 
 
+def _failed(error: OperatorFailed) -> ModelError:
+    return ModelError(
+        f"it does not run on rows like the examples: {_first_line(str(error))}",
+        next_step=f"{TRY} Give two rows or more that differ, of values as they will be.",
+    )
+
+
 def _seen(
     program: Any, module: torch.nn.Module, values: dict[Any, Any], types: list[tuple[Type, ...]],
-    state: dict[Any, tuple[str, torch.Tensor]], tensors: list[torch.Tensor], train: bool,
+    state: dict[Any, tuple[str, torch.Tensor]], tensors: list[torch.Tensor], tallies: Tallies | None, train: bool,
 ) -> frozenset[Ref]:  # fmt: skip
     """What shows only when the graph is run on rows like those of the examples: which values count rows."""
     own = {holder: tensor for holder, (_, tensor) in state.items()}
+
+    def complete(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [*rows, *tallies(rows)] if tallies is not None else rows
+
     try:
-        rows = by_rows(program, values, types, own, tensors)
-        losses = once_and_twice(program, own, tensors) if train else None
+        rows = by_rows(program, values, types, own, tensors, complete)
+        losses = whole_and_parts(program, own, tensors, complete) if train else None
     except OperatorFailed as error:
-        raise ModelError(
-            f"it does not run on rows like the examples: {_first_line(str(error))}",
-            next_step=f"{TRY} Give two rows or more that differ, of values as they will be.",
-        ) from error
+        raise _failed(error) from error
     if losses is not None:
-        once, twice = losses
+        whole, parts = losses
         raise ModelError(
-            f"the loss is no mean over rows: {once:.4g} for some rows, and {twice:.4g} for each of them twice.",
-            next_step='Take the mean, as reduction="mean" does.',
+            f"the loss is no mean over rows: {whole:.4g} for three rows, and {parts:.4g} as the mean over the rows of "
+            "one of them and the two others.",
+            next_step='Take the mean, as reduction="mean" does. What is divided by may come from all rows of the '
+            "targets, if it does not depend on the output.",
         )
     if train:
         check_learning(module, tensors)
@@ -242,7 +259,7 @@ class _Holders:
 def _holders(program: Any) -> _Holders:
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    kinds = {holder: specs[holder.name].kind.name for holder in holders}
+    kinds = {h: specs[h.name].kind.name if h.name in specs else "USER_INPUT" for h in holders}  # these are tallies
     odd = [kind for kind in kinds.values() if kind not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
     if odd:
         raise ModelError(f"it holds an object that cannot be sent to a device ({odd[0].lower()}).")
@@ -255,6 +272,18 @@ def _holders(program: Any) -> _Holders:
         buffers=buffers,
         targets={h: specs[h.name].target for h in (*parameters, *buffers)},
     )
+
+
+def _tallies(
+    program: Any, holders: _Holders, state: dict[Any, tuple[str, torch.Tensor]], symbols: dict[str, str],
+    tensors: list[torch.Tensor],
+) -> Tallies | None:  # fmt: skip
+    """The tallies of the loss, of constants and buffers of its own; the program takes them as inputs from now on."""
+    own = {h: state[h][1] for h in holders.buffers if not holders.targets[h].startswith("net.")}
+    try:
+        return extract(program, holders.inputs, own, symbols, tensors)
+    except OperatorFailed as error:
+        raise _failed(error) from error
 
 
 def _ports(

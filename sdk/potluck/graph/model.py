@@ -243,14 +243,25 @@ class Model:
     # --- inputs and outputs ---
 
     def inputs(self, train: bool = False) -> tuple[records.Tensor, ...]:
-        """What home feeds: the inputs, in training followed by the targets."""
+        """What home feeds: the inputs, in training followed by the targets and what the loss makes of a whole batch."""
         traced = self._laid_out(train).line.traced
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
+
+    def fed(self, *batch: "torch.Tensor") -> "dict[str, torch.Tensor]":
+        """All that home feeds of one step of training, by name; it was checked before."""
+        from .rows import OperatorFailed
+
+        traced = self._laid_out(True).line.traced
+        try:
+            tallies = traced.tallies(batch) if traced.tallies else []
+        except OperatorFailed as error:
+            raise ModelError(f"its loss cannot be taken of these targets: {error}") from error
+        return {port.name: tensor for port, tensor in zip(traced.graph.inputs, (*batch, *tallies), strict=True)}
 
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:
         """The number of rows, after checking types, shapes and indices. Raises ModelError: what was expected."""
         traced = self._laid_out(train).line.traced
-        ports = traced.graph.inputs
+        ports = traced.given
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"

@@ -19,7 +19,8 @@ from .traced import Type
 
 T = TypeVar("T")
 
-ROWS, PART = 3, 1
+ROWS = 3
+_FIRST, _SECOND = slice(0, 1), slice(1, ROWS)
 _TOLERANCE = 1e-3  # of the largest: kernels for one and three rows sum in different orders
 
 
@@ -58,61 +59,70 @@ class _Watcher(torch.fx.Interpreter):
             self.found[ref] = flat @ _weights(flat.shape[1])
 
 
+Complete = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
 def by_rows(
     program: Any,
     values: Mapping[torch.fx.Node, Any],
     types: Sequence[tuple[Type, ...]],
     state: Mapping[torch.fx.Node, torch.Tensor],
     example: Sequence[torch.Tensor],
+    complete: Complete = list,
 ) -> frozenset[Ref]:
     """Every value whose first dimension counts rows of the batch, one after the other.
 
-    Raises OperatorFailed where the graph does not even run on the rows of the example.
+    `complete` adds to some rows what else the graph takes beside them. Raises OperatorFailed where the graph does not
+    even run on the rows of the example.
     """
 
     def seen(inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]) -> frozenset[Ref]:
-        def digests(start: int, stop: int) -> dict[Ref, torch.Tensor]:
+        def digests(part: slice) -> dict[Ref, torch.Tensor]:
             watcher = _Watcher(program, values, types)
-            watcher.rows = stop - start
-            _run(watcher, program, weights, [x[start:stop].clone() for x in inputs])
+            watcher.rows = part.stop - part.start
+            _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 
-        whole, first, second = digests(0, ROWS), digests(0, PART), digests(PART, ROWS)
+        whole, first, second = digests(slice(0, ROWS)), digests(_FIRST), digests(_SECOND)
         everywhere = whole.keys() & first.keys() & second.keys()
         return frozenset(ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]])))
 
-    return _tried(seen, program, state, example)
+    return _tried(seen, program, state, example, complete)
 
 
-def once_and_twice(
-    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor]
-) -> tuple[float, float] | None:
-    """The loss of some rows, and of the same rows twice; None where they are the same, as of every mean over rows."""
+def whole_and_parts(
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor],
+    complete: Complete = list,
+) -> tuple[float, float] | None:  # fmt: skip
+    """The loss of some rows, and the mean over rows of its parts' losses; None where they are the same."""
 
     def losses(
         rows: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
     ) -> tuple[float, float] | None:
-        (once,) = _run(_Watcher(program, {}, ()), program, weights, rows)
-        (twice,) = _run(_Watcher(program, {}, ()), program, weights, [torch.cat([x, x]) for x in rows])
-        return None if _same(once, twice) else (float(once), float(twice))
+        def loss(part: slice) -> torch.Tensor:
+            (value,) = _run(_Watcher(program, {}, ()), program, weights, [x[part].clone() for x in rows])
+            return value.double() * (part.stop - part.start) / ROWS
 
-    return _tried(losses, program, state, example)
+        whole, parts = loss(slice(0, ROWS)), loss(_FIRST) + loss(_SECOND)
+        return None if _same(whole, parts) else (float(whole), float(parts))
+
+    return _tried(losses, program, state, example, complete)
 
 
 def _tried(
     work: Callable[[Sequence[torch.Tensor], Mapping[torch.fx.Node, torch.Tensor]], T],
-    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor],
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor], complete: Complete,
 ) -> T:  # fmt: skip
     """`work` on varied rows and made-up weights; where an index leaves its range over them, on the real ones."""
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     try:
         made_up = {holder: _made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state}
-        return work([_varied(x) for x in example], made_up)
+        return work(complete([_varied(x) for x in example]), made_up)
     except OperatorFailed:
         real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
         if all(bool((x == x[:1]).all()) for x in real):
             raise  # rows that are all the same show nothing
-        return work(real, {holder: tensor.detach().clone() for holder, tensor in state.items()})
+        return work(complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()})
 
 
 def _run(

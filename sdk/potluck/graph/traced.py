@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck_wire.graph import DTYPE_BYTES, Graph, Ref, Shape, evaluate
+from potluck_wire.graph import DTYPE_BYTES, Graph, Input, Ref, Shape, evaluate
 
 SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
 
@@ -33,7 +33,8 @@ class Traced:
     """An exported model. `types[value]` has one entry, or one per item of a tuple.
 
     `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name;
-    `modules`: per node the path of the module that it stands in, where there are modules.
+    `modules`: per node the path of the module that it stands in, where there are modules; `tallies`: the
+    function that makes the last of the inputs from the others of a whole batch, as many as its length.
     """
 
     graph: Graph
@@ -41,10 +42,16 @@ class Traced:
     by_rows: frozenset[Ref] = frozenset()
     tensors: Mapping[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    tallies: Any = ()
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""
         return self.types[ref.value][ref.item or 0]
+
+    @property
+    def given(self) -> tuple[Input, ...]:
+        """The inputs that its user gives."""
+        return self.graph.inputs[: len(self.graph.inputs) - len(self.tallies)]
 
     @property
     def hints(self) -> dict[str, int]:

@@ -141,7 +141,7 @@ class Engine:
         if name not in self.active.compiled:
             self.renew(plan, self.edition.optimizer, (*self.sizes, usable))
         compiled = self.active.compiled[name]
-        named = {port.name: tensor for port, tensor in zip(self.model.inputs(True), batch, strict=True)}
+        named = self.model.fed(*batch)
         step = self.step + len(self._in_flight)
         future = self.crew.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
         self._in_flight.append((future, compiled, usable))
