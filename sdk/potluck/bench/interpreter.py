@@ -44,7 +44,7 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
     network, x, y = make(int(settings["rows"]))
     loss_of = nn.functional.cross_entropy
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    learner, answerer = _segment(network, x, (y,), loss_of), _segment(network, x, (), None)
+    (learner, traced), (answerer, _) = _segment(network, x, (y,), loss_of), _segment(network, x, (), None)
 
     def eager_train() -> None:
         network.train()
@@ -53,7 +53,7 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
         optimizer.step()
 
     def our_train() -> None:
-        learner.forward((x, y), key="0", train=True)
+        learner.forward((x, y, *traced.tallies((x, y))), key="0", train=True)
         learner.backward("0")
         learner.step(None, OPTIMIZER)
 
@@ -75,7 +75,7 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
 
 
 def _segment(network: Any, x: Any, targets: tuple[Any, ...], loss: Callable[..., Any] | None) -> Any:
-    """The whole network as one segment in the agent's interpreter, with the network's own weights."""
+    """The whole network as one segment in the agent's interpreter, with the network's own weights; and as traced."""
     from potluck.graph.export import trace
     from potluck_agent.worker.training import Segment
 
@@ -84,7 +84,7 @@ def _segment(network: Any, x: Any, targets: tuple[Any, ...], loss: Callable[...,
     segment = Segment(traced.graph, seed=None)
     for name, tensor in traced.tensors.items():
         segment.write(name, tensor.detach())
-    return segment
+    return segment, traced
 
 
 def _cnn(rows: int) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
-from potluck_wire.graph import Argument, Dtype, Node, Ref, Sym
+from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
 
 from .sizes import expression
@@ -28,6 +28,7 @@ _RENAMED = {
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",
 }
+_TO_THE_END = 2**63 - 1  # where a slice ends that says no end
 _COPIES = frozenset(
     {"cat", "stack", "pad", "constant_pad_nd", "repeat", "clone", "index_select", "gather", "roll", "flip"}
 )
@@ -113,6 +114,8 @@ class Converter:
             name = "aten.contiguous.default"
         elif name == "aten.contiguous.default":
             args = args[:1]
+        elif name == "aten.slice.Tensor":
+            args = tuple(MAX_INT if a == _TO_THE_END else a for a in args)
         elif name == "aten.embedding.default":
             args = args[:4]  # its gradient is a plain tensor, never a sparse one
         packet = name.split(".")[1]

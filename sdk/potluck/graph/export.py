@@ -1,14 +1,9 @@
 """torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
 
-import io
-import logging
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +28,7 @@ from potluck_wire.graph import (
 
 from . import sizes
 from .convert import Converter
+from .exporting import TRY, export, first_line
 from .learning import check_learning
 from .outputs import check_outputs
 from .rows import OperatorFailed, by_rows, whole_and_parts
@@ -40,8 +36,6 @@ from .tallies import Divided, Tallies, extract
 from .traced import SEQUENCE, Traced, Type
 
 MAX_BATCH = 1 << 20
-TRY = "Does net(example) run? The first dimension of every example is the batch."
-_LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
 
@@ -88,7 +82,7 @@ def trace(
     batch, sequence = torch.export.Dim(BATCH, min=1, max=MAX_BATCH), torch.export.Dim(SEQUENCE, min=1, max=MAX_BATCH)
     dynamic = tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
     with _mode(net, training=loss is not None):
-        program = _export(module, tuple(tensors), dynamic)
+        program = export(module, tuple(tensors), dynamic)
     return _traced(program, module, list(input_names), tensors, dims, loss is not None)
 
 
@@ -102,60 +96,6 @@ def _mode(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, was in before:
             module.training = was
-
-
-def _export(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], dynamic: Any) -> Any:
-    try:
-        with _quiet():
-            return torch.export.export(module, tensors, dynamic_shapes=(dynamic,), strict=False)
-    except Exception as error:
-        text, where = str(error), _where(error)
-        if "data-dependent" in text or "DataDependent" in type(error).__name__:
-            raise ModelError(
-                f"its control flow depends on the data{where}: {_first_line(text)}",
-                next_step="Use torch.where or masks in place of if and loops over values.",
-            ) from error
-        if "Constraints violated" in text or "specialized" in text:
-            raise ModelError(
-                f"it works only for one size of batch (or sequence){where}: {_first_line(text)}",
-                next_step="Write -1 or x.shape[0] for the batch in views and reshapes.",
-            ) from error
-        raise ModelError(
-            f"it cannot be exported{where}: {type(error).__name__}: {_first_line(text)}",
-            next_step=TRY,
-        ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch logs and prints the half-made graph before it raises; what we raise instead says enough."""
-    loggers = [logging.getLogger(name) for name in _LOUD]
-    before, said = [logger.disabled for logger in loggers], io.StringIO()
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        with redirect_stderr(said):
-            yield
-        sys.stderr.write(said.getvalue())  # it went well: these are warnings
-    finally:
-        for logger, was in zip(loggers, before, strict=True):
-            logger.disabled = was
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line of the user's own code on the way to an error."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
-    inside = [frame for frame in frames if frame.name == "forward"]
-    return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})" if inside else ""
-
-
-def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = next(
-        (line for line in lines if "specialized" in line or "data-dependent" in line), lines[0] if lines else ""
-    )
-    return told[:240].rstrip(".") + "."
 
 
 def _traced(
@@ -205,7 +145,7 @@ def _traced(
 
 def _failed(error: OperatorFailed) -> ModelError:
     return ModelError(
-        f"it does not run on rows like the examples: {_first_line(str(error))}",
+        f"it does not run on rows like the examples: {first_line(str(error))}",
         next_step=f"{TRY} Give two rows or more that differ, of values as they will be.",
     )
 

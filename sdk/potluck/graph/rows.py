@@ -101,7 +101,7 @@ def whole_and_parts(
     ) -> tuple[float, float] | None:
         def loss(part: slice) -> torch.Tensor:
             (value,) = _run(_Watcher(program, {}, ()), program, weights, [x[part].clone() for x in rows])
-            return value.double() * (part.stop - part.start) / ROWS
+            return torch.mul(value.double(), (part.stop - part.start) / ROWS)
 
         whole, parts = loss(slice(0, ROWS)), loss(_FIRST) + loss(_SECOND)
         return None if _same(whole, parts) else (float(whole), float(parts))

@@ -9,9 +9,11 @@ and each share divides by its part of it; any other (a mean, a maximum) comes wh
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import BoundArguments, signature
 from typing import Any
 
 import torch
+from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 
 from potluck_wire.graph import BATCH, symbols_in
@@ -30,44 +32,25 @@ class Divided(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """The loss in two parts where it is one of these, and a mean over classes by number; else as it is."""
-        if func is torch.nn.functional.cross_entropy:
-            return _cross_entropy(*args, **(kwargs or {}))
-        if func is torch.nn.functional.nll_loss:
-            return _nll_loss(*args, **(kwargs or {}))
+        if func in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
+            return _divided(func, signature(func).bind(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 
-def _cross_entropy(  # the signature is torch's
-    input: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100, reduce: Any = None,
-    reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
-    def loss(reduction: str) -> Any:
-        return torch.nn.functional.cross_entropy(
-            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-        )
-
-    return _in_two(loss, target, weight, (size_average, reduce), ignore_index, reduction)
-
-
-def _nll_loss(
-    input: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100, reduce: Any = None,
-    reduction: str = "mean",
-) -> Any:  # fmt: skip
-    def loss(reduction: str) -> Any:
-        return torch.nn.functional.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
-
-    return _in_two(loss, target, weight, (size_average, reduce), ignore_index, reduction)
-
-
-def _in_two(
-    loss: Callable[[str], Any], target: Any, weight: Any, old: tuple[Any, Any], ignored: int, reduction: str
-) -> Any:
-    if reduction != "mean" or target.is_floating_point() or old != (None, None):
-        return loss(reduction)
-    counted = target != ignored
-    if weight is None:
-        return loss("sum") / counted.sum()
-    return loss("sum") / (weight[torch.where(counted, target, 0)] * counted).sum()
+def _divided(loss: Callable[..., Any], call: BoundArguments) -> Any:
+    call.apply_defaults()
+    given = call.arguments
+    size_average, reduce = given["size_average"], given["reduce"]
+    if size_average is not None or reduce is not None:  # torch's old words for it
+        given["reduction"] = legacy_get_string(size_average, reduce, emit_warning=False)
+        given["size_average"] = given["reduce"] = None
+    target, weight = given["target"], given["weight"]
+    if given["reduction"] != "mean" or target.is_floating_point():
+        return loss(*call.args, **call.kwargs)
+    given["reduction"] = "sum"
+    counted = target != given["ignore_index"]
+    weights = counted if weight is None else weight[torch.where(counted, target, 0)] * counted
+    return loss(*call.args, **call.kwargs) / weights.sum()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def test_five_adamw_steps_are_bit_equal_to_eager(made):
         expected.append(loss.detach())
     torch.manual_seed(1)
     for (x, y), loss in zip(batches, expected, strict=True):
-        (got,) = segment.forward((x, y), key="k", train=True)
+        (got,) = segment.forward(tuple(model.fed(x, y).values()), key="k", train=True)
         segment.backward("k")
         segment.step(None, ADAMW)
         assert torch.equal(got, loss)
@@ -75,7 +75,7 @@ def test_inference_is_bit_equal_to_eager_for_any_batch(made, rows):
     assert torch.equal(segment.forward((x,))[0], expected)
 
 
-def chain_step(segments: list[Segment], feeds: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def chain_step(segments: list[Segment], feeds: dict[str, torch.Tensor], scale: float = 1.0) -> list[torch.Tensor]:
     """One forward and backward through segments; what passes a cut is copied as a network would."""
     values, outputs = dict(feeds), ()
     for i, segment in enumerate(segments):
@@ -85,7 +85,7 @@ def chain_step(segments: list[Segment], feeds: dict[str, torch.Tensor]) -> list[
     for i, segment in reversed(list(enumerate(segments))):
         last = i == len(segments) - 1
         given = () if last else [gradients[p.name] for p in segment.graph.outputs if p.gradient]
-        back = segment.backward(str(i), given)
+        back = segment.backward(str(i), given, scale)
         gradients = {
             p.name: g.contiguous().clone()
             for p, g in zip((p for p in segment.graph.inputs if p.gradient), back, strict=True)
@@ -97,10 +97,10 @@ def test_every_layer_cut_gives_the_same_loss_and_weights(made):
     case, _, model = made
     n = len(model.layers(True))
     _, graph = model.segment(0, n, train=True)
-    x, y = case.inputs(5), case.targets(5)
+    fed = model.fed(case.inputs(5), case.targets(5))
     whole, state = loaded(graph, model.state()), model.state()
     torch.manual_seed(1)
-    (loss,) = whole.forward((x, y), key="k", train=True)
+    (loss,) = whole.forward(tuple(fed.values()), key="k", train=True)
     whole.backward("k")
     expected = whole.gradients()
     order = [p.name for p in graph.parameters]
@@ -108,13 +108,13 @@ def test_every_layer_cut_gives_the_same_loss_and_weights(made):
     for bounds in everywhere:
         parts = [loaded(model.segment(a, b, train=True)[1], state) for a, b in pairwise(bounds)]
         torch.manual_seed(1)
-        (got,) = chain_step(parts, {"input": x, "target": y})
+        (got,) = chain_step(parts, fed)
         assert torch.equal(got, loss), bounds
         for part in parts:
             part.step(None, {"name": "sgd", "lr": 0.1})
     reference = loaded(graph, state)
     torch.manual_seed(1)
-    reference.forward((x, y), key="k", train=True)
+    reference.forward(tuple(fed.values()), key="k", train=True)
     reference.backward("k")
     assert torch.equal(reference.gradients(), expected)
     reference.step(None, {"name": "sgd", "lr": 0.1})
@@ -150,9 +150,10 @@ def test_accumulated_micro_batches_equal_eager_accumulation(made):
     torch.manual_seed(1)
     for x, y in parts:
         (case.loss(eager(x), y) * (len(x) / 8)).backward()
+    fed = model.fed(*map(torch.cat, zip(*parts, strict=True))).values()
     torch.manual_seed(1)
-    for i, (x, y) in enumerate(parts):
-        segment.forward((x, y), key=str(i), train=True)
+    for i, (rows, (x, _)) in enumerate(zip((slice(0, 3), slice(3, 8)), parts, strict=True)):
+        segment.forward(tuple(tensor[rows] for tensor in fed), key=str(i), train=True)
         segment.backward(str(i), scale=len(x) / 8)
     own = dict(eager.named_parameters(remove_duplicate=False))
     expected = torch.cat([own[p.name].grad.reshape(-1) for p in graph.parameters])
