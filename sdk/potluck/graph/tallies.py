@@ -65,8 +65,8 @@ class _Tally:
 class Tallies:
     """The tallies of an exported loss; called with inputs and targets, it gives a tensor of rows for each."""
 
-    def __init__(self, program: Any, tallies: Sequence[_Tally], state: Sequence[torch.Tensor]) -> None:
-        self._program, self._tallies, self._state = program, tuple(tallies), tuple(state)
+    def __init__(self, part: "_Part", tallies: Sequence[_Tally]) -> None:
+        self._part, self._tallies = part, tuple(tallies)
 
     def __len__(self) -> int:
         return len(self._tallies)
@@ -79,11 +79,24 @@ class Tallies:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor per tally, whose first dimension counts rows as those of `tensors` do. Raises OperatorFailed."""
         rows, found = tensors[0].shape[0], []
-        values = _values(self._program, self._state, tensors)
-        for tally, value in zip(self._tallies, values, strict=True):
+        for tally, value in zip(self._tallies, self._part.values(tensors), strict=True):
             each = (value.double() / rows if tally.spread else value).to(tally.dtype)
             found.append(each.expand(rows, *each.shape))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a program: its own graph, and the constants that it takes before the inputs."""
+
+    owner: torch.nn.Module
+    graph: torch.fx.Graph
+    constants: Sequence[torch.Tensor]
+
+    def values(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What it makes of inputs and targets."""
+        with torch.no_grad():
+            return _Runner(self.owner, graph=self.graph).run(*self.constants, *tensors)
 
 
 class _Runner(torch.fx.Interpreter):
@@ -94,11 +107,6 @@ class _Runner(torch.fx.Interpreter):
             return super().run_node(node)
         except Exception as error:  # whatever an operator raises over the values
             raise OperatorFailed(node, error) from error
-
-
-def _values(module: Any, state: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-    with torch.no_grad():
-        return _Runner(module).run(*state, *tensors)
 
 
 def extract(
@@ -113,15 +121,15 @@ def extract(
     if not nodes:
         return None
     closure = _closure(program, nodes)
-    module, state = _part(program, nodes, closure, inputs, constants)
+    part = _part(program, nodes, closure, inputs, constants)
     loss = next(node for node in program.graph.nodes if node.op == "output").args[0][0].meta["val"]
-    spread = _spread(lambda tensors: _values(module, state, tensors), example)
+    spread = _spread(part.values, example)
     tallies = [_Tally(node, s, _dtype(node, s, loss.dtype)) for node, s in zip(nodes, spread, strict=True)]
     _replace(program, tallies, inputs[0].meta["val"].shape[0])
     for node in sorted(closure, reverse=True):
         if node.op != "placeholder" and not node.users:
             program.graph.erase_node(node)
-    return Tallies(module, tallies, state)
+    return Tallies(part, tallies)
 
 
 def _found(
@@ -170,15 +178,15 @@ def _closure(program: Any, nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]
 def _part(
     program: Any, nodes: Sequence[torch.fx.Node], closure: set[torch.fx.Node], inputs: Sequence[torch.fx.Node],
     constants: dict[torch.fx.Node, torch.Tensor],
-) -> tuple[Any, list[torch.Tensor]]:  # fmt: skip
-    """The part of the program that makes these nodes, and the constants that it takes before the inputs."""
+) -> _Part:  # fmt: skip
+    """The part of the program that makes these nodes."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     kept = [holder for holder in constants if holder in closure]
     rest = [node for node in program.graph.nodes if node in closure and node.op != "placeholder"]
     for node in (*kept, *inputs, *rest):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in nodes))
-    return torch.fx.GraphModule(program.graph_module, graph), [constants[holder].detach() for holder in kept]
+    return _Part(program.graph_module, graph, [constants[holder].detach() for holder in kept])
 
 
 def _spread(values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]) -> list[bool]:
