@@ -15,8 +15,8 @@ def to_raw(tensor: "torch.Tensor") -> Raw:
     import torch
 
     plain = tensor.detach().to("cpu").contiguous()
-    shape = tuple(plain.shape)
-    data = plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
+    shape, flat = tuple(plain.shape), plain.as_strided((plain.numel(),), (1,))  # of one row, any stride is contiguous
+    data = flat.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
     return Raw(dtype=str(plain.dtype).removeprefix("torch."), shape=shape, data=data)
 
 

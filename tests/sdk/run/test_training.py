@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from tests.patience import PATIENCE_S
-from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
+from tests.sdk.run.conftest import make_data, make_model, make_net, make_plan, train_alone
 
 import potluck
 
@@ -58,6 +58,25 @@ def test_every_optimizer_is_torchs(home, name):
     alone = copy.deepcopy(net)
     train_alone(alone, x, y, batch=8, micro_batch=4, epochs=3, make_optimizer=torchs)
     assert largest_difference(run.state_dict(), alone) == 0.0
+    run.close()
+
+
+def test_a_weighted_mean_is_that_of_the_whole_batch(home):
+    """Class weights and ignored targets, in micro-batches and unequal shares, one of which counts nothing."""
+    net, loss = make_net("mlp"), torch.nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
+    x, y = make_data("mlp", 14)
+    y[torch.tensor([0, 1, 2, 6, 9, 13])] = -100
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    plan = make_plan(model, ((A,), (4,)), ((A, B), (3, 1)), micro_batch=4, n_micro_batches=2)
+    run = home.deploy(plan, model, optimizer=potluck.SGD(0.1)).wait(PATIENCE_S)
+    losses = run.fit([(x[:8], y[:8]), (x[8:], y[8:])]).wait(PATIENCE_S).losses
+    alone, expected = copy.deepcopy(net), []
+    for part in (slice(0, 8), slice(8, 14)):
+        expected.append(loss(alone(x[part]), y[part]))
+        for p, g in zip(alone.parameters(), torch.autograd.grad(expected[-1], tuple(alone.parameters())), strict=True):
+            p.data -= 0.1 * g
+    assert losses == pytest.approx([loss.item() for loss in expected], abs=1e-6)
+    assert largest_difference(run.state_dict(), alone) <= 1e-6
     run.close()
 
 
