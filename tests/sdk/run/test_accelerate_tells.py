@@ -1,6 +1,7 @@
 """What an accelerated model keeps, asks and tells: its table, the bandwidth, its stats and explanation."""
 
 import json
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
 
 import psutil
@@ -12,6 +13,7 @@ from tests.sdk.run.accelerating import case, check, fast_of, wait_until
 from potluck.handle import Task
 from potluck.plan.sharing.documents import found_document
 from potluck.plan.sharing.wishes import Wishes
+from potluck.run.crew import Crew
 from potluck.run.sharing import fast as fast_module
 from potluck.run.sharing.fast import Fast
 from potluck.run.sharing.searching import Search
@@ -89,6 +91,15 @@ def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which
     tables = Tables(SplitStore(tmp_path, known.model.signature))
     assert [e.split for e in tables.first(known, 1e8).entries] == [e.split for e in fast.table.entries]
     assert tables.searched is None
+
+
+def test_planning_stops_where_it_is_cancelled_before_anything_is_loaded(home, monkeypatch):
+    net, x = family("vgg")
+    task = Task()
+    task.cancel()
+    monkeypatch.setattr(Crew, "prepare", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(CancelledError):
+        Fast(home._link, home.devices, case(home, net, x), tuple, None, task)
 
 
 def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(home, tmp_path):

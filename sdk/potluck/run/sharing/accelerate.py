@@ -3,9 +3,10 @@
 import math
 import platform
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from potluck.home import Home
 
 OBJECTIVES = ("latency", "energy")
+OWN = "this-machine"  # what an agent is called that is started here
+_starting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +129,16 @@ def accelerate(
                 case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches, first=first
             )
             store = SplitStore(default_directory() if home._ring is not None else None, made.signature)
-            return Fast(home._link, home.devices, case, rebuild, agents, task, store)
+            fast = Fast(home._link, home.devices, case, rebuild, agents, task, store)
         except BaseException:
             if agents is not None:
                 home.devices.remove(name)
                 agents.close()
             raise
+        if task.cancelled:  # nobody will ever have it
+            fast.close()
+        task.check()
+        return fast
 
     return Handle(work, f"accelerating with {' and '.join(place.name for place in helpers)}")
 
@@ -216,17 +223,23 @@ def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace
 
 def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | None]:
     """The agent of this home on this very machine; where there is none, one is started."""
-    others = [name for name in home.devices.ready if name not in helpers]
+    others = [name for name in home.devices.ready if name not in helpers and not name.startswith(OWN)]
     here = [name for name in others if home.devices[name].capability.get("host") == platform.node()]
     if here:
         return here[0], None
-    agents = LocalAgents(
-        [Spec(name="this-machine")], ("notebook", home.key), bind=_address_towards(home.devices[helpers[0]])
-    )
-    (started,) = agents.agents
-    home.devices.add(Member(name=started.name, key=started.key, addresses=(started.address,)))
-    home.devices.need([started.name])
-    return started.name, agents
+    bind = _address_towards(home.devices[helpers[0]])
+    with _starting:  # each has its own, which ends with it
+        name = next(name for name in chain([OWN], (f"{OWN}-{n}" for n in count(2))) if name not in home.devices)
+        agents = LocalAgents([Spec(name=name)], ("notebook", home.key), bind=bind)
+        (started,) = agents.agents
+        home.devices.add(Member(name=name, key=started.key, addresses=(started.address,)))
+    try:
+        home.devices.need([name])
+    except BaseException:
+        home.devices.remove(name)
+        agents.close()
+        raise
+    return name, agents
 
 
 def _address_towards(member: Member) -> str:
