@@ -17,7 +17,7 @@ from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, Mem
 from potluck_agent.keys import Identity
 from potluck_agent.passing import receive
 from potluck_agent.roster import read_address
-from potluck_agent.sources import Sources, has_message
+from potluck_agent.sources import Sources
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
 from potluck_wire.limits import DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES
@@ -135,5 +135,6 @@ class Links:
                 pass
             else:
                 self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
-            if self._links.get(link.member.key) is not link or not has_message(link.socket):  # closed by it, or empty
+            closed = self._links.get(link.member.key) is not link
+            if closed or not self._sources.has_message(link.socket):
                 return

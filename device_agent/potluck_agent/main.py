@@ -91,10 +91,11 @@ def _start(chosen: Options, directory: Path) -> int:
 
 def _each_tick(chosen: Options, net: Any, directory: Path) -> Callable[[], None]:
     """What else has to be looked at some times a second: whoever started this process, and an emulated load."""
-    parent, is_direct = chosen.parent_pid, os.getppid() == chosen.parent_pid
+    parent = chosen.parent_pid
+    is_handed_on = sys.platform != "win32" and os.getppid() == parent  # to another parent, once this one is gone
 
     def look() -> None:
-        if parent is not None and ((is_direct and os.getppid() != parent) or not _is_alive(parent)):
+        if parent is not None and not (os.getppid() == parent if is_handed_on else _is_alive(parent)):
             net.stopping = True
         if chosen.is_emulated:
             net.load = state.load(directory)

@@ -43,7 +43,7 @@ from potluck_agent.links import Links
 from potluck_agent.pairing import Desk
 from potluck_agent.passing import hand_over, receive
 from potluck_agent.reception import Reception
-from potluck_agent.sources import READ, WRITE, Sources, has_message
+from potluck_agent.sources import READ, WRITE, Sources
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES
@@ -254,7 +254,8 @@ class Net:
             route, *frames = receive(router)
             if frames:
                 self._take(channel, route.bytes, frames)
-            if self._door.routers.get(channel) is not router or not has_message(router):  # reopened meanwhile, or empty
+            reopened = self._door.routers.get(channel) is not router
+            if reopened or not self._sources.has_message(router):
                 return
 
     def _take(self, channel: Channel, route: bytes, frames: list[Any]) -> None:

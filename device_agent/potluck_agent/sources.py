@@ -13,11 +13,6 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: zmq's own flags are slow
 
 
-def has_message(socket: Any) -> bool:
-    """Whether a message waits in this ZeroMQ socket."""
-    return bool(socket.get(_EVENTS) & _READABLE)
-
-
 class Sources:
     """Sockets (ZeroMQ) and descriptors (plain numbers) that are waited for."""
 
@@ -46,14 +41,21 @@ class Sources:
         """Something is sent through this ZeroMQ socket. (What is read is counted already.)"""
         self._used.add(socket)
 
+    def has_message(self, socket: Any) -> bool:
+        """Whether a message waits in this ZeroMQ socket. One that has none is not asked again until it moves."""
+        if socket.get(_EVENTS) & _READABLE:
+            return True
+        self._used.discard(socket)
+        return False
+
     def wait(self, seconds: float) -> set[Any]:
         """Those that have something to say, after at most so long."""
-        ready = self._used = {socket for socket in self._used if has_message(socket)}
+        ready = {socket for socket in tuple(self._used) if self.has_message(socket)}
         for key, _ in self._selector.select(0 if ready else seconds):
             source = key.data
             if isinstance(source, int):
                 ready = ready | {source}
-            elif has_message(source):
+            elif self.has_message(source):
                 self._used.add(source)
         return ready | self._used
 
