@@ -8,6 +8,9 @@ minor version may add fields at the end, never change one. Numbers are never use
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar, dataclass_transform
+
+T = TypeVar("T")
 
 HOME = "home"  # the controller's name wherever a device's name could stand
 
@@ -22,7 +25,13 @@ class Channel(StrEnum):
     WORKER = "worker"  # between the agent and its own worker process; never on a network
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _message(record: type[T]) -> type[T]:
+    """A frozen record to whoever checks types. What Python does to keep one frozen makes a `Value` in 6 us, not 1.6."""
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(record)
+
+
+@_message
 class Message:
     """What every message is."""
 
@@ -30,7 +39,7 @@ class Message:
 # --- control: a session -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Hello(Message):
     """A controller opens a session. The agent answers `Welcome`, or `Refused` where the major versions differ."""
 
@@ -39,7 +48,7 @@ class Hello(Message):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Welcome(Message):
     """The session stands. Buffer 0: the capability statement (JSON object, see PROTOCOL.md)."""
 
@@ -48,7 +57,7 @@ class Welcome(Message):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Refused(Message):
     """The message with number `about` was not carried out. `code` is from `RefusalCode`; `text` is for people."""
 
@@ -59,7 +68,7 @@ class Refused(Message):
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Roster(Message):
     """The members of this home, so that they may stream to each other. Buffer 0: JSON list of {name, key, address}.
 
@@ -69,14 +78,14 @@ class Roster(Message):
     home: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class RosterSet(Message):
     """The roster is in force."""
 
     home: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Goodbye(Message):
     """The sender closes the session in good order; its runs end and their memory is given back."""
 
@@ -86,7 +95,7 @@ class Goodbye(Message):
 # --- control: runs ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Prepare(Message):
     """Load the segments and programs of plan number `epoch` beside whatever runs now.
 
@@ -103,7 +112,7 @@ class Prepare(Message):
     credit_along: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Prepared(Message):
     """Everything of that epoch is loaded; it does not run yet."""
 
@@ -111,7 +120,7 @@ class Prepared(Message):
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Commit(Message):
     """From now on `epoch` is the plan of `run`: older epochs are dropped and their messages counted and ignored.
 
@@ -124,7 +133,7 @@ class Commit(Message):
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Committed(Message):
     """That epoch is in force."""
 
@@ -132,7 +141,7 @@ class Committed(Message):
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Drop(Message):
     """Forget an epoch of a run, or the whole run (`epoch` = -1): segments, values, programs. Dropping twice is fine."""
 
@@ -140,7 +149,7 @@ class Drop(Message):
     epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Dropped(Message):
     """It is forgotten."""
 
@@ -148,7 +157,7 @@ class Dropped(Message):
     epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Execute(Message):
     """Run a loaded program once. (run, epoch, program, step) is executed at most once; a repeat is answered again.
 
@@ -166,7 +175,7 @@ class Execute(Message):
     after_step: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Done(Message):
     """The program ran to its end. Buffer 0: JSON list of [instruction id, start_s, stop_s], this device's own clock.
 
@@ -181,7 +190,7 @@ class Done(Message):
     peak_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Failed(Message):
     """The execution ended at `instruction` (-1: none in particular). `cause` is from `FailureCause`."""
 
@@ -194,7 +203,7 @@ class Failed(Message):
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Abort(Message):
     """End one execution, begun or not, and nothing else: its values are given back, and none is taken any more.
 
@@ -210,7 +219,7 @@ class Abort(Message):
 # --- control: measuring -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Measure(Message):
     """Time one layer on this device, forward and (if `train`) backward. Buffer 0: the graph document or ONNX model.
 
@@ -224,7 +233,7 @@ class Measure(Message):
     repeats: int = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Measured(Message):
     """Median seconds per run for each of `rows`; `backward_s` is empty for inference.
 
@@ -239,7 +248,7 @@ class Measured(Message):
     update_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Probe(Message):
     """Send `repeats` values of `nbytes` to `peer` (a member's name, or `home`) one after the other and time each."""
 
@@ -249,7 +258,7 @@ class Probe(Message):
     repeats: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Probed(Message):
     """Seconds from handing over the first chunk to the receiver's acknowledgement of the last, for each repeat."""
 
@@ -258,14 +267,14 @@ class Probed(Message):
     seconds: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Meter(Message):
     """Stream `Reading`s every `period_s` seconds; 0 stops them."""
 
     period_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Reading(Message):
     """Power now and energy since the agent started. `source`: measured, estimated or simulated."""
 
@@ -281,7 +290,7 @@ class Reading(Message):
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Value(Message):
     """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the sender's values on this
     link.
@@ -303,7 +312,7 @@ class Value(Message):
     received: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Chunk(Message):
     """Chunk `index` >= 1 of a value; all but the last have exactly `chunk_bytes`. Buffer 0: the bytes."""
 
@@ -311,7 +320,7 @@ class Chunk(Message):
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Credit(Message):
     """`received_bytes` of `transfer` have arrived, so the sender may send as many more; `done` when all have."""
 
@@ -320,7 +329,7 @@ class Credit(Message):
     done: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Rejected(Message):
     """That value is not wanted (old epoch, unknown run, no memory); stop sending it."""
 
@@ -332,14 +341,14 @@ class Rejected(Message):
 # --- pulse ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Ping(Message):
     """Are you alive, and what time is it there?"""
 
     seq: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Pong(Message):
     """Alive.
 
@@ -356,7 +365,7 @@ class Pong(Message):
 # --- pairing (plain TCP, before any key is trusted) -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class PairHello(Message):
     """Who I am and which CURVE key I will be known by; both sides send one."""
 
@@ -366,21 +375,21 @@ class PairHello(Message):
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class PairShare(Message):
     """The SPAKE2 element."""
 
     share: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class PairConfirm(Message):
     """HMAC-SHA256 over the transcript under the agreed key: proof that both typed the same code."""
 
     mac: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class PairRefused(Message):
     """No pairing: `code` is closed, expired, wrong-code, busy, version or malformed; `tries_left` in this window."""
 
@@ -392,7 +401,7 @@ class PairRefused(Message):
 # --- worker (a pipe between the agent and its own worker process) -----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Configure(Message):
     """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to that many times.
 
@@ -407,12 +416,12 @@ class Configure(Message):
     backends: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class WorkerReady(Message):
     """The worker is up. Buffer 0: JSON {"backends": {"torch": version, ...}, "operators": [...], "dtypes": [...]}."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class LoadSegment(Message):
     """Make a segment from buffer 0, called `slot` from now on: run/epoch/segment. `weights`: whose state it has."""
 
@@ -422,21 +431,21 @@ class LoadSegment(Message):
     weights: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class SegmentLoaded(Message):
     """It is there."""
 
     slot: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Forget(Message):
     """Drop every segment slot and every value whose key begins with `prefix`."""
 
     prefix: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Put(Message):
     """A value has arrived: `nbytes` at `offset` of the inbound arena.
 
@@ -450,7 +459,7 @@ class Put(Message):
     shape: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Compute(Message):
     """Carry out one instruction; tasks are done in the order they come. Buffer 0: the instruction's attrs (JSON
     object).
@@ -472,7 +481,7 @@ class Compute(Message):
     lasts_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Computed(Message):
     """Task `tag` is done. Buffer 0: JSON list of [value, offset, nbytes, dtype, shape] in the outbound arena.
 
@@ -486,7 +495,7 @@ class Computed(Message):
     freed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class ComputeFailed(Message):
     """Task `tag` (or the loading of `slot`) failed; the worker goes on. `cause` is from `FailureCause`."""
 
@@ -496,21 +505,21 @@ class ComputeFailed(Message):
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Release(Message):
     """To the worker: that place of the outbound arena has been sent."""
 
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class Freed(Message):
     """To the agent: that place of the inbound arena is free again, though no task was done."""
 
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class MeasureTask(Message):
     """`Measure`, handed on to the worker, in turn with its other tasks. Buffer 0: the graph document or ONNX model."""
 
@@ -521,7 +530,7 @@ class MeasureTask(Message):
     repeats: int = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_message
 class MeasuredTask(Message):
     """The answer, with the fields of `Measured`; a failure is `ComputeFailed` with `slot` = `task`."""
 
