@@ -243,8 +243,8 @@ class Outgoing:
     def _next(self, now_s: float) -> tuple[ToPeer, int] | None:
         """The most urgent chunk that has credit, and its bytes."""
         best: Parcel | None = None
-        for key in self._reachable:
-            parcel = self._head(key)
+        for key in tuple(self._waiting):
+            parcel = self._head(key) if key in self._reachable else None
             if parcel is not None and (best is None or parcel < best) and self._has_credit(parcel):
                 best = parcel
         if best is None:
@@ -271,6 +271,7 @@ class Outgoing:
             if self._under_way.get((key, parcel.transfer)) is parcel and not parcel.departure.all_sent:
                 return parcel
             heapq.heappop(heap)
+        self._waiting.pop(key, None)
         return None
 
     def _has_credit(self, parcel: Parcel) -> bool:

@@ -34,7 +34,10 @@ def parse(data: Buffer, what: str = "the document", max_bytes: int = MAX_DOCUMEN
 
 def dump(document: Any) -> bytes:
     """A document as compact JSON text, as `parse` reads it."""
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    return _encode(document).encode()
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # made once: `json.dumps` makes it each time
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
