@@ -92,15 +92,14 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     problem = _problem(args, home, model)
     budget_s = None if args.time is None else parse_seconds(args.time)
     refine_s = parse_seconds(args.refine)
-    turns = args.turns or refine_s > 0
-    if args.planner == "all" and turns:
+    if args.planner == "all" and (args.turns or refine_s > 0):
         raise UserError("planners are compared without turns.", next_step="Leave --turns or --planner all out.")
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
         from potluck.run.planning import solve
 
-        _show(args, solve(problem, args.planner, budget_s=budget_s, turns=turns, refine_s=refine_s))
+        _show(args, solve(problem, args.planner, budget_s=budget_s, turns=args.turns, refine_s=refine_s))
 
 
 def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -> "Plans":

@@ -31,7 +31,18 @@ class OperatorFailed(Exception):
         super().__init__(f"{node.target}{where(node)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
 
 
-class _Watcher(torch.fx.Interpreter):
+class Runner(torch.fx.Interpreter):
+    """Runs a graph; raises OperatorFailed where an operator does not take the values."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        """What the node gives."""
+        try:
+            return super().run_node(node)
+        except Exception as error:  # whatever an operator raises over the values
+            raise OperatorFailed(node, error) from error
+
+
+class _Watcher(Runner):
     """Runs an exported graph in evaluation and keeps one number per row of every value that may count rows."""
 
     def __init__(self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]) -> None:
@@ -43,10 +54,7 @@ class _Watcher(torch.fx.Interpreter):
         return super().call_function(target, in_evaluation(str(target), args), kwargs)
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        try:
-            result = super().run_node(node)
-        except Exception as error:  # whatever an operator raises over the values
-            raise OperatorFailed(node, error) from error
+        result = super().run_node(node)
         ref = self.values.get(node)
         for item, tensor in enumerate(result if isinstance(result, list | tuple) else (result,)):
             if isinstance(ref, Ref) and isinstance(tensor, torch.Tensor):

@@ -20,7 +20,7 @@ from potluck_wire.graph import BATCH, symbols_in
 from potluck_wire.operators import KIND_OF
 
 from . import sizes
-from .rows import OperatorFailed
+from .rows import OperatorFailed, Runner
 
 _ATEN = torch.ops.aten
 
@@ -96,17 +96,7 @@ class _Part:
     def values(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What it makes of inputs and targets."""
         with torch.no_grad():
-            return _Runner(self.owner, graph=self.graph).run(*self.constants, *tensors)
-
-
-class _Runner(torch.fx.Interpreter):
-    """Runs a graph, and names the operator that fails."""
-
-    def run_node(self, node: torch.fx.Node) -> Any:
-        try:
-            return super().run_node(node)
-        except Exception as error:  # whatever an operator raises over the values
-            raise OperatorFailed(node, error) from error
+            return Runner(self.owner, graph=self.graph).run(*self.constants, *tensors)
 
 
 def extract(

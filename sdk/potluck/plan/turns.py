@@ -35,7 +35,8 @@ def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
     """The plan with time, energy and memory of its programs as they are deployed. Its gap, of one step, goes."""
     compiled = compile_plan(problem, plan)
     ordered = in_turns(compiled, problem, refine_s=refine_s)
-    before, after = foretell(compiled, problem), foretell(ordered, problem)
+    before = foretell(compiled, problem)
+    after = before if ordered is compiled else foretell(ordered, problem)
     energy_j = {name: after.energy_j[name] / len(after.step_s) for name in plan.device_energy_j}
     return replace(
         plan,

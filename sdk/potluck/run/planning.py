@@ -50,13 +50,8 @@ def plan(
         )
     if qoe is not None and not isinstance(qoe, QoE):
         raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
-    return solve(
-        known.problem(workload, qoe or QoE()),
-        planner,
-        budget_s=budget_s,
-        turns=turns or refine_s > 0,
-        refine_s=refine_s,
-    )
+    problem = known.problem(workload, qoe or QoE())
+    return solve(problem, planner, budget_s=budget_s, turns=turns, refine_s=refine_s)
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
@@ -85,7 +80,7 @@ def solve(
             f"planning for {budget_s:g} s with {planner!r} is not possible.",
             next_step=f"A time above zero goes with {OURS!r}; others end by themselves.",
         )
-    if turns and planner != OURS:
+    if (turns or refine_s > 0) and planner != OURS:
         raise UserError(
             f"transfers in turns are not what {planner!r} plans.",
             next_step=f"Ask {OURS!r}, or deploy(plan, turns=True).",

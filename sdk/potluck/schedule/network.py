@@ -122,14 +122,15 @@ def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refi
     if len(compiled.programs) < 2:
         return compiled
 
-    def step_s(programs: Compiled) -> float:
-        return max(foretell(programs, problem).step_s)
+    def soonest(*ways: Compiled) -> tuple[float, Compiled]:
+        return min(((max(foretell(way, problem).step_s), way) for way in ways), key=lambda pair: pair[0])
 
-    ordered = schedule_transfers(compiled, problem)
-    if refine_s > 0:
-        ordered = min(ordered, schedule_transfers(compiled, problem, refine_s=refine_s), key=step_s)
-    free = min(compiled, by_priority(ordered), key=step_s)
-    return ordered if always or step_s(ordered) < (1 - WORTH_FRAC) * step_s(free) else free
+    refined = (schedule_transfers(compiled, problem, refine_s=refine_s),) if refine_s > 0 else ()
+    ordered_s, ordered = soonest(schedule_transfers(compiled, problem), *refined)
+    if always:
+        return ordered
+    free_s, free = soonest(compiled, by_priority(ordered))
+    return ordered if ordered_s < (1 - WORTH_FRAC) * free_s else free
 
 
 def _turns(expanded: Expanded, refine_s: float) -> Sequence[float]:
