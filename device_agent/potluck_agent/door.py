@@ -5,6 +5,7 @@ authenticator that dies lets nobody in any more), and `self_test` knocks from ou
 device exists.
 """
 
+import errno
 import secrets
 import socket
 import time
@@ -52,6 +53,10 @@ def check_library() -> None:
         raise AgentError(f"libzmq {zmq.zmq_version()} has known holes. Install pyzmq >= 27.3 from PyPI.")
 
 
+class _Taken(AgentError):
+    """A port is in use: another one may be free."""
+
+
 class Door:
     """Three encrypted ROUTERs and the plain pairing listener on four ports in a row, and the ZAP handler.
 
@@ -82,15 +87,20 @@ class Door:
         except (zmq.ZMQError, OSError) as error:
             self._close_routers()
             reason = str(getattr(error, "strerror", None) or error).partition(" (addr=")[0]
-            raise AgentError(
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise AgentError(
+                    f"cannot listen on {self._host}, port {taken}: {reason}. "
+                    "Give --bind an address of this device, or leave it out to listen everywhere."
+                ) from error
+            raise _Taken(
                 f"cannot listen on {self._host}, port {taken}: {reason}. "
-                f"Is another agent running? Choose another base port with --port (0: any free one)."
+                "Is another agent running? Choose another base port with --port (0: any free one)."
             ) from error
         return port
 
     def _bind_free(self) -> int:
         for _ in range(100):
-            with suppress(AgentError):
+            with suppress(_Taken):
                 return self._bind(20_000 + N_PORTS * secrets.randbelow(3_000))  # below what connections get
         raise AgentError(f"no {N_PORTS} free ports in a row on {self._host}. Give one with --port.")
 

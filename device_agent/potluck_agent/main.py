@@ -14,7 +14,7 @@ from typing import Any
 from potluck_agent import keys, options, state
 from potluck_agent.errors import AgentError
 from potluck_agent.options import ARENA_BYTES, Options
-from potluck_wire.limits import PAIRING_WINDOW_S
+from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
 
 MIN_ARENA_BYTES = 64 * 1024**2
 NOFILE = 4096  # connections of strangers take descriptors, too
@@ -223,15 +223,26 @@ def _pair(directory: Path, _: Any) -> int:
     _open_window(directory, code, PAIRING_WINDOW_S)
     _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: home.pair(...)")
     try:
-        deadline_s = time.monotonic() + PAIRING_WINDOW_S
-        while time.monotonic() < deadline_s:
-            for peer in keys.load_peers(directory):
-                if peer.key not in before:
-                    _say(sys.stdout, f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
-                    return 0
-            time.sleep(0.2)
+        return _await_peer(directory, before)
     finally:
         state.ask_window(directory, "", None)
+
+
+def _await_peer(directory: Path, before: set[str]) -> int:
+    """Wait until somebody has paired, and say each wrong try; AgentError where the code can pair nobody any more."""
+    left = PAIRING_TRIES
+    deadline_s = time.monotonic() + PAIRING_WINDOW_S
+    while time.monotonic() < deadline_s:
+        for peer in keys.load_peers(directory):
+            if peer.key not in before:
+                _say(sys.stdout, f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+                return 0
+        left_before, left = left, state.tries_left(directory, otherwise=left)
+        if left <= 0:
+            raise AgentError(f"a wrong code was typed, and {state.tries(left)}. Was it you?")
+        if left < left_before:
+            _say(sys.stdout, f"a wrong code was typed; {state.tries(left)}")
+        time.sleep(0.2)
     raise AgentError("nobody paired in time. Run it again for a new code.")
 
 

@@ -46,7 +46,7 @@ from potluck_agent.reception import Reception
 from potluck_agent.sources import READ, WRITE, Sources
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_CHUNK_BYTES
+from potluck_wire.limits import MAX_CHUNK_BYTES, PAIRING_TRIES
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
 from potluck_wire.pairing import Paired
 
@@ -105,6 +105,7 @@ class Net:
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
+        self._n_wrong_told = 0
         self._owners: dict[str, Peer] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
         self._worker: Any = None
@@ -172,12 +173,24 @@ class Net:
         window = state.asked_window(self._state_dir)
         if window is not None:
             secret, window_s = window
+            self._n_wrong_told = -1
             self.desk.open(secret, now_s, window_s=window_s) if secret else self.desk.close()
+        self._tell_tries()
         self._reception.tick(now_s)
         self._links.tick(now_s)
         if self._worker is not None:
             self._worker.listen()
         self._feed(Tick())
+
+    def _tell_tries(self) -> None:
+        """The owner, who may be showing a code, learns that somebody typed a wrong one."""
+        if self.desk.n_wrong == self._n_wrong_told:
+            return
+        self._n_wrong_told = self.desk.n_wrong
+        left = PAIRING_TRIES - self.desk.n_wrong
+        state.tell_tries(self._state_dir, left)
+        if self.desk.n_wrong:
+            self._note(f"a wrong pairing code was typed; {state.tries(left)}")
 
     def close(self) -> None:
         """Give everything back: worker, sockets, ports. Twice is fine."""

@@ -30,6 +30,7 @@ class Desk:
         self._secret = ""
         self._closes_s: float | None = None
         self._tries_left = 0
+        self.n_wrong = 0  # tries that failed since a window was last opened
         self._expired = False
         self._attempt: AgentSide | None = None
         self._reader = Reader(Channel.PAIRING)
@@ -38,6 +39,7 @@ class Desk:
     def open(self, secret: str, now_s: float, *, window_s: float | None = PAIRING_WINDOW_S) -> None:
         """Open a window for this secret; a window that is open already is replaced. `window_s` None: until used."""
         self._secret, self._tries_left, self._expired = secret, PAIRING_TRIES, False
+        self.n_wrong = 0
         self._attempt = None  # whoever is at the desk knew the secret of another window
         self._closes_s = None if window_s is None else now_s + window_s
 
@@ -97,6 +99,7 @@ class Desk:
 
     def _count(self, code: str, text: str) -> Reply:
         """A try is used up; after the last one the window is closed."""
+        self.n_wrong += 1
         left = self._tries_left = self._tries_left - 1
         if left <= 0:
             self.close()

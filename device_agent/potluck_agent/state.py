@@ -1,24 +1,31 @@
 """How commands reach a running agent: small files in its state directory, which only its owner can read and write.
 
-`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window; `load.json` tells an
-emulated device how many times longer its tasks take, as if something else ran on it. Trust itself is in the
-peers file, which a running agent reads again when it changes.
+`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window; `tries.json` is its word
+on how many tries that window has left; `load.json` tells an emulated device how many times longer its tasks take, as if
+something else ran on it. Trust itself is in the peers file, which a running agent reads again when it changes.
 """
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import write_private
 
-RUNNING, WINDOW, LOAD = "agent.json", "window.json", "load.json"
+RUNNING, WINDOW, TRIES, LOAD = "agent.json", "window.json", "tries.json", "load.json"
 MAX_LOAD = 1000.0
+ENDING_S = 2.0  # an agent that was told to stop gives its ports and its worker back in well under a second
+LOOK_S = 0.05
 
 
-def refuse_second(state: Path) -> None:
-    """AgentError where another process is the agent of this state directory."""
+def refuse_second(state: Path, *, patience_s: float = ENDING_S) -> None:
+    """AgentError where another process is the agent of this state directory, and does not end within `patience_s`."""
+    until_s = time.monotonic() + patience_s
     other = running(state)
+    while other is not None and other["pid"] != os.getpid() and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
+        other = running(state)
     if other is not None and other["pid"] != os.getpid():
         raise AgentError(
             f"an agent already uses {state} (process {other['pid']}, port {other.get('port')}). "
@@ -34,7 +41,7 @@ def claim(state: Path, facts: dict[str, Any]) -> None:
 
 def release(state: Path) -> None:
     """This process is the agent no more."""
-    for name in (RUNNING, WINDOW, LOAD):
+    for name in (RUNNING, WINDOW, TRIES, LOAD):
         (state / name).unlink(missing_ok=True)
 
 
@@ -48,17 +55,21 @@ def running(state: Path) -> dict[str, Any] | None:
 
 
 def _born_s(pid: int) -> float | None:
-    """When that process started, so that a number that was given to another process is told apart."""
+    """When that process started, so that a number that was given to another process is told apart; None: it ended."""
     import psutil
 
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:  # it ended, and its parent has not looked yet
+            return None
+        return float(process.create_time())
     except (psutil.Error, ValueError):
         return None
 
 
 def ask_window(state: Path, secret: str, window_s: float | None) -> None:
     """Ask the running agent for a pairing window; an empty secret closes it."""
+    (state / TRIES).unlink(missing_ok=True)  # it was about another window
     write_private(state / WINDOW, {"secret": secret, "window_s": window_s})
 
 
@@ -73,6 +84,24 @@ def asked_window(state: Path) -> tuple[str, float | None] | None:
         return None
     window_s = document.get("window_s")
     return document["secret"], float(window_s) if isinstance(window_s, int | float) else None
+
+
+def tell_tries(state: Path, n_left: int) -> None:
+    """Let whoever shows the code know how many tries it has left; none: the window is closed."""
+    write_private(state / TRIES, n_left)
+
+
+def tries(n_left: int) -> str:
+    """How many tries a code has left, in words."""
+    if n_left <= 0:
+        return "that was the last try, and the code is dead: `potluck agent pair` makes a new one"
+    return "1 try is left" if n_left == 1 else f"{n_left} tries are left"
+
+
+def tries_left(state: Path, otherwise: int) -> int:
+    """What the running agent said last of its pairing window; `otherwise` where it has said nothing yet."""
+    n_left = _read(state / TRIES) if (state / TRIES).exists() else None
+    return n_left if type(n_left) is int else otherwise
 
 
 def load(state: Path) -> float:

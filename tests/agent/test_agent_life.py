@@ -61,6 +61,31 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
         assert running.command("forget", "bob").returncode == 1
 
 
+def test_a_code_that_strangers_guessed_at_is_shown_no_longer(tmp_path):
+    wrong = "00000000"
+    with agent(tmp_path) as running:
+        line = [sys.executable, "-m", "potluck_agent", "pair", "--state", str(tmp_path)]
+        shower = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert wrong not in shower.stdout.readline().replace(" ", "")
+        for _ in range(limits.PAIRING_TRIES):
+            with pytest.raises(PairingFailed, match="wrong"):
+                pair(running.port, wrong, STRANGER)
+        told, error = shower.communicate(timeout=PATIENCE_S)
+        assert shower.returncode == 1
+        assert "the code is dead" in error
+        assert "Was it you?" in error
+        assert running.command("token").returncode == 0  # the next one is not dead
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+@pytest.mark.parametrize("port", ["0", "28000"])
+def test_an_address_that_is_not_this_device_s_is_named(tmp_path, host, port):
+    answer = command("--port", port, "--bind", host, "--state", str(tmp_path), "--no-mdns")
+    assert answer.returncode == 1
+    assert host in answer.stderr
+    assert "--bind" in answer.stderr
+
+
 def test_a_token_works_once(tmp_path):
     with agent(tmp_path) as running:
         token = running.command("token").stdout.strip()
@@ -118,6 +143,15 @@ def test_two_agents_cannot_share_a_state_directory(tmp_path):
         answer = command("--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
     assert answer.returncode == 1
     assert "--state" in answer.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_may_be_started_again_in_the_instant_in_which_it_ends(tmp_path, number):
+    with agent(tmp_path) as running:
+        running.process.send_signal(number)  # its parent has not looked yet: it is ending, or a zombie
+        with agent(tmp_path, port=running.port) as successor:
+            assert successor.key == running.key
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
