@@ -31,6 +31,11 @@ def run(given: Namespace) -> int:
     except AgentError as error:
         _say(sys.stderr, f"potluck agent: {error}")
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say(sys.stderr, f"potluck agent: {error.filename}: {error.strerror}. Is it this user's own?")
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -161,8 +166,11 @@ def _statement(found: Any) -> dict[str, str]:
 
 
 def _start_worker(chosen: Options, settings: Any) -> Any:
+    from potluck_agent.worker.arrays import NOTHING, backends
     from potluck_agent.worker.launch import start
 
+    if not backends(chosen.backends):
+        raise AgentError(NOTHING)
     return start(
         memory_bytes=settings.memory_bytes,
         threads=chosen.threads,
@@ -209,6 +217,18 @@ def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
             from potluck_wire.pairing import show_secret
 
             _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries)")
+        _tell_backends(chosen)
+
+
+def _tell_backends(chosen: Options) -> None:
+    """Say what this device computes with; nothing is said loudest."""
+    from potluck_agent.worker.arrays import NOTHING, backends
+
+    found = backends(chosen.backends)
+    if found:
+        _say(sys.stdout, "computes with " + ", ".join(f"{name} {version}" for name, version in found.items()))
+    else:
+        _say(sys.stderr, f"potluck agent: {NOTHING}")
 
 
 # --- commands to a running agent --------------------------------------------------------------------------------------

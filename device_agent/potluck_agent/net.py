@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from potluck_agent import keys, state
+from potluck_agent import keys
 from potluck_agent.core import Core
 from potluck_agent.door import Door, check_library, self_test
 from potluck_agent.errors import AgentError
@@ -46,7 +46,7 @@ from potluck_agent.reception import Reception
 from potluck_agent.sources import READ, WRITE, Sources
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_CHUNK_BYTES, PAIRING_TRIES
+from potluck_wire.limits import MAX_CHUNK_BYTES
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
 from potluck_wire.pairing import Paired
 
@@ -105,7 +105,6 @@ class Net:
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
-        self._n_wrong_told = 0
         self._owners: dict[str, Peer] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
         self._worker: Any = None
@@ -122,7 +121,7 @@ class Net:
             self._context.destroy(0)
             raise
         self.port = self._door.port
-        self._reception = Reception(self._door.listener, self._sources, self.desk, self._trust)
+        self._reception = Reception(self._door.listener, self._sources, self.desk, self._trust, state_dir, note)
         for source in (self._door.zap, *self._door.routers.values()):
             self._sources.register(source)
 
@@ -170,27 +169,11 @@ class Net:
             self._load_peers()
         except AgentError as error:  # somebody broke the file: those who were trusted stay, until it is mended
             self._note(str(error))
-        window = state.asked_window(self._state_dir)
-        if window is not None:
-            secret, window_s = window
-            self._n_wrong_told = -1
-            self.desk.open(secret, now_s, window_s=window_s) if secret else self.desk.close()
-        self._tell_tries()
         self._reception.tick(now_s)
         self._links.tick(now_s)
         if self._worker is not None:
             self._worker.listen()
         self._feed(Tick())
-
-    def _tell_tries(self) -> None:
-        """The owner, who may be showing a code, learns that somebody typed a wrong one."""
-        if self.desk.n_wrong == self._n_wrong_told:
-            return
-        self._n_wrong_told = self.desk.n_wrong
-        left = PAIRING_TRIES - self.desk.n_wrong
-        state.tell_tries(self._state_dir, left)
-        if self.desk.n_wrong:
-            self._note(f"a wrong pairing code was typed; {state.tries(left)}")
 
     def close(self) -> None:
         """Give everything back: worker, sockets, ports. Twice is fine."""
@@ -371,7 +354,7 @@ class Net:
     def _hire(self) -> None:
         try:
             self._worker = self._start_worker()
-        except OSError as error:
+        except (AgentError, OSError) as error:
             self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
             return
         self._worker_events = READ

@@ -1,23 +1,42 @@
-"""The pairing port: plain TCP, one visitor at a time, everything decided by the desk."""
+"""The pairing port: plain TCP, one visitor at a time, everything decided by the desk.
+
+Its window is opened and watched by commands beside the agent (`state.py`).
+"""
 
 import socket
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from potluck_agent import state
 from potluck_agent.pairing import Desk, Reply
 from potluck_agent.sources import Sources
+from potluck_wire.limits import PAIRING_TRIES
 from potluck_wire.pairing import Paired
 
 READ_BYTES = 1024
 
 
 class Reception:
-    """Visitors of the pairing port. `trust(paired)` stores a key and says whether it could."""
+    """Visitors of the pairing port.
 
-    def __init__(self, listener: socket.socket, sources: Sources, desk: Desk, trust: Callable[[Paired], bool]) -> None:
+    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        sources: Sources,
+        desk: Desk,
+        trust: Callable[[Paired], bool],
+        state_dir: Path,
+        note: Callable[[str], None],
+    ) -> None:
         self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
+        self._state_dir, self._note = state_dir, note
+        self._n_wrong_told = 0
         self._visitor: socket.socket | None = None
         sources.register(listener.fileno())
 
@@ -29,9 +48,25 @@ class Reception:
             self._welcome()
 
     def tick(self, now_s: float) -> None:
-        """Nobody may hold the desk for long."""
+        """What the owner asks for happens; nobody may hold the desk for long."""
+        window = state.asked_window(self._state_dir)
+        if window is not None:
+            secret, window_s = window
+            self._n_wrong_told = -1
+            self._desk.open(secret, now_s, window_s=window_s) if secret else self._desk.close()
+        self._tell_tries()
         if self._desk.overdue(now_s):
             self.hang_up()
+
+    def _tell_tries(self) -> None:
+        """The owner, who may be showing a code, learns that somebody typed a wrong one."""
+        n_wrong = self._desk.n_wrong
+        if n_wrong == self._n_wrong_told:
+            return
+        self._n_wrong_told, left = n_wrong, PAIRING_TRIES - n_wrong
+        state.tell_tries(self._state_dir, left)
+        if n_wrong:
+            self._note(f"a wrong pairing code was typed; {state.tries(left)}")
 
     def hang_up(self) -> None:
         """The visitor, if there is one, has to go."""

@@ -65,7 +65,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"potluck.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'potluck' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    try:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    except ImportError as error:
+        from potluck.optional import missing
+
+        raise missing(error) or error from error
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from potluck.errors import PotluckError
+from potluck.optional import missing
 
 COMMANDS = {
     "agent": "run the agent on this device, so that a home can use it",
@@ -34,11 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PotluckError as error:
         print(f"potluck: {_one_line(error)}", file=sys.stderr)
         return 1
+    except ImportError as error:
+        told = missing(error)
+        if told is None:
+            raise
+        print(f"potluck: {_one_line(told)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("potluck: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has left (`potluck devices | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"potluck: {error.filename}: {error.strerror}. Is it this user's own?", file=sys.stderr)
         return 1
 
 

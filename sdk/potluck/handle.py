@@ -6,6 +6,8 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from potluck.optional import missing
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -89,6 +91,8 @@ class Handle(Generic[T]):
             result = work(self._task)
         except CancelledError:
             self._future.set_exception(CancelledError(f"{self._title} was cancelled."))
+        except ImportError as error:
+            self._future.set_exception(missing(error) or error)
         except BaseException as error:  # it is raised again where the handle is used
             self._future.set_exception(error)
         else:

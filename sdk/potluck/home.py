@@ -1,15 +1,15 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from potluck.discover.addresses import as_name, candidates, parse_address, parse_addresses
+from potluck.discover.addresses import as_name, candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
-from potluck.sessions.events import Address
 from potluck.sessions.link import Keys, Link
 from potluck.sessions.members import Member, Members
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from potluck.run.run import Run
     from potluck.run.sharing.accelerate import Place
     from potluck.schedule.policies import Policy
+
+T = TypeVar("T")
 
 DISCOVER_S = 3.0  # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
@@ -41,15 +43,16 @@ class Home:
     """
 
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
+        from potluck.discover.introduce import add_peer
         from potluck.discover.keyring import Keyring, controller_name
 
         addresses = parse_addresses(peers)
         ring = Keyring(Path(state) if state is not None else None)
         public, secret = ring.identity()
-        ring.claim()
+        ring.claim(self._give_way)
         self._open(Keys(public=public, secret=secret), controller_name(), ring)
         for address in addresses:
-            self._add_peer(address)
+            add_peer(self._members, ring, address)
         self._members.join()
 
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
@@ -57,6 +60,8 @@ class Home:
         self._lab: Lab | JoinedLab | None = None
         self._models: dict[str, Model] = {}
         self._profiles: dict[str, Profile] = {}
+        self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
         self._link = Link(keys, name=name)
         self._members = Members(self._link)
@@ -101,6 +106,7 @@ class Home:
         try:
             home._open(lab.keys, "notebook", None)
             home._lab = lab
+            lab.claim(home._give_way)
             for agent in lab.started:
                 home._members.add(Member(name=agent.name, key=agent.key, addresses=(agent.address,)))
             home._members.join()
@@ -124,13 +130,15 @@ class Home:
         EmptyHome
             Nobody was found, and nobody is known.
         """
+        from potluck.discover.introduce import add_strangers
+
         home = cls(state=state)
         try:
             found = browse(timeout_s, enough=enough)
             for known in home._need_ring().devices():
                 home._members.add(Member(name=known.name, key=known.key, addresses=candidates(known, found)))
             home._members.join()
-            home._add_strangers(found)
+            add_strangers(home._members, found)
             if not home._members:
                 raise EmptyHome(
                     f"nobody was found within {timeout_s:g} s.",
@@ -141,22 +149,6 @@ class Home:
             home.close()
             raise
         return home
-
-    def _add_strangers(self, found: "Mapping[str, tuple[Address, ...]]") -> None:
-        """Who was found and is none of those paired; one of the same name as another gets a number."""
-        from potluck.discover.keyring import free_name
-
-        met = {self._members[name].addresses[0] for name in self._members.ready}
-        for name, addresses in found.items():
-            if met.isdisjoint(addresses) and (name not in self._members or name in self._members.ready):
-                self._members.add(Member(name=free_name(name, self._members.__contains__), addresses=addresses))
-
-    def _add_peer(self, address: Address) -> None:
-        for known in self._need_ring().devices():
-            if address in known.addresses:
-                self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
-                return
-        self._members.add(Member(name=str(address), addresses=(address,)))
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
@@ -194,41 +186,29 @@ class Home:
         return tuple(self._members[name] for name in paired)
 
     def _pair(self, device: str, code: str) -> str:
-        from potluck.discover.keyring import Known
-        from potluck.discover.pairing import pair
+        from potluck.discover.introduce import whom
+        from potluck.discover.pairing import pair_and_remember
 
         ring = self._need_ring()
-        member, addresses = self._whom(device)
-        paired = pair(addresses[0], code, name=self._name, key=self._keys.public, device=device)
-        known = ring.remember(Known(name=paired.name, key=paired.key, addresses=addresses))
+        member, addresses = whom(self._members, device)
+        known = pair_and_remember(ring, addresses, code, device=device)
         if member is not None:
             self._members.remove(member.name)
         self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
         return known.name
-
-    def _whom(self, device: str) -> tuple[Member | None, tuple[Address, ...]]:
-        """The member of that name or at that address, if there is one, and where to talk to it."""
-        member = self._members.get(device)
-        if member is not None:
-            return member, member.addresses
-        try:
-            address = parse_address(device)
-        except UserError as error:
-            known = ", ".join(self._members) or "nobody"
-            raise UserError(f"{device!r} is neither a device here ({known}) nor an address.") from error
-        return next((m for m in self._members.values() if not m.key and address in m.addresses), None), (address,)
 
     def trust(self, device: str, key: str, name: str = "") -> Member:
         """Trust a device whose key you copied yourself (`potluck agent --json` prints it), at this name or address.
 
         The device must trust this notebook too: give `home.key` to its `--trust`.
         """
+        from potluck.discover.introduce import whom
         from potluck.discover.keyring import Known
         from potluck_wire.limits import is_key
 
         if not is_key(key):
             raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
-        member, addresses = self._whom(device)
+        member, addresses = whom(self._members, device)
         known = self._need_ring().remember(Known(name=name or as_name(device), key=key, addresses=addresses))
         if member is not None:
             self._members.remove(member.name)
@@ -238,6 +218,13 @@ class Home:
         """Trust that device no longer."""
         self._need_ring().forget(device)
         self._members.remove(device)
+
+    def _give_way(self) -> bool:
+        """Whether another home may have these keys by now: one with nothing under way closes for it."""
+        if not self._closed and (any(run.is_open for run in self._runs) or not all(work.done for work in self._work)):
+            return False
+        self.close()
+        return True
 
     @property
     def key(self) -> str:
@@ -296,7 +283,7 @@ class Home:
                 self._profiles[model.signature] = measured
             return measured
 
-        return Handle(work, f"profiling {name_of(model)}")
+        return self._follow(Handle(work, f"profiling {name_of(model)}"))
 
     def learn(self, run: "Run") -> "Profile":
         """What this run showed goes into the profile of its model, here and in the cache: see `profile.learning`."""
@@ -358,13 +345,19 @@ class Home:
         self._models[name_of(chosen)] = chosen
 
         def work(task: Task) -> "Run":
-            return deploy(
+            run = deploy(
                 self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
                 profile=profile or self._profiles.get(chosen.signature), schedule=schedule, turns=turns,
                 refine_s=refine_s,
             )  # fmt: skip
+            self._runs.add(run)
+            return run
 
-        return Handle(work, f"deploying {plan.model}")
+        return self._follow(Handle(work, f"deploying {plan.model}"))
+
+    def _follow(self, handle: "Handle[T]") -> "Handle[T]":
+        self._work.add(handle)
+        return handle
 
     def play(self, script: "Script") -> None:
         """Let the happenings of a script happen in this lab, from now on."""
@@ -379,6 +372,7 @@ class Home:
         if self._closed:
             return
         self._closed = True
+        self._members.close()
         self._link.close()
         for kept in (self._ring, self._lab):
             if kept is not None:

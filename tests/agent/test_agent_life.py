@@ -70,7 +70,7 @@ def test_a_code_that_strangers_guessed_at_is_shown_no_longer(tmp_path):
         for _ in range(limits.PAIRING_TRIES):
             with pytest.raises(PairingFailed, match="wrong"):
                 pair(running.port, wrong, STRANGER)
-        told, error = shower.communicate(timeout=PATIENCE_S)
+        _, error = shower.communicate(timeout=PATIENCE_S)
         assert shower.returncode == 1
         assert "the code is dead" in error
         assert "Was it you?" in error

@@ -82,6 +82,12 @@ def test_a_handle_at_the_end_of_a_cell_gives_way_to_its_result(executed):
 
 
 @pytest.mark.slow
+def test_who_wants_their_laptop_back_gets_it(executed):
+    (switched,) = (cell for cell in executed.cells if "run.switch(" in cell.source)
+    assert "laptop" not in switched.outputs[-1]["data"]["text/plain"].replace("old-laptop", "")
+
+
+@pytest.mark.slow
 def test_closing_ends_every_agent(executed):
     assert "closed" in text_of(executed.cells[-2])
     assert "left: []" in text_of(executed.cells[-1])
@@ -128,6 +134,7 @@ def test_one_request_is_shared_while_the_air_fades(tmp_path):
         assert 'id="potluck-account-' in cells[name]
         assert cells[name].count("</svg>") == 1
     assert "share-" in cells["fade"]
+    assert "helped again: True" in cells["fade"]
     assert "</svg>" in cells["time"]
     assert cells["summary"].count(" J") == 4
     assert "left: []" in text_of(notebook.cells[-1])

@@ -8,6 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+NOTHING = (
+    "this device computes nothing: neither torch nor onnxruntime is installed. "
+    "pip install 'potluck[torch]' (to train and to answer requests) or 'potluck[onnx]' (to answer requests) here."
+)
 PACKAGES = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}  # what each backend needs
 
 

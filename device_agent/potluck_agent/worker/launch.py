@@ -21,6 +21,7 @@ from potluck_wire.stream import Reader, pack
 
 # What a library needs to be found at all; nothing that could carry a secret.
 KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
+ENDING_S = 0.5  # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
 # One arena, so that its memory can be counted exactly. What tensors gave back stays for the next ones, as much as glibc
@@ -104,6 +105,8 @@ class WorkerLink:
 
     def exit_reason(self) -> tuple[str, str]:
         """Why the worker is gone: a `FailureCause` and a text for people. Ends it where it only closed the pipe."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the pipe is closed some moments before the process ends
+            self._process.wait(ENDING_S)
         self._end()
         code = self._process.returncode
         if self._killed:

@@ -7,10 +7,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 GOOD, HINT, BAD = "ok", "note", "PROBLEM"
 OPTIONAL = {
-    "torch": "to train and to run torch models: pip install 'potluck[sdk]'",
+    "torch": "to train and to run torch models: pip install 'potluck[sdk]' (on a device, 'potluck[torch]')",
     "onnxruntime": "to run ONNX models: pip install 'potluck[onnx]'",
     "rich": "to see progress in terminals: pip install 'potluck[sdk]'",
     "matplotlib": "to write PNG pictures: pip install matplotlib",
@@ -187,16 +188,22 @@ def meters(places: Sequence[str]) -> Iterator[Finding]:
     with home:
         for member in home.devices.values():
             if member.capability:
-                yield metered(member.name, member.capability.get("meters", ()))
+                yield metered(member.name, member.capability)
 
 
-def metered(name: str, rows: Sequence[Mapping[str, str]]) -> Finding:
+def metered(name: str, capability: Mapping[str, Any]) -> Finding:
     """How a device knows its power, from its own statement; where nothing measures it, why."""
+    rows: Sequence[Mapping[str, str]] = capability.get("meters", ())
     measuring = [row["name"] for row in rows if row.get("source") == "measured"]
     if measuring:
         return Finding(level=GOOD, what=f"{name} measures its power: {', '.join(measuring)}")
-    reasons = "; ".join(f"{row['name']}: {row['reason']}{_help(row)}" for row in rows if row.get("reason"))
-    return Finding(level=HINT, what=f"{name} has no power meter, its energy is modelled", remedy=reasons)
+    reasons = [f"{row['name']}: {row['reason']}{_help(row)}" for row in rows if row.get("reason")]
+    if capability.get("power"):
+        what = f"{name} has no power meter, its energy is modelled from the watts that it was given"
+    else:
+        what = f"{name} has no power meter, so plans do not know its energy"
+        reasons.append("or give its watts: potluck agent start --power IDLE,BUSY,RADIO")
+    return Finding(level=HINT, what=what, remedy="; ".join(reasons))
 
 
 def _help(row: Mapping[str, str]) -> str:

@@ -1,9 +1,16 @@
-"""`potluck pair NAME-or-ADDRESS`: asks for the code that the device shows, and trusts the device from then on."""
+"""`potluck pair NAME-or-ADDRESS`: asks for the code that the device shows, and trusts the device from then on.
+
+It opens no session, so that it may run beside an open notebook, which has these keys to itself.
+"""
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from potluck.errors import PairingError, UserError
+
+if TYPE_CHECKING:
+    from potluck.sessions.events import Address
 
 WORTH_ANOTHER_TRY = "wrong-code"
 
@@ -17,24 +24,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Pair; a mistyped code may be tried again as long as the device allows."""
-    from potluck.home import Home
+    from potluck.discover.keyring import Keyring
+    from potluck.discover.pairing import pair_and_remember
 
-    with Home() if _is_address(args.device) else Home.discover(args.wait) as home:
-        while True:
-            try:
-                member = home.pair(args.device, args.code or _ask())
-            except PairingError as error:
-                again = error.facts.get("code") == WORTH_ANOTHER_TRY and int(str(error.facts.get("tries_left", 0))) > 0
-                if args.code or not again:
-                    raise
-                print(f"{error}", file=sys.stderr)
-            else:
-                print(f"Paired with {member.name}.")
-                return 0
+    ring, addresses = Keyring(), _addresses(args.device, args.wait)
+    while True:
+        try:
+            known = pair_and_remember(ring, addresses, args.code or _ask(), device=args.device)
+        except PairingError as error:
+            again = error.facts.get("code") == WORTH_ANOTHER_TRY and int(str(error.facts.get("tries_left", 0))) > 0
+            if args.code or not again:
+                raise
+            print(f"{error}", file=sys.stderr)
+        else:
+            print(f"Paired with {known.name}.")
+            return 0
 
 
-def _is_address(device: str) -> bool:
-    return any(sign in device for sign in ".:[") or device == "localhost"
+def _addresses(device: str, wait_s: float) -> "tuple[Address, ...]":
+    """Where to ask: the address itself, or where a device of that name announces itself or was seen."""
+    from potluck.discover.addresses import parse_address
+    from potluck.discover.keyring import Keyring
+    from potluck.discover.mdns import browse
+
+    if any(sign in device for sign in ".:[") or device == "localhost":
+        return (parse_address(device),)
+    found = browse(wait_s, enough=lambda seen: device in seen)
+    if device in found:
+        return found[device]
+    known = Keyring().get(device)
+    if known is not None and known.addresses:
+        return known.addresses
+    here = ", ".join(sorted(found)) or "nobody"
+    raise UserError(
+        f"no device called {device!r} announced itself within {wait_s:g} s; here are {here}.",
+        next_step="Give its address: potluck pair 192.168.1.7. `potluck doctor` looks closer.",
+    )
 
 
 def _ask() -> str:

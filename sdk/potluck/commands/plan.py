@@ -3,6 +3,7 @@ pays; files for other planners."""
 
 import argparse
 import json
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +26,9 @@ EPILOG = """HOME and MODEL are names from `potluck plan list`, or files of your 
 
 examples:
   potluck plan smart-home-2 bert-base --train batch=32
-  potluck plan demo resnet50 --infer streaming --qoe latency=50ms --qoe energy=2 --explain
-  potluck plan demo bert-base --with jetson-orin-nano --medium air=50Mbit/s --html plans.html
-  potluck plan demo bert-base --planner all --save plan.toml
+  potluck plan family resnet50 --infer streaming --qoe latency=50ms --qoe energy=2 --explain
+  potluck plan family bert-base --with jetson-orin-nano --medium air=50Mbit/s --html plans.html
+  potluck plan family bert-base --planner all --save plan.toml
   potluck plan judge plan.toml --without phone
   potluck plan share robot-indoors vgg19"""
 
@@ -89,6 +90,7 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     from potluck.plan.planners import PLANNERS
     from potluck.units import parse_seconds
 
+    _sign(f"planning {model} for {home} ...")
     problem = _problem(args, home, model)
     budget_s = None if args.time is None else parse_seconds(args.time)
     refine_s = parse_seconds(args.refine)
@@ -280,20 +282,29 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
     from potluck.display import html, text
 
     best = plans.best
-    explanation = best.explain() if args.explain else None
     if args.json:
         print(json.dumps({"best": document(best), "plans": [document(plan) for plan in plans]}, indent=1))
     else:
         print(text.plans(plans.items, best, html.MOST_PLANS))
-        print(f"\n{text.plan(best, best.problem)}")
-        if explanation is not None:
-            print(f"\n{explanation!r}")
+        print(f"\n{text.plan(best, best.problem)}", flush=True)
+    explanation = None
+    if args.explain:
+        _sign("trying what would help ...")
+        explanation = best.explain()
+    if explanation is not None and not args.json:
+        print(f"\n{explanation!r}")
     if args.save:
         best.save(args.save)
     if args.html:
         parts = [html.plans(plans.items, best), html.plan(best, best.problem)]
         parts += [html.explanation(explanation)] if explanation is not None else []
         _write(args.html, html.page(f"{best.model} on {best.home or 'an imagined home'}", *parts))
+
+
+def _sign(words: str) -> None:
+    """Tell a person who waits at a terminal what takes so long; programs that read our output see nothing of it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(words, file=sys.stderr, flush=True)
 
 
 def document(plan: "Plan") -> dict[str, Any]:

@@ -1,7 +1,12 @@
 """One home at a time has a notebook's keys: a device knows a notebook by its key alone, so that two homes with one key
-would take each other's answers, and the first to close would end the runs of both."""
+would take each other's answers, and the first to close would end the runs of both.
+
+In one program a new home takes the place of an earlier one that has nothing under way: a notebook's cell may run twice.
+"""
 
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -11,35 +16,74 @@ LOCK = "home.lock"
 KEYS = ", or give this one keys of its own, Home(state=FOLDER), and pair it too"
 
 
-def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> IO[str] | None:
-    """An open file that has the claim until it is closed, or this process ends; None where no system call does that.
+class Claim:
+    """What one home alone has, until it is closed or this process ends.
+
+    `give_way()` is asked when another home of this program wants it: whether it is free by now.
+    """
+
+    def __init__(self, path: Path, file: IO[str] | None) -> None:
+        self._path, self._file = path, file
+        self.give_way: Callable[[], bool] = lambda: False
+        _held[path] = self
+
+    def close(self) -> None:
+        """Let others have it; safe to call twice."""
+        if _held.get(self._path) is self:
+            del _held[self._path]
+        if self._file is not None:
+            self._file.close()
+
+
+_held: "weakref.WeakValueDictionary[Path, Claim]" = weakref.WeakValueDictionary()  # by this program
+
+
+def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> Claim:
+    """The claim to what `folder / name` stands for. Where no system call locks (Windows), only this program looks.
 
     Raises
     ------
     HomeError
-        Another home has it.
+        Another home has it. Fact: `holder`, its process.
     """
+    path = folder.resolve() / name
+    held = _held.get(path)
+    if held is not None and not held.give_way():
+        raise _taken(os.getpid(), otherwise)
+    return Claim(path, _locked(path, otherwise))
+
+
+def _locked(path: Path, otherwise: str) -> IO[str] | None:
+    """The open file that holds the lock, with our number in it."""
     try:
         import fcntl
     except ImportError:  # Windows
         return None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (folder / name).open("a+")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = path.open("a+")
     except OSError as error:
-        raise FileError(f"cannot write {folder / name}: {error.strerror}.", path=str(folder / name)) from error
+        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         with file:
             file.seek(0)
             holder = file.read().strip()
-        who = "this program" if holder == str(os.getpid()) else f"another one on this computer (process {holder})"
-        raise HomeError(
-            f"these devices are those of a home that {who} has open.",
-            next_step=f"Close that one first{otherwise}.",
-        ) from error
+        raise _taken(int(holder) if holder.isdecimal() else 0, otherwise) from error
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def _taken(holder: int, otherwise: str) -> HomeError:
+    if holder == os.getpid():
+        who, close = "this program", "Close that one first, home.close(): it has a run, or is at work"
+    else:
+        who, close = f"another one on this computer (process {holder})", "Close that one first"
+    return HomeError(
+        f"these devices are those of a home that {who} has open.",
+        next_step=f"{close}{otherwise}.",
+        holder=holder,
+    )

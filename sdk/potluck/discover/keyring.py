@@ -10,9 +10,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from potluck.discover.claim import claim
+from potluck.discover.claim import Claim, claim
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck_wire.limits import is_device_name, is_key
@@ -59,11 +59,15 @@ class Keyring:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or state_dir()
-        self._claim: IO[str] | None = None
+        self._claim: Claim | None = None
 
-    def claim(self) -> None:
-        """Have these keys alone, until `close`; HomeError where another home has them."""
+    def claim(self, give_way: Callable[[], bool]) -> None:
+        """Have these keys alone, until `close`; HomeError where another home has them.
+
+        `give_way()` is asked when another home of this program wants them: whether they are free by now.
+        """
         self._claim = claim(self.directory)
+        self._claim.give_way = give_way
 
     def close(self) -> None:
         """Let others have the keys."""
@@ -73,7 +77,7 @@ class Keyring:
     def identity(self) -> tuple[str, str]:
         """(public, secret) key of this notebook, Z85."""
         path = self.directory / IDENTITY
-        if not path.exists():
+        if not _exists(path):
             import zmq
 
             public, secret = (part.decode() for part in zmq.curve_keypair())
@@ -87,7 +91,7 @@ class Keyring:
     def devices(self) -> tuple[Known, ...]:
         """All known devices."""
         path = self.directory / DEVICES
-        return _known(path, _read(path)) if path.exists() else ()
+        return _known(path, _read(path)) if _exists(path) else ()
 
     def get(self, name: str) -> Known | None:
         """The device of that name."""
@@ -145,6 +149,14 @@ def _known(path: Path, document: Any) -> tuple[Known, ...]:
 
 def _corrupt(path: Path, what: str, next_step: str) -> FileError:
     return FileError(f"{path} cannot be used: {what}.", next_step=next_step, path=str(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        next_step = "Give it to this user (chown), or set POTLUCK_HOME to a folder of yours."
+        raise FileError(f"cannot look at {path}: {error.strerror}.", next_step=next_step, path=str(path)) from error
 
 
 def _read(path: Path) -> Any:

@@ -1,8 +1,10 @@
 """Pair with a device over TCP: type the code that it shows, and each side learns the other's key."""
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
+from potluck.discover.keyring import Keyring, Known, controller_name
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.failures import clean
@@ -69,6 +71,13 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
         raise ProtocolError(f"what answers at {address} is not a potluck agent ({error}).", device=label) from error
     except PairingFailed as failure:
         raise _failure(failure, label) from failure
+
+
+def pair_and_remember(ring: Keyring, addresses: Sequence[Address], code: str, *, device: str = "") -> Known:
+    """Pair with the device at the first of these addresses, and keep it in `ring`. Errors are those of `pair`."""
+    public, _ = ring.identity()
+    paired = pair(addresses[0], code, name=controller_name(), key=public, device=device)
+    return ring.remember(Known(name=paired.name, key=paired.key, addresses=tuple(addresses)))
 
 
 def is_there(address: Address) -> bool:

@@ -5,10 +5,15 @@ rich and ipywidgets are imported only where they are used; where one is missing,
 
 import sys
 import threading
+import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
 from potluck.display.text import clean
+
+REDRAW_S = 0.2
 
 
 class Working(Protocol):
@@ -33,22 +38,53 @@ def attach(handle: Working) -> None:
     with suppress(ImportError):  # an optional package is missing: work on in silence
         if in_notebook():
             _Widget(handle)
+            _followed[handle] = _cell()
         elif sys.stderr is not None and sys.stderr.isatty():
             _terminal().follow(handle)
 
 
 def show(handle: Any) -> None:
-    """Display a handle in the cell at hand; once its work has ended, the result takes the place of its progress."""
+    """Display a handle in the cell at hand; once its work has ended, the result takes the place of its progress.
+
+    Where a bar above, in the same cell, follows the work already, nothing stands here until then.
+    """
     from IPython.display import display
 
-    place = display(_mime(handle), raw=True, display_id=True)  # type: ignore[no-untyped-call]
-    if not handle.done:
-        handle.on_done(lambda _handle: place.update(_mime(handle), raw=True))
+    followed = not handle.done and _followed.get(handle) == _cell()
+    place = display({"text/plain": ""} if followed else _mime(handle), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    if handle.done:
+        return
+    if not followed:
+        handle.listen(_Paced(lambda: place.update(_mime(handle), raw=True)))
+    handle.on_done(lambda _handle: place.update(_mime(handle), raw=True))
 
 
 def _mime(handle: Any) -> dict[str, str]:
     shown = {"text/plain": repr(handle), "text/html": handle._repr_html_()}
     return {kind: content for kind, content in shown.items() if content is not None}
+
+
+class _Paced:
+    """Calls `draw()` for updates, but not for each of a burst: a browser has to follow."""
+
+    def __init__(self, draw: Callable[[], None]) -> None:
+        self._draw, self._next_s = draw, 0.0
+
+    def __call__(self, _done_frac: float, _words: str = "") -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + REDRAW_S
+            self._draw()
+
+
+_followed: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()  # handles with a bar: in which cell
+
+
+def _cell() -> int:
+    """The number of the cell that runs now; 0 outside notebooks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return int(getattr(shell, "execution_count", 0))
 
 
 def in_notebook() -> bool:

@@ -24,7 +24,7 @@ PALETTE = {
 }
 ON_COLOUR = {"orange": "#1a1a1a", "sky": "#1a1a1a", "purple": "#1a1a1a"}  # text on these; white on the others
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INK, DARK_INK, PAPER = "#24292f", "#e6edf3", "#ffffff"
+INK, DARK_INK, PAPER, DARK_PAPER = "#24292f", "#e6edf3", "#ffffff", "#0d1117"
 FADED = {"ink": 1.0, "muted": 0.62, "grid": 0.14, "faint": 0.05}  # shares of the ink
 
 
@@ -101,15 +101,25 @@ class Scene:
             f'<title id="{name}-title">{_escaped(self.title)}</title>\n{body}\n</svg>'
         )
 
+    def standalone(self) -> str:
+        """The same as an image of its own, which no page lends its ink: on paper of its own, light or dark."""
+        light, dark = f"color:{INK};background:{PAPER}", f"color:{DARK_INK};background:{DARK_PAPER}"
+        style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+        head, body = self.svg().split("\n", 1)
+        return f"{head}\n{style}\n{body}\n"
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html  # inside the page, where its ink is that of the page's theme
+
+        return html.picture(self)
+
     def _repr_svg_(self) -> str:
-        return self.svg()
+        return self.standalone()
 
 
 def save_svg(scene: Scene, path: str | Path) -> Path:
-    """Write the picture as a file of its own: dark ink, or light ink where the reader's pages are dark."""
-    style = f"<style>svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:{DARK_INK}}}}}</style>"
-    head, body = scene.svg().split("\n", 1)
-    Path(path).write_text(f"{head}\n{style}\n{body}\n", encoding="utf-8")
+    """Write the picture as a file of its own."""
+    Path(path).write_text(scene.standalone(), encoding="utf-8")
     return Path(path)
 
 

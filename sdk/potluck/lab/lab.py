@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from potluck.discover.claim import claim
+from potluck.discover.claim import Claim, claim
 from potluck.errors import HomeError, UserError
 from potluck.lab.director import Director, Happened, log
 from potluck.lab.emulation import Emulation, emulation
@@ -101,6 +101,9 @@ class Lab:
         """The network that is played."""
         return self.emulation.network if self.emulation is not None else None
 
+    def claim(self, give_way: Callable[[], bool]) -> None:
+        """Nobody else can join a lab of this program's own."""
+
     def play(self, script: Script) -> Director:
         """Let the happenings of a script happen from now on, in place of any other script."""
         happenings = read(script)
@@ -140,11 +143,16 @@ class JoinedLab:
 
     def __init__(self, entry: Entry) -> None:
         self._lock = lock(entry.name)
-        self._claim = claim(self._lock.parent, self._lock.name, otherwise=", or play another lab")
+        self._claim: Claim | None = claim(self._lock.parent, self._lock.name, otherwise=", or play another lab")
         self.keys = Keys(public=entry.public, secret=entry.secret)
         self.emulation = None if entry.home in NAMED else emulation(entry.home, entry.time_scale)
         self.started = entry.agents
         self.network = self.emulation.network if self.emulation is not None else None
+
+    def claim(self, give_way: Callable[[], bool]) -> None:
+        """Ask `give_way()` whether this lab is free by now, when another home of this program joins it."""
+        if self._claim is not None:
+            self._claim.give_way = give_way
 
     def play(self, script: Script) -> Director:
         """Scripts belong to whoever has the lab up."""

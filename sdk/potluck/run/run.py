@@ -360,6 +360,11 @@ class Run:
             )  # fmt: skip
         checkpoint.save(Path(path), saved)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can go on: not closed, and nothing has ended it."""
+        return self._engine.failed is None
+
     def close(self) -> None:
         """End the run: its devices forget it."""
         self._forget_evaluation()

@@ -4,7 +4,9 @@ import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Any
 
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
@@ -15,6 +17,7 @@ from potluck_wire.messages import Reading, Roster
 from potluck_wire.version import parse
 
 MAX_METERED = 600  # ten minutes of readings
+SEARCH_S = (1.0, 2.0, 4.0, 8.0)  # between looks for a device that was lost: one that restarts is back within a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class Member:
     reading: Reading | None = None
     metered: tuple[tuple[float, float], ...] = ()  # (notebook's clock, joules so far) by a real meter, the latest
     error: PotluckError | None = None
+    in_use: bool = False  # another program has this notebook's keys, so that nobody here can ask the device
 
     @property
     def capability(self) -> Mapping[str, Any]:
@@ -39,10 +43,17 @@ class Member:
         return parse(str(self.capability.get("version", "1.0"))) >= version
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it had a session or could have one, and may come back by itself."""
+        return self.session is None and bool(self.key) and isinstance(self.error, DeviceGone)
+
+    @property
     def status(self) -> str:
         """One word or two for people: ready, not paired, gone."""
         if self.session is not None:
             return "ready"
+        if self.in_use:
+            return "paired"
         if isinstance(self.error, IdentityChanged):
             return "identity changed"
         return "not paired" if not self.key or isinstance(self.error, NotPaired) else "gone"
@@ -58,12 +69,22 @@ class Member:
 
 
 class Members(Mapping[str, Member]):
-    """All devices by name. Sessions are opened with `join`; the roster is theirs to know one another."""
+    """All devices by name. Sessions are opened with `join`; the roster is theirs to know one another.
+
+    A device that was lost is looked for until it is back, or until `close`.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link, self._lock = link, threading.RLock()
+        self._joining = threading.Lock()
         self._members: dict[str, Member] = {}
+        self._search: threading.Thread | None = None
+        self._closed = threading.Event()
         link.listen(self.heard)
+
+    def close(self) -> None:
+        """Look for nobody any more."""
+        self._closed.set()
 
     # --- a mapping ----------------------------------------------------------------------------------------------------
 
@@ -106,6 +127,7 @@ class Members(Mapping[str, Member]):
                 return
             if isinstance(news, PotluckError):
                 self._members[device] = replace(member, session=None, error=news)
+                self._look_for_lost()
             elif isinstance(news, Reading):
                 point = ((news.at_s, news.joules),) if news.source == "measured" else ()
                 begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
@@ -124,10 +146,17 @@ class Members(Mapping[str, Member]):
 
         Every address of a device is tried; what went wrong first stands in `Member.error`.
         """
-        wanted = [name for name in (names or self) if name in self and self[name].key and self[name].session is None]
+        chosen = tuple(self if names is None else names)
+        if self._without_session(chosen):
+            with self._joining:  # the search for lost ones may be at it
+                self._join(self._without_session(chosen))
+
+    def _without_session(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self and self[name].key and self[name].session is None]
+
+    def _join(self, wanted: Iterable[str]) -> None:
         attempts = {name: list(self[name].addresses) for name in wanted}
-        for name in wanted:
-            self.add(replace(self[name], error=None))
+        errors: dict[str, PotluckError] = {}
         while attempts:
             futures = {}
             for name, addresses in tuple(attempts.items()):
@@ -143,14 +172,33 @@ class Members(Mapping[str, Member]):
                     self._joined(name, future.result(), address)
                     attempts.pop(name, None)
                 elif isinstance(error, PotluckError):  # the likeliest address comes first
-                    self.add(replace(self[name], session=None, error=self[name].error or error))
-        if wanted:
+                    errors.setdefault(name, error)
+                    self.add(replace(self[name], session=None, error=errors[name]))
+        if any(self[name].session is not None for name in wanted if name in self):
             self.share_roster()
 
     def _joined(self, name: str, session: Session, address: Address) -> None:
         member = self[name]
         others = tuple(other for other in member.addresses if other != address)
         self.add(replace(member, session=session, addresses=(address, *others), error=None))
+
+    def _look_for_lost(self) -> None:
+        """Have a thread join those that were lost, as soon as they are back."""
+        if self._search is None or not self._search.is_alive():
+            self._search = threading.Thread(target=self._search_lost, name="potluck search", daemon=True)
+            self._search.start()
+
+    def _search_lost(self) -> None:
+        for pause_s in chain(SEARCH_S, repeat(SEARCH_S[-1])):
+            if self._closed.wait(pause_s):
+                return
+            with self._lock:
+                lost = [name for name, member in self.items() if member.is_lost]
+                if not lost:
+                    self._search = None  # the next loss starts another
+                    return
+            with suppress(PotluckError):  # the home was closed meanwhile
+                self.join(lost)
 
     def share_roster(self) -> None:
         """Tell every connected device the names, keys and addresses of all."""

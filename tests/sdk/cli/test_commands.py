@@ -1,5 +1,6 @@
 """The commands about devices: with real keys and a real agent on this machine."""
 
+import errno
 import json
 import os
 import socket
@@ -75,6 +76,27 @@ def test_pairing_without_anybody_to_ask_says_so(capsys, monkeypatch):
     assert "--code" in capsys.readouterr().err
 
 
+def test_devices_and_pair_work_beside_an_open_notebook(tablet, state, capsys):
+    place = f"127.0.0.1:{tablet['port']}"
+    script = "import sys, potluck; home = potluck.Home(); print('open', flush=True); sys.stdin.read()"
+    line = [sys.executable, "-c", script]
+    notebook = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert notebook.stdout.readline() == "open\n"
+        assert cli.main(["devices", place]) == 0
+        assert "not paired" in capsys.readouterr().out
+        assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
+        assert "Paired with tablet" in capsys.readouterr().out
+        assert cli.main(["devices", place]) == 0
+        shown = capsys.readouterr().out
+        assert f"process {notebook.pid}" in shown
+        assert "tablet  paired" in " ".join(shown.split("\n"))
+    finally:
+        notebook.communicate()
+    assert cli.main(["devices", place]) == 0
+    assert "ready" in capsys.readouterr().out
+
+
 def test_peers_shows_fingerprints_and_forget_removes(capsys):
     keyring.Keyring().remember(
         keyring.Known(name="phone", key=KEY, addresses=(Address(host="192.168.1.7", port=47600),))
@@ -139,7 +161,45 @@ def test_doctor_prints_no_control_characters():
 def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
     rapl = {"name": "rapl", "source": "", "reason": "energy_uj is readable by root only"}
     nvml = {"name": "nvml", "source": "measured", "reason": ""}
-    assert doctor.metered("pc", [rapl, nvml]).what == "pc measures its power: nvml"
-    found = doctor.metered("pc", [rapl])
+    assert doctor.metered("pc", {"meters": [rapl, nvml]}).what == "pc measures its power: nvml"
+    found = doctor.metered("pc", {"meters": [rapl]})
     assert found.level == doctor.HINT
-    assert found.remedy == "rapl: energy_uj is readable by root only"
+    assert "plans do not know its energy" in found.what
+    assert found.remedy.startswith("rapl: energy_uj is readable by root only; or give its watts")
+    told = doctor.metered("pc", {"meters": [rapl], "power": {"idle_w": 2, "busy_w": 8, "radio_w": 1}})
+    assert "modelled from the watts that it was given" in told.what
+
+
+@pytest.mark.parametrize(
+    "arguments", [["devices", "127.0.0.1:1"], ["peers"], ["pair", "127.0.0.1:1", "--code", "12345678"]]
+)
+def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, capsys, monkeypatch):
+    def exists(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(keyring.Path, "exists", exists)
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert str(state) in said
+    assert "Permission denied" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("torch", ["demo"]),
+        ("torch", ["plan", "share", "robot-indoors", "vgg19"]),
+        ("transformers", ["plan", "share", "robot-indoors", "bert-base"]),
+        ("torch", ["bench", "interpreter"]),
+    ],
+)
+def test_what_a_light_install_lacks_is_told_with_what_to_install(package, arguments, tmp_path):
+    """Each command in a process of its own, in which the package cannot be found, as where it was never installed."""
+    block = f"import sys; sys.modules[{package!r}] = None; from potluck import cli; sys.exit(cli.main(sys.argv[1:]))"
+    line = [sys.executable, "-c", block, *arguments]
+    answer = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert answer.returncode == 1, answer.stdout
+    assert f"{package}" in answer.stderr
+    assert "pip install" in answer.stderr
+    assert "Traceback" not in answer.stderr

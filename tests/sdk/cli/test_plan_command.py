@@ -9,7 +9,7 @@ from potluck.commands.plan import qoe, workload
 from potluck.errors import PotluckError
 from potluck.records import Inference, QoE, Training
 
-SMALL = ["demo", "bert-small", "--layers", "6"]
+SMALL = ["family", "bert-small", "--layers", "6"]
 
 
 def told(capsys, *arguments, code=0):
@@ -38,7 +38,7 @@ def test_prints_json_saves_text_and_writes_a_page(capsys, tmp_path):
     document = json.loads(out)
     assert document["best"] == document["plans"][0]
     loaded = load_plan(plan)
-    assert (loaded.model, loaded.home, loaded.training) == ("bert-small", "demo", False)
+    assert (loaded.model, loaded.home, loaded.training) == ("bert-small", "family", False)
     assert loaded.latency_s == document["best"]["latency_s"]
     assert 'id="potluck-plans-' in page.read_text()
 
@@ -54,7 +54,7 @@ def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(c
     assert slow["latency_s"] >= first["latency_s"]
     assert "its home" not in told(capsys, "judge", plan, "--qoe", "latency=1us")
     assert "! needs" in told(capsys, "judge", plan, "--qoe", "latency=1us")
-    assert "home 'demo', not for 'smart-home-2'" in told(capsys, "judge", plan, "smart-home-2", code=1)
+    assert "home 'family', not for 'smart-home-2'" in told(capsys, "judge", plan, "smart-home-2", code=1)
 
 
 def test_another_planner_and_all_planners_can_be_asked(capsys):
@@ -99,8 +99,8 @@ def test_planning_ends_when_its_time_is_up(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["dmo", "bert-small"], "there is no home called 'dmo'. Did you mean demo?"),
-        (["demo", "bert-smal"], "there is no model called 'bert-smal'. Did you mean bert-small"),
+        (["famly", "bert-small"], "there is no home called 'famly'. Did you mean family?"),
+        (["family", "bert-smal"], "there is no model called 'bert-smal'. Did you mean bert-small"),
         ([*SMALL, "--planner", "asteroids"], "there is no planner 'asteroids'"),
         ([*SMALL, "--with", "jetson-orin-nan"], "Did you mean jetson-orin-nano"),
         ([*SMALL, "--time", "0s"], "planning for 0 s with 'potluck' is not possible"),
@@ -119,7 +119,7 @@ def test_planning_ends_when_its_time_is_up(capsys):
         ([*SMALL, "--qoe", "latency=5"], "'latency=5' has no unit. Write latency=5s or latency=5ms."),
         ([*SMALL, "--qoe", "latency=0s"], "QoE latency_s must be above zero"),
         ([*SMALL, "--qoe", "memory.fone=2GB"], "A limit names the device 'fone', which is not in this home"),
-        (["demo", "bert-small", "--layers", "0"], "needs at least one layer"),
+        (["family", "bert-small", "--layers", "0"], "needs at least one layer"),
         (["list", "pets"], "there is no list of 'pets'"),
         (["judge", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory."),
         (["export", "alpa", *SMALL, "--into", "x"], "there is no export for 'alpa'"),
@@ -131,7 +131,7 @@ def test_every_slip_is_explained_in_one_line(capsys, arguments, said):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["demo"], ["demo", "a", "b"], ["judge"], ["export", "metis", *SMALL]])
+@pytest.mark.parametrize("arguments", [["family"], ["family", "a", "b"], ["judge"], ["export", "metis", *SMALL]])
 def test_wrong_usage_exits_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", *arguments])

@@ -109,5 +109,36 @@ def test_a_notebook_gets_a_widget_that_follows_the_work(monkeypatch, error, styl
     assert bar.bar_style == style
 
 
+@pytest.mark.parametrize(("shown_in", "n_bars"), [(7, 1), (8, 2)])
+def test_a_handle_at_the_end_of_its_cell_has_one_bar_and_elsewhere_one_that_moves(monkeypatch, shown_in, n_bars):
+    pytest.importorskip("ipywidgets")
+    display = pytest.importorskip("IPython.display")
+    cell, bars, places = [7], [], []
+
+    class Place:
+        def __init__(self, content):
+            self.contents = [content]
+            places.append(self)
+
+        def update(self, content, *, raw):
+            self.contents.append(content)
+
+    def shown(content, *, raw=False, display_id=False):
+        return Place(content) if display_id else bars.append(content)
+
+    monkeypatch.setattr(display, "display", shown)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "_cell", lambda: cell[0])
+    handle, task, let_go = work()  # attached as it is made
+    cell[0] = shown_in
+    progress.show(handle)
+    task.update(0.5, "half")
+    (place,) = places
+    assert len(bars) + ("text/html" in place.contents[0]) == n_bars
+    assert any("50 %" in content.get("text/html", "") for content in place.contents) == (n_bars == 2)
+    end(handle, let_go)
+    assert place.contents[-1]["text/plain"] == repr(handle)
+
+
 def test_a_plain_python_is_no_notebook():
     assert not progress.in_notebook()

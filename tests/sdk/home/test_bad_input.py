@@ -105,14 +105,30 @@ def test_another_major_version_of_the_protocol_is_named_on_both_doors(tmp_path):
 def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goes_on(tmp_path):
     """A device knows a notebook by its key: the second to close would end what the first one runs."""
     with potluck.Home(state=tmp_path) as first:
-        with pytest.raises(HomeError, match=r"that this program has open.*Home\(state=FOLDER\)"):
-            potluck.Home(state=tmp_path)
         other = f"import potluck; potluck.Home(state={str(tmp_path)!r})"
         said = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False).stderr
         assert f"another one on this computer (process {os.getpid()}) has open" in said
+        assert "Home(state=FOLDER)" in said
         assert first.key
     with potluck.Home(state=tmp_path) as again:
         assert again.key == first.key
+
+
+def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tmp_path):
+    model = potluck.Model.from_torch(torch.nn.Linear(4, 2), torch.zeros(2, 4), name="one")
+    with agent(tmp_path / "agent", "--pair") as ready:
+        first = potluck.Home(peers=[place(ready)], state=tmp_path / "home")
+        name = first.pair(place(ready), ready["code"]).name
+        with potluck.Home(peers=[place(ready)], state=tmp_path / "home") as second:
+            assert repr(first) == "<Home, closed>"
+            run = second.deploy(make_plan(model, ((name,), (2,)), micro_batch=2, training=False), model).wait()
+            with pytest.raises(HomeError, match=r"this program has open.*it has a run"):
+                potluck.Home(state=tmp_path / "home")
+            assert run(torch.zeros(2, 4)).shape == (2, 2)  # and nothing has become of it
+            run.close()
+            with potluck.Home(state=tmp_path / "home") as third:
+                assert repr(second) == "<Home, closed>"
+                assert third.key == first.key
 
 
 def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from potluck import handle
+from potluck.errors import UserError
 from potluck.handle import Handle, resolved
 
 
@@ -108,9 +109,10 @@ def test_a_handle_at_the_end_of_a_cell_is_replaced_by_its_result(monkeypatch):
     made.on_done(lambda handle: heard.set())
     go.set()
     assert heard.wait(PATIENCE_S)
-    assert [shown["text/plain"] for shown in places[0].shown] == ["<waiting: 0%>", "True"]
+    told = [shown["text/plain"] for shown in places[0].shown]
+    assert (told[0], told[-1]) == ("<waiting: 0%>", "True")
     assert "0 %" in places[0].shown[0]["text/html"]
-    assert "text/html" not in places[0].shown[1]
+    assert "text/html" not in places[0].shown[-1]
 
 
 def test_cancelling_interrupts_a_wait_inside():
@@ -181,3 +183,11 @@ def test_ctrl_c_while_waiting_cancels_the_work(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         made.wait()
     assert stopped.is_set()
+
+
+def test_work_that_lacks_a_package_says_how_to_install_it():
+    def work(task):
+        raise ModuleNotFoundError("No module named 'scipy.optimize'", name="scipy.optimize")
+
+    with pytest.raises(UserError, match=r"scipy.*pip install 'potluck\[sdk\]'"):
+        Handle(work).wait()

@@ -81,7 +81,7 @@ def test_a_problem_is_complete_and_says_that_it_is_estimated():
 
 
 def test_who_has_onnxruntime_alone_answers_requests_and_does_not_train():
-    profile = estimate("demo", "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).with_device("galaxy-s25")
+    profile = estimate("family", "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).with_device("galaxy-s25")
     asked = profile.problem(Training(batch=8), QoE(memory_bytes={"phone": 10**9}))
     assert [device.name for device in asked.devices] == ["laptop-1", "laptop-2", "jetson"]
     why = "has onnxruntime, and training needs torch"

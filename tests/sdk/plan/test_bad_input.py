@@ -67,7 +67,7 @@ def test_layers_that_take_no_time_at_all_still_make_a_plan():
 
 
 def test_a_device_whose_rates_nobody_knows_is_named_with_the_way_out():
-    profile = potluck.estimate("demo", "bert-small", max_layers=4, rows=(1, 8))
+    profile = potluck.estimate("family", "bert-small", max_layers=4, rows=(1, 8))
     spec = library.load_device("genio-720")
     assert "peak_fp32_flop_per_s" not in spec.numbers
     assert profile.with_device("genio-720").devices[-1].name == "genio-720"  # a home of the library assumes it

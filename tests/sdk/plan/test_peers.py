@@ -31,7 +31,7 @@ parameter_size=0.000
 @pytest.fixture(scope="module")
 def problem():
     """Four devices of four kinds: the phone of this home cannot train."""
-    profile = potluck.estimate("demo", "bert-small", max_layers=8, rows=(1, 8, 32))
+    profile = potluck.estimate("family", "bert-small", max_layers=8, rows=(1, 8, 32))
     return profile.with_device("raspberry-pi-5").problem(Training(batch=32))
 
 
@@ -58,7 +58,7 @@ def test_a_profile_of_pipedream_is_planned_on_a_home(problem):
     best = potluck.plan(profile, Training(batch=32)).best
     assert 0 < best.latency_s <= 5.55e-3 + 0.01  # one device computes 5.55 ms
     whole = graph_txt.write(graph_txt.of_problem(problem, rows=8, device="laptop-1"))
-    again = imported("demo", whole, rows=8, max_layers=8).problem(Training(batch=32))
+    again = imported("family", whole, rows=8, max_layers=8).problem(Training(batch=32))
     assert [layer.output_bytes for layer in again.layers] == [layer.output_bytes for layer in problem.layers]
 
 
@@ -148,7 +148,7 @@ def test_metis_gets_no_inference_and_no_more_kinds_than_it_knows(problem):
 
     with pytest.raises(UserError, match="training only"):
         metis_files.files(replace(problem, workload=Inference()))
-    profile = potluck.estimate("demo", "bert-small", max_layers=4, rows=(1, 8))
+    profile = potluck.estimate("family", "bert-small", max_layers=4, rows=(1, 8))
     profile = profile.with_device("raspberry-pi-5").with_device("raspberry-pi-4")
     with pytest.raises(UserError, match="knows 4 kinds of devices; this home has 5"):
         metis_files.files(profile.problem(Training(batch=8)))
@@ -200,4 +200,4 @@ def test_the_rivals_of_the_literature_can_be_asked_by_name(problem):
     plans = ask(problem, "gpipe")
     assert {plan.planner for plan in plans} == {"gpipe"}
     with pytest.raises(UserError, match="there is no planner 'gpie'"):
-        potluck.plan(potluck.estimate("demo", "bert-small", max_layers=4), Training(batch=8), planner="gpie")
+        potluck.plan(potluck.estimate("family", "bert-small", max_layers=4), Training(batch=8), planner="gpie")

@@ -81,7 +81,7 @@ def test_a_smaller_batch_is_named_where_it_is_enough():
 
 
 def test_the_user_is_told_limit_need_and_remedy_in_one_sentence():
-    profile = potluck.estimate("demo", "mobilenet-v2-cifar", max_layers=5, rows=(1, 8))
+    profile = potluck.estimate("family", "mobilenet-v2-cifar", max_layers=5, rows=(1, 8))
     with pytest.raises(Infeasible, match=r"the latency limit is 0\.001 s\. Would do \(.*a latency of") as error:
         potluck.plan(profile, potluck.Training(batch=8), QoE(latency_s=1e-3))
     (remedy,) = error.value.facts["remedies"]

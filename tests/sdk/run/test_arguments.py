@@ -51,7 +51,7 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: potluck.Training(batch=2.5), "batch must be a whole number of rows, got 2.5"),
         (lambda home, run: potluck.AdamW(lr="fast"), "lr must be a number, got 'fast'"),
         (lambda home, run: potluck.Home.local("2"), "'2' local agents are not possible"),
-        (lambda home, run: potluck.estimate("demo", torch.nn.Linear(1, 1)), "got Linear"),
+        (lambda home, run: potluck.estimate("family", torch.nn.Linear(1, 1)), "got Linear"),
         (lambda home, run: home.deploy(run.plan, refine_s=-1).wait(), "refine_s is a number of seconds, 0 or"),
         (lambda home, run: run.fit(3), "training takes batches, got int"),
         (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
@@ -84,7 +84,7 @@ def test_says_what_can_be_measured(home, model, more, text):
 @pytest.mark.parametrize(("workload", "qoe"), [("train", None), (potluck.Inference(), {"latency_s": 1})])
 def test_says_what_can_be_planned(workload, qoe):
     with pytest.raises(UserError, match=r"plans are made for training or inference|limits are a potluck\.QoE"):
-        potluck.plan(potluck.estimate("demo", "bert-small", max_layers=2), workload, qoe)
+        potluck.plan(potluck.estimate("family", "bert-small", max_layers=2), workload, qoe)
 
 
 def test_a_request_takes_arrays_and_refuses_no_rows(run):

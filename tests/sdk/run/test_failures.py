@@ -12,6 +12,7 @@ from functools import partial
 import psutil
 import pytest
 from tests.patience import PATIENCE_S
+from tests.sdk.run.accelerating import wait_until
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
@@ -57,6 +58,15 @@ def test_a_killed_agent_is_named_and_the_others_go_on(fresh_home):
     assert len(again.fit(make_data("mlp", 8)).wait().losses) == 2
     with pytest.raises(DeviceGone, match="local-2"):
         fresh_home.deploy(make_plan(model, ((B,), (4,)), micro_batch=4), model).wait()
+
+
+def test_an_agent_that_is_back_is_ready_without_being_asked_for(fresh_home):
+    agents = fresh_home._lab.agents
+    agents.kill(B)
+    wait_until(lambda: fresh_home.devices[B].status == "gone")
+    agents.restart(B)
+    wait_until(lambda: fresh_home.devices[B].status == "ready")
+    assert fresh_home.devices.ready == (A, B)
 
 
 def test_a_stopped_agent_is_noticed_by_its_silence(fresh_home):
