@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from tests.agent.worker_talk import begin
 from tests.patience import PATIENCE_S
 
-from potluck_agent.worker.launch import MALLOC, start
+from potluck_agent.worker.arena import Arena
+from potluck_agent.worker.launch import MALLOC, WorkerLink, start
 from potluck_wire.messages import FailureCause, LoadSegment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -60,6 +62,21 @@ def test_a_worker_that_dies_says_how(link, number, cause, words):
     reason, text = last_words(link)
     assert reason == cause
     assert words in text
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.2])
+def test_a_worker_that_closes_its_pipe_before_it_ends_has_its_own_last_word(linger_s):
+    """Python closes sockets some time before the process is gone: that is no reason to say that somebody killed it."""
+    ours, theirs = socket.socketpair()
+    script = f"import os, sys, time; os.close({theirs.fileno()}); time.sleep({linger_s}); sys.exit('No module named x')"
+    line = [sys.executable, "-c", script]
+    process = subprocess.Popen(line, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, start_new_session=True)
+    os.set_blocking(process.stderr.fileno(), False)
+    theirs.close()
+    ours.setblocking(False)
+    link = WorkerLink(process, ours, Arena(64), Arena(64))
+    assert last_words(link) == (FailureCause.CRASHED, "the worker crashed (exit code 1): No module named x")
+    link.kill()
 
 
 def test_a_worker_killed_while_the_system_ran_out_of_memory_is_out_of_memory(link, monkeypatch):

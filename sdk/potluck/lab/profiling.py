@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from potluck.handle import Task
-from potluck.lab.emulation import Emulation
+from potluck.lab.emulation import Emulation, Work
 from potluck.profile.measure import Bench, device_of, measurements_of, name_of, weight_copies
 from potluck.profile.profiles import Profile, can_train
 from potluck.profile.roofline import layer_cost
@@ -34,7 +34,7 @@ def profile(
     modes = [True, False] if train and model.trains else [False]
     pairs = [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]
     bench = Bench(link, members, task, sum(len(model.layers(mode)) for mode in modes) + len(pairs))
-    measured = {}
+    measured, works = {}, []
     for mode in modes:
         layers, operators = model.layers(mode), model.operators(mode)
         able = [name for name in names if not mode or can_train(members[name].capability.get("backends", ()))]
@@ -44,11 +44,10 @@ def profile(
             for name, spec in specs.items()
         }
         if able:
-            emulation.check_fit(
-                _really(bench, model, able[0], mode, rows, repeats), costs, [layer.name for layer in layers],
-                os.cpu_count() or 1,
-            )  # fmt: skip
+            real = _really(bench, model, able[0], mode, rows, repeats)
+            works.append(Work(layers=[layer.name for layer in layers], real=real, played=costs))
         measured[mode] = measurements_of(model, mode, costs, weight_copies(model, names, members))
+    emulation.check_fit(works, os.cpu_count() or 1)
     latencies_s = {pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs}
     return Profile(
         model=name_of(model),

@@ -246,3 +246,16 @@ def works(home, device):
         near = (run(x) - net(x)).abs().max().item() <= 1e-6
     run.close()
     return near
+
+
+def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path):
+    """As a light install leaves it: it is found and paired, and no session of it ends with a riddle."""
+    nothing = "import potluck_agent.worker.arrays as a; a.PACKAGES = {'torch': ('no_such_package',)}; " + PLAIN
+    with (
+        agent(tmp_path / "agent", "--pair", code=nothing) as ready,
+        potluck.Home(peers=[place(ready)], state=tmp_path / "home") as home,
+    ):
+        member = home.pair(place(ready), ready["code"])
+        assert member.status == "gone"
+        assert "neither torch nor onnxruntime is installed" in str(member.error)
+        assert "pip install 'potluck[torch]'" in str(member.error)

@@ -4,7 +4,7 @@ import pytest
 from tests.sdk.lab.homes import write_home
 
 from potluck.errors import UserError
-from potluck.lab.emulation import emulation, in_home_time
+from potluck.lab.emulation import Work, emulation, in_home_time
 from potluck.records import Event, LayerCost, Plan, Stage, Trace
 
 
@@ -59,18 +59,34 @@ def test_work_that_does_not_fit_is_refused_with_a_time_scale_that_does(tiny):
     real = [cost(1e-3), cost(4e-3)]
     played = {"one": [cost(1.0), cost(1.0)], "two": [cost(1e-2), cost(1e-3)]}
     with pytest.raises(UserError, match=r"of second, two would need 0\.25 of the time") as caught:
-        emulation(tiny).check_fit(real, played, ["first", "second"], 8)
+        emulation(tiny).check_fit([Work(layers=["first", "second"], real=real, played=played)], 8)
     scale = caught.value.facts["time_scale"]
-    assert 4 < scale < 8
+    assert 4 < scale < 12
     slower = emulation(tiny, scale)
-    slower.check_fit(real, {name: slower.slowed(costs) for name, costs in played.items()}, ["first", "second"], 8)
+    played = {name: slower.slowed(costs) for name, costs in played.items()}
+    slower.check_fit([Work(layers=["first", "second"], real=real, played=played)], 8)
+
+
+def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny):
+    """Training fits by itself, a request does not; measured anew, everything takes 1.3 times as long."""
+    played = {"one": [cost(1e-3)], "two": [cost(1e-3)]}
+
+    def works(scale, longer=1.0):
+        slow = {name: emulation(tiny, scale).slowed(costs) for name, costs in played.items()}
+        return [Work(layers=["a"], real=[cost(seconds * longer)], played=slow) for seconds in (4e-3, 9e-3)]
+
+    with pytest.raises(UserError) as caught:
+        emulation(tiny).check_fit(works(1), 2)
+    scale = caught.value.facts["time_scale"]
+    emulation(tiny, scale).check_fit(works(scale, longer=1.3), 2)
 
 
 def test_devices_that_fit_alone_may_not_fit_together(tiny):
     played = {name: [cost(2e-3)] for name in ("one", "two", "three")}  # each takes half a core
-    emulation(tiny).check_fit([cost(1e-3)], played, ["layer"], 2)
+    work = Work(layers=["layer"], real=[cost(1e-3)], played=played)
+    emulation(tiny).check_fit([work], 2)
     with pytest.raises(UserError, match="3 devices share 1 cores"):
-        emulation(tiny).check_fit([cost(1e-3)], played, ["layer"], 1)
+        emulation(tiny).check_fit([work], 1)
 
 
 def test_times_of_the_lab_are_brought_home():
