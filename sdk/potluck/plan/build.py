@@ -115,6 +115,9 @@ def orders(table: cost.CostTable) -> Iterator[tuple[str, ...]]:
     ))  # fmt: skip
 
 
+AT_ONCE = 1e12  # bytes per second of a path that crosses no medium, in a mean with others
+
+
 def mean_problem(problem: Problem) -> Problem:
     """As many devices `0`, `1`, ... of mean speed and memory, and links of mean bandwidth: for planners of clusters.
 
@@ -122,7 +125,7 @@ def mean_problem(problem: Problem) -> Problem:
     """
     n, devices, network = len(problem.devices), problem.devices, problem.network
     pairs = [(a.name, b.name) for a in devices for b in devices if a != b and (a.name, b.name) in network.paths]
-    capacity = sum(network.bandwidth(a, b) for a, b in pairs) / len(pairs) if pairs else 1e12
+    capacity = sum(min(network.bandwidth(a, b), AT_ONCE) for a, b in pairs) / len(pairs) if pairs else AT_ONCE
     latency_s = sum(network.latency(a, b) for a, b in pairs) / len(pairs) if pairs else 0.0
     names = [str(i) for i in range(n)]
     ends = [(a, b) for a in names for b in names if a != b]

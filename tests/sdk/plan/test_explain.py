@@ -96,3 +96,14 @@ def test_shows_itself_as_text_and_html():
     shown = html.explanation(found)
     assert 'id="potluck-explanation-' in shown
     assert "<air>" not in shown
+
+
+@pytest.mark.parametrize("free", ["one path", "all paths"])
+def test_paths_that_cross_no_medium_are_planned_for_and_explained(free):
+    """Two places on one host, or what a link costs taken away: rivals that know one mean rate must live with it."""
+    problem = random_home(1, Training(batch=8, micro_batch=4))
+    network = problem.network
+    pairs = list(network.paths)[:2] if free == "one path" else list(network.paths)
+    paths = {pair: replace(path, media=() if pair in pairs else path.media) for pair, path in network.paths.items()}
+    problem = replace(problem, network=replace(network, paths=paths))
+    assert explain(make_plans(problem).best).parts
