@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from potluck.plan import choices
 from potluck.plan.allocate import offload, proportion
 from potluck.plan.groups import Pattern, members
 from potluck.records import HOME, Problem, Training
@@ -59,7 +60,7 @@ class Heads:
         for pattern in patterns:
             group = members(pattern, classes, [0] * len(classes))
             shares = self._share(group)
-            if all(shares):
+            if min(shares) >= choices.fewest_rows(self.problem):
                 self.patterns.append(pattern)
                 self.groups.append(group)
                 self.shares.append(shares)

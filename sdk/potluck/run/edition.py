@@ -23,6 +23,7 @@ from potluck.schedule import (
     compile_training,
     shadows,
 )
+from potluck.schedule.division import check_company, divide
 from potluck.schedule.policies import Policy, policy
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
@@ -121,7 +122,8 @@ class Edition:
         """The named state of every segment: weights, and the optimizer's if it is there yet."""
         found: dict[str, list[State]] = {}
         for piece in self.pieces:
-            rows = [State(name=name, nbytes=nbytes) for name, nbytes in piece.weights.items()] if weights else []
+            held = piece.weights.items() if weights else ()
+            rows = [State(name=name, nbytes=nbytes, counts=name in piece.buffers) for name, nbytes in held]
             if optimizer and self.optimizer is not None:
                 for parameter, nbytes in piece.trained.items():
                     for name in self.optimizer.state_names(parameter):
@@ -205,11 +207,6 @@ def follow_name(train: str) -> str:
     return FOLLOW + train.removeprefix(TRAIN)
 
 
-def fitted_to(plan: Plan, rows: int) -> Plan:
-    """The plan for a batch of so many rows; see `resized`."""
-    return plan if rows == plan.batch else resized(plan, rows)
-
-
 def make_edition(
     model: Any,
     plan: Plan,
@@ -242,6 +239,7 @@ def make_edition(
     kinds = {device: kind_on(model, device, backends[device], train=plan.training) for device in plan.devices}
     pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
+    check_company(plan, segments)
     bare = Edition(
         run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled={}, seed=seed,
         schedule=schedule, turns=turns, shadows=shadows(plan, segments, towards) if towards is not None else (),
@@ -260,9 +258,10 @@ def _steps(bare: Edition, sizes: Iterable[int], order: Policy, fed_whole: bool) 
     found, optimizer = {}, bare.optimizer
     assert optimizer is not None  # a plan for training has one
     for rows in sizes:
-        name, fitted = train_name(rows, bare.plan), fitted_to(bare.plan, rows)
+        name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
+        schedule = order(replace(bare.plan, n_micro_batches=len(division)))
         found[name] = compile_training(
-            fitted, bare.segments, optimizer.to_json(), schedule=order(fitted), shadows=bare.shadows,
+            bare.plan, bare.segments, optimizer.to_json(), schedule=schedule, division=division, shadows=bare.shadows,
             to=f"{bare.epoch + 1}/{follow_name(name)}" if bare.shadows else "", fed_whole=fed_whole,
         )  # fmt: skip
     return found
@@ -290,45 +289,6 @@ def renamed(compiled: Compiled, name: str) -> Compiled:
     """The same under another program name."""
     programs = {device: replace(program, name=name) for device, program in compiled.programs.items()}
     return replace(compiled, programs=programs)
-
-
-def resized(plan: Plan, rows: int) -> Plan:
-    """`plan` for a batch of `rows`: equal micro-batches no larger than the plan's, shares in proportion.
-
-    Raises
-    ------
-    PlanError
-        Where no such micro-batch gives every replica a row; `usable_rows` tells how many rows are possible.
-    """
-    replicas = max(len(stage.devices) for stage in plan.stages)
-    sizes = [m for m in range(min(plan.micro_batch, rows), replicas - 1, -1) if rows % m == 0]
-    if not sizes:
-        raise PlanError(f"{rows} rows cannot be shared by {replicas} devices in equal micro-batches.")
-    micro_batch = sizes[0]
-    stages = tuple(replace(stage, shares=_proportion(stage.shares, micro_batch)) for stage in plan.stages)
-    return replace(plan, stages=stages, micro_batch=micro_batch, n_micro_batches=rows // micro_batch, peak_bytes={})
-
-
-def usable_rows(plan: Plan, rows: int) -> int:
-    """The most rows, at most `rows`, for which `resized` finds a plan; 0 where there are none."""
-    for fewer in range(rows, 0, -1):
-        try:
-            resized(plan, fewer)
-        except PlanError:
-            continue
-        return fewer
-    return 0
-
-
-def _proportion(shares: Sequence[int], rows: int) -> tuple[int, ...]:
-    """`rows` split like `shares`, at least one each: largest remainders first."""
-    total, spare = sum(shares), rows - len(shares)
-    exact = [share / total * spare for share in shares]
-    given = [1 + int(part) for part in exact]
-    order = sorted(range(len(shares)), key=lambda i: (-(exact[i] % 1), i))
-    for i in order[: rows - sum(given)]:
-        given[i] += 1
-    return tuple(given)
 
 
 def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:

@@ -10,6 +10,7 @@ from potluck.errors import PlanError
 from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
 from potluck.schedule.programs import compile_inference, compile_training
+from potluck.schedule.rows import intervals
 from potluck.schedule.weights import (
     AHEAD_BYTES,
     State,
@@ -117,14 +118,15 @@ def _ready(item, values, inbox, done):
     return item.op != "recv" or (item.attrs["peer"], item.outputs[0]) in inbox
 
 
-def follow(compiled, plan, multiple=1, pick=None, vectors=None):
+def follow(compiled, plan, multiple=1, pick=None, vectors=None, division=None):
     """Run with rows as numbers: every stage passes its rows on, so each input must be exactly the rows it says."""
-    batch = plan.batch
+    starts = [part.start for part in division] if division else range(0, plan.batch, plan.micro_batch)
+    batch = division[-1].stop if division else plan.batch
     feeds = {"image": list(range(batch * multiple)), "label": list(range(batch))}
     kept, backs = {}, Counter()
 
     def rows_of(attrs, factor=multiple):
-        first = attrs["micro_batch"] * 8
+        first = starts[attrs["micro_batch"]]
         return list(range((first + attrs["rows"][0]) * factor, (first + attrs["rows"][1]) * factor))
 
     def run(device, attrs, inputs, n_outputs):
@@ -168,9 +170,12 @@ def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, mul
     home, steps, backs = follow(compiled, plan, multiple, vectors=vectors)
     assert set(home) == {(r.device, r.value) for r in compiled.results}
     for result in compiled.results:  # the losses of all micro-batches in order
+        last = plan.stages[-1]
+        first, stop = intervals(last.shares)[last.devices.index(result.device)]
         firsts = range(0, plan.batch, plan.micro_batch)
-        rows = [r for m in firsts for r in range((m + result.start) * multiple, (m + result.stop) * multiple)]
+        rows = [r for m in firsts for r in range((m + first) * multiple, (m + stop) * multiple)]
         assert home[result.device, result.value] == rows
+        assert result.rows == (stop - first,) * plan.n_micro_batches
     assert sum(len(rows) for rows in home.values()) == plan.batch * multiple
     assert backs == {segment.name: plan.batch for segment in segments}
     for stage, segment in zip(plan.stages, segments, strict=True):
