@@ -212,7 +212,7 @@ class Crossing:
         for shadow in bridge.shadows:
             piece = bridge.pieces[shadow.stage]
             for state in bridge.states(optimizer=True)[piece.segment.name]:
-                if shadow.way == COPY and state.name in piece.buffers:
+                if shadow.way == COPY and state.counts:
                     continue  # nobody computes there, so counters stand still; they are a few bytes
                 for device in shadow.devices:
                     found[state.name][device] = f"{self._shadow_epoch}/{piece.segment.name}"

@@ -25,6 +25,7 @@ from potluck.schedule import (
 )
 from potluck.schedule.division import check_company, divide
 from potluck.schedule.policies import Policy, policy
+from potluck_wire.graph import FLOATS
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
 
@@ -47,7 +48,7 @@ class Piece:
     documents: Mapping[str, bytes]
     weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
     trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
-    buffers: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()  # of micro-batches: what a forward changes and no mean over replicas brings in step
     lender: str = ""
 
 
@@ -83,7 +84,7 @@ def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -
         documents=documents,
         weights=sizes,
         trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
-        buffers=tuple(item.name for item in graph.buffers if item.updated),
+        counters=tuple(item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS),
     )
 
 
@@ -98,7 +99,7 @@ def _nbytes(item: Any) -> int:
 class Edition:
     """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
 
-    `kinds`: as what each device gets its pieces.
+    `kinds`: as what each device gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
     """
 
     run: str
@@ -111,6 +112,7 @@ class Edition:
     seed: int = 0
     schedule: str | Policy | None = None
     turns: bool | None = None  # whether transfers take turns; None: where that is sooner
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
     shadows: tuple[Shadow, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
 
     @property
@@ -123,7 +125,7 @@ class Edition:
         found: dict[str, list[State]] = {}
         for piece in self.pieces:
             held = piece.weights.items() if weights else ()
-            rows = [State(name=name, nbytes=nbytes, counts=name in piece.buffers) for name, nbytes in held]
+            rows = [State(name=name, nbytes=nbytes, counts=name in piece.counters) for name, nbytes in held]
             if optimizer and self.optimizer is not None:
                 for parameter, nbytes in piece.trained.items():
                     for name in self.optimizer.state_names(parameter):
@@ -133,7 +135,8 @@ class Edition:
 
     def memory_bytes(self, device: str) -> int:
         """What the plan says that the device needs; where it says nothing, at least what it holds."""
-        return self.plan.peak_bytes.get(device) or self.held_bytes(device)
+        planned = self.plan.peak_bytes.get(device) or self.held_bytes(device)
+        return max(planned, self.peak_bytes.get(device, 0))
 
     def held_bytes(self, device: str) -> int:
         """Weights, gradients and moments on the device: what is there also while nothing is computed."""

@@ -83,6 +83,13 @@ def shared(shares: Sequence[int], rows: int, together: int = 1) -> tuple[int, ..
     return tuple(found)
 
 
+def exceeds(plan: Plan, division: Division) -> bool:
+    """Whether a step has more micro-batches than the plan's, or a device more rows of one: it may need more memory."""
+    pairs = ((part.shares[p], stage.shares) for part in division for p, stage in enumerate(plan.stages))
+    more = any(n > share for taken, shares in pairs for n, share in zip(taken, shares, strict=True))
+    return more or len(division) > plan.n_micro_batches
+
+
 def check_company(plan: Plan, segments: Sequence[Segment]) -> None:
     """Raise `PlanError` where a device is to train batch norm on single values: of one there is no variance."""
     for stage, segment in zip(plan.stages, segments, strict=True):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
 MICRO = 4
 LR = 0.05
-# Batches as an epoch ends with them: prime numbers of rows, one row over, more than the plan's, fewer than a micro-batch.
+# As an epoch may end: with a prime number of rows, one row over, more than the plan's batch, less than a micro-batch.
 BATCHES = (8, 7, 5, 13, 9, 2, 3, 11)
 PLANS = {
     "one device": [((A,), (MICRO,))],
@@ -106,3 +106,70 @@ def test_replicas_leave_out_no_row(home, shares):
     assert history.losses == pytest.approx(alone_on(alone, batches_of(rows)), rel=1e-4)
     assert history.rows == rows
     assert_same_state(state, alone)
+
+
+def normed_model(kind="batch norm 1d"):
+    net, (x, y) = normed_net(kind), make_data("mlp", 6)
+    return net, potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+
+
+def test_one_row_that_cannot_be_learned_from_is_refused_and_changes_nothing(home):
+    net, model = normed_model()
+    plan = make_plan(model, ((A,), (MICRO,)), ((B,), (MICRO,)), micro_batch=MICRO)
+    run = home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
+    with pytest.raises(potluck.errors.ModelError, match="more than 1 value per channel when training"):
+        run.fit(batches_of((4, 1))).wait()
+    assert run.step == 1
+    alone = copy.deepcopy(net).train()
+    alone_on(alone, batches_of((4, 1))[:1])
+    assert_same_state(run.state_dict(), alone)
+    assert run.fit(batches_of((4, 3))).wait().rows == (4, 3)
+    run.close()
+
+
+def test_replicas_with_batch_norm_never_learn_from_single_values(home):
+    _, model = normed_model()
+    plan = make_plan(model, ((A, B), (2, 2)), ((B, A), (2, 2)), micro_batch=MICRO, n_micro_batches=2)
+    history, state = trained(home, model, plan, batches_of(BATCHES))
+    assert history.rows == BATCHES
+    assert all(tensor.isfinite().all() for tensor in state.values())
+    assert all(map(math.isfinite, history.losses))
+    n_micro_batches = sum(len(pieces_of(rows, MICRO)) for rows in BATCHES)
+    assert {int(t) for name, t in state.items() if "num_batches" in name} == {n_micro_batches}
+
+
+def test_a_live_switch_and_a_checkpoint_between_odd_batches(home, tmp_path):
+    net, model = normed_model()
+    first = make_plan(model, ((A,), (MICRO,)), ((B,), (MICRO,)), micro_batch=MICRO, n_micro_batches=2)
+    second = make_plan(model, ((B,), (MICRO,)), micro_batch=MICRO, n_micro_batches=2)
+    batches, switching = batches_of(BATCHES), []
+    run = home.deploy(first, model, optimizer=potluck.SGD(LR)).wait()
+    fitting = run.fit(batches[:4] * 8, on_step=lambda step, _: step == 2 and switching.append(run.switch(second)))
+    fitting.wait()
+    switching[0].wait()
+    run.save(tmp_path / "saved")
+    run.close()
+    run = home.deploy(first, model, resume=tmp_path / "saved").wait()
+    history = run.fit(batches[4:]).wait()
+    alone = copy.deepcopy(net).train()
+    losses = alone_on(alone, batches[:4] * 8 + batches[4:])
+    assert history.losses == pytest.approx(losses[-len(history.losses) :], rel=1e-4)
+    assert_same_state(run.state_dict(), alone)
+    alone.eval()
+    x, y = batches[1]
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(alone(x), y).item()
+    assert run.evaluate([(x, y)], torch.nn.functional.cross_entropy) == pytest.approx(expected, rel=1e-4)
+    run.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 13])
+@pytest.mark.parametrize("name", [*PLANS, "replicas"])
+def test_a_request_of_any_rows_has_an_answer_for_each(home, name, rows):
+    net, model = normed_model("batch norm 2d")
+    shape = {**PLANS, "replicas": [((A, B), (3, 1)), ((B, A), (2, 2))]}[name]
+    run = home.deploy(make_plan(model, *shape, micro_batch=MICRO, training=False), model).wait()
+    x, _ = make_data("mlp", rows)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), net.eval()(x), rtol=1e-4, atol=1e-6)
+    run.close()

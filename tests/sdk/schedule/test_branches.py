@@ -96,9 +96,8 @@ def test_every_row_takes_its_way_and_gradients_add_up(name, seed):
         factors = {"s0": [], "s1": [10], "s2": [100], "s3": [1, 1, 1]}[attrs["segment"]]  # as l, x and r
         return [[row * factor for row in rows] for factor in factors]
 
-    vectors = {(d, s.name): [0.0] * 3 for s, stage in zip(segments, plan.stages, strict=True) for d in stage.devices}
     rng = random.Random(seed)
-    execute(compiled, {"image": list(range(24))}, run, backward, vectors, rng.randrange)
+    execute(compiled, {"image": list(range(24))}, run, backward, lambda *_: [0.0] * 3, rng.randrange)
     assert not kept
     assert set(backs) == {"s0", "s1", "s2", "s3"}
 
