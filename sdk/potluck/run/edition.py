@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.errors import ModelError, PlanError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
-from potluck.records import Plan, Segment, Stage
+from potluck.records import Plan, Problem, Segment, Stage
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import (
     FOLLOW,
@@ -23,8 +23,9 @@ from potluck.schedule import (
     compile_training,
     shadows,
 )
-from potluck.schedule.division import check_company, divide
+from potluck.schedule.division import check_company, divide, exceeds
 from potluck.schedule.policies import Policy, policy
+from potluck.simulate import simulate
 from potluck_wire.graph import FLOATS
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
@@ -119,6 +120,12 @@ class Edition:
     def segments(self) -> tuple[Segment, ...]:
         """The segments, in the order of the stages."""
         return tuple(piece.segment for piece in self.pieces)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes besides the plan's own that there are programs for."""
+        names = [name for name in self.compiled if name.startswith(f"{TRAIN}-")]
+        return tuple(int(name.removeprefix(f"{TRAIN}-")) for name in names)
 
     def states(self, *, optimizer: bool, weights: bool = True) -> dict[str, list[State]]:
         """The named state of every segment: weights, and the optimizer's if it is there yet."""
@@ -281,6 +288,17 @@ def _moves(bare: Edition) -> dict[str, Compiled]:
         PUSH + MOMENTS: compile_push(bare.plan, bare.segments, moments),
         PULL + MOMENTS: compile_pull(bare.plan, bare.segments, moments),
     }
+
+
+def beyond_plan(edition: Edition, problem: Problem) -> dict[str, int]:
+    """Bytes that devices need for steps that may take more than the plan foretells: on more rows, or other shares."""
+    found: dict[str, int] = {}
+    for rows in edition.sizes:
+        if exceeds(edition.plan, divide(edition.plan, edition.segments, rows)):
+            step = edition.compiled[train_name(rows, edition.plan)]
+            for device, nbytes in simulate(step, problem).peak_bytes.items():
+                found[device] = max(nbytes, found.get(device, 0))
+    return found
 
 
 def any_work(compiled: Compiled) -> bool:

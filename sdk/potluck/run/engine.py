@@ -25,6 +25,7 @@ from potluck.run.edition import (
     TRAIN,
     Edition,
     any_work,
+    beyond_plan,
     make_edition,
     train_name,
 )
@@ -33,7 +34,6 @@ from potluck.run.optimizers import Optimizer
 from potluck.run.pacing import paced
 from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
-from potluck.schedule.division import divide, exceeds
 from potluck.schedule.network import in_turns, one_at_a_time
 from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
@@ -232,7 +232,7 @@ class Engine:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes besides the plan's own that there are programs for."""
-        return _sizes(self.edition)
+        return self.edition.sizes
 
     def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """What each of these devices computes with; raises what keeps one away."""
@@ -339,7 +339,7 @@ class Engine:
             peaks = simulate(edition.compiled[step], problem).peak_bytes
             edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
         if problem is not None:
-            edition = replace(edition, peak_bytes=_peaks(edition, problem))
+            edition = replace(edition, peak_bytes=beyond_plan(edition, problem))
         compiled = {name: self.paced_programs(item, edition) for name, item in edition.compiled.items()}
         return replace(edition, compiled=compiled)
 
@@ -369,22 +369,6 @@ class Engine:
     def _move(self, compiled: Compiled, states: "Mapping[str, torch.Tensor] | None" = None) -> Execution:
         self._n_moves += 1
         return self.result(self.crew.execute(self.active.epoch, compiled, self._n_moves, states=states))
-
-
-def _peaks(edition: Edition, problem: Problem) -> dict[str, int]:
-    """What steps take that may need more than the plan foretells: on more rows, or on other shares of fewer."""
-    found: dict[str, int] = {}
-    for rows in _sizes(edition):
-        if exceeds(edition.plan, divide(edition.plan, edition.segments, rows)):
-            step = edition.compiled[train_name(rows, edition.plan)]
-            for device, nbytes in simulate(step, problem).peak_bytes.items():
-                found[device] = max(nbytes, found.get(device, 0))
-    return found
-
-
-def _sizes(edition: Edition) -> tuple[int, ...]:
-    names = [name for name in edition.compiled if name.startswith("train-")]
-    return tuple(int(name.removeprefix("train-")) for name in names)
 
 
 def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -172,4 +173,49 @@ def test_a_request_of_any_rows_has_an_answer_for_each(home, name, rows):
     x, _ = make_data("mlp", rows)
     with torch.no_grad():
         torch.testing.assert_close(run(x), net.eval()(x), rtol=1e-4, atol=1e-6)
+    run.close()
+
+
+@pytest.fixture(scope="module")
+def wide(home):
+    """A network whose activations are seen in memory, and a judged plan in shares of two rows."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 64), torch.nn.Unflatten(1, (64, 1, 1)), torch.nn.Upsample(scale_factor=32),
+        torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Linear(64, 4),
+    )  # fmt: skip
+    x, y = make_data("mlp", 4)
+    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    profile = home.profile(model, train=True, rows=(1, 4), repeats=1).wait()
+    plan = make_plan(model, ((A, B), (2, 2)), micro_batch=MICRO, n_micro_batches=2)
+    return model, potluck.judge(replace(plan, model=profile.model), profile)
+
+
+def test_what_a_step_beyond_the_plan_needs_is_asked_for(home, wide):
+    model, plan = wide
+    run = home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
+    run.fit(batches_of((8, 2))).wait()
+    assert run.memory_bytes == plan.peak_bytes
+    run.fit(batches_of((7,))).wait()  # 4 and 3 rows, the 3 on one device: one row more than its share
+    assert run.memory_bytes[A] > plan.peak_bytes[A]
+    assert run.memory_bytes[B] == plan.peak_bytes[B]
+    assert all(used <= run.memory_bytes[name] for name, used in run.trace.peak_bytes.items())
+    run.fit(batches_of((16,))).wait()
+    assert all(used <= run.memory_bytes[name] for name, used in run.trace.peak_bytes.items())
+    run.close()
+
+
+def test_predictions_are_about_steps_of_one_size(home, wide):
+    model, plan = wide
+    run = home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
+    run.fit(batches_of((3,))).wait()
+    few = run.predicted
+    assert len(run.compare().measured.step_s) == 1
+    run.fit(batches_of((8, 8, 8, 5))).wait()
+    whole = run.predicted
+    assert max(few.step_s) < min(whole.step_s)
+    assert len(run.compare().measured.step_s) == 3
+    assert len(run.trace.step_s) == 5
+    run.learn()
     run.close()
