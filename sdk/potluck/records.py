@@ -376,7 +376,8 @@ class Stage:
 class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
-    `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
+    `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are taken in micro-batches
+    of the same size and a smaller one (`schedule.division`). Predictions come from the simulator. `unused`
     says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`; `energy_gap_frac`: none
     that is on time takes fewer joules by more than this part of `energy_j`. `problem` is what it was judged for; a plan
     from a file has none yet.

@@ -84,7 +84,7 @@ class Heads:
         return offload(shares, shares_limit(shares), [lambda n, name=name: seconds(name, n) for name in names])  # type: ignore[misc]
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
-        """Layers from cut i to cut j on pattern g; None where they do not fit or learn, or take over `limit_s` a step."""
+        """Layers from cut i to cut j on pattern g; None where they do not fit or learn, or take over `limit_s`."""
         table, problem, start, stop = self.table, self.problem, self.cuts[i], self.cuts[j]
         forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
         group, shares = self.groups[g], self.shares[g]

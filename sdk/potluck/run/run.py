@@ -160,7 +160,8 @@ class Run:
         ----------
         data
             A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors to be taken
-            `plan.batch` rows at a time. A last batch that is smaller is trained on with the mean over its own rows.
+            `plan.batch` rows at a time. A batch of any other size is one step, too, with the mean over its own rows:
+            the plan's micro-batches and a smaller one. Where batch norm learns, no row that had company is alone in it.
         optimizer
             Default: the one in use.
         on_step

@@ -113,6 +113,15 @@ def test_every_row_goes_where_it_belongs(split, rows, norm_values, multiple, fed
         assert sum(fracs) == pytest.approx(float(len(stage.devices) > 1))
 
 
+@pytest.mark.parametrize("rows", range(1, 41))
+def test_interleaved_stages_take_any_rows(rows):
+    plan, segments = make([(("a", "b"), (5, 3)), (("c",), (8,)), (("a", "b"), (5, 3)), (("c",), (8,))])
+    division, schedule = divided(plan, segments, rows, "interleaved")
+    compiled = compile_training(plan, segments, {}, schedule=schedule, division=division)
+    _, _, backs = follow(compiled, plan, vectors=gradients(plan, segments), division=division)
+    assert backs == {segment.name: rows for segment in segments}
+
+
 @pytest.mark.parametrize("rows", [37, 31, 5, 33, 64, 97])
 def test_a_step_takes_as_many_instructions_as_it_has_micro_batches(rows):
     """A prime number of rows must not cost more than the next multiple of the micro-batch."""
@@ -279,7 +288,7 @@ def running_of(running, name):
     return [pair for (norm, _), pair in running.items() if norm == name]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     micro_batch=st.integers(1, 6), rows=st.integers(1, 20), normed=st.booleans(), loss=st.sampled_from(sorted(LOSSES)),
     data=st.data(),
