@@ -165,7 +165,8 @@ class Layer:
     backward. `parameter_bytes` and `buffer_bytes` are totals. `edges`: to whom it hands what, where the model has
     parallel branches; none in a chain, where all goes to the next layer. Along a branch tensors are handed on from
     layer to layer, into another branch they go directly. `feed_bytes`: inputs of the model that no earlier layer reads
-    (those of the first layer are not stated).
+    (those of the first layer are not stated). `norm_values`: values of a channel that its batch norms have to learn by,
+    the fewest of them; 0 where it has none. A layer of 1 cannot train on a single row.
     """
 
     name: str
@@ -178,10 +179,11 @@ class Layer:
     backward_flop: float = 0.0
     edges: tuple[Edge, ...] = ()
     feed_bytes: int = 0
+    norm_values: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("parameter_bytes", "buffer_bytes", "output_bytes", "gradient_bytes", "activation_bytes", "feed_bytes")
-        for field_name in sizes:
+        for field_name in (*sizes, "norm_values"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         if self.gradient_bytes > self.output_bytes:
             raise UserError(
@@ -364,12 +366,18 @@ class Stage:
         if self.warm_up < 1:
             raise PlanError(f"{where}: warm_up must be 1 or more, got {self.warm_up}.")
 
+    @property
+    def lead(self) -> str:
+        """The device with the most rows, which has some of every micro-batch, however small."""
+        return self.devices[self.shares.index(max(self.shares))]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Which layers where, in what shares: a document to read, edit and post back.
 
-    `micro_batch` rows at a time, `n_micro_batches` of them per step. Predictions come from the simulator. `unused`
+    `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are taken in micro-batches
+    of the same size and a smaller one (`schedule.division`). Predictions come from the simulator. `unused`
     says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`; `energy_gap_frac`: none
     that is on time takes fewer joules by more than this part of `energy_j`. `problem` is what it was judged for; a plan
     from a file has none yet.
@@ -457,7 +465,8 @@ class Segment:
 
     Its inputs in order: `feeds`, model inputs and targets that home sends to this very stage, then `inputs` from the
     stages that hold the layers `sources` (one for each input; none: the layer before `start`). `outputs` go to the
-    stages that take them; those of the last stage go home (in training the first is the loss).
+    stages that take them; those of the last stage go home (in training the first is the loss). `norm_values`: as of
+    its layers.
     """
 
     name: str
@@ -469,6 +478,7 @@ class Segment:
     outputs: tuple[Tensor, ...] = ()
     parameter_count: int = 0
     buffer_count: int = 0  # elements of float buffers (running statistics)
+    norm_values: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from .costs import HEAVY, backward_flop, forward_flop, kept, kept_beside
 from .crossings import Crossings, crossings
 from .cuts import Line, cut_out
 from .cuts import line as make_line
+from .norms import values_per_row
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -215,6 +216,7 @@ def _record(line: Line, start: int, stop: int, name: str) -> Layer:
         + sum(kept_beside(traced, p, line.requires) for p in kept_by),
         forward_flop=sum(forward_flop(traced, p, sizes) for p in positions),
         backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions) if _trains(graph) else 0.0,
+        norm_values=values_per_row(traced, positions),
     )
 
 

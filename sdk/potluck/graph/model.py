@@ -17,6 +17,7 @@ from potluck_wire.segment import dumps
 
 from .cuts import Line, line
 from .layers import Layers, layers
+from .norms import check_values
 from .traced import Traced
 
 if TYPE_CHECKING:
@@ -286,6 +287,7 @@ class Model:
             if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
                 raise _mismatch(port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape))
         check_indices(index_bounds(traced), [port.name for port in ports], tensors)
+        check_values(traced, sizes)
         return sizes[BATCH]
 
     def __repr__(self) -> str:
@@ -376,4 +378,5 @@ def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> reco
         outputs=tuple(_tensor(port, traced.hints) for port in graph.outputs),
         parameter_count=sum(math.prod(p.shape) for p in graph.parameters if p.trainable),
         buffer_count=sum(math.prod(b.shape) for b in graph.buffers if b.updated and b.dtype in FLOATS),
+        norm_values=min((layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values), default=0),
     )

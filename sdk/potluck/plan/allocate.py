@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from potluck.plan import choices
 from potluck.simulate import cost
 
 N_BLOCKS = 32  # phase 2 moves 1/32 of a micro-batch at a time, at least one row
@@ -25,10 +26,14 @@ def allocate(
         for name in devices
     ]  # fmt: skip
     capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
-    shares = balance(micro_batch, capacities, rooms)
-    if shares is None:
-        return None
-    return offload(shares, rooms, [lambda rows, name=name: seconds(name, rows) for name in devices])  # type: ignore[misc]
+    fewest = choices.fewest_rows(problem, start, stop)
+    while (shares := balance(micro_batch, capacities, rooms)) is not None:
+        shares = offload(shares, rooms, [lambda rows, name=name: seconds(name, rows) for name in devices])  # type: ignore[misc]
+        few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]
+        if not few:
+            break
+        rooms[few[0]] = 0  # it leaves its rows to the others
+    return shares
 
 
 def balance(n_rows: int, capacities: Sequence[float], rooms: Sequence[int]) -> tuple[int, ...] | None:

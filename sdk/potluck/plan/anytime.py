@@ -97,6 +97,8 @@ class Board:
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
+        if any(min(s.shares) < choices.fewest_rows(self.problem, s.start, s.stop) for s in plan.stages):
+            return inf
         like = shape(plan, self.peers)
         if like not in self.known:
             if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:

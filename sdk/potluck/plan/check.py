@@ -3,11 +3,13 @@
 from difflib import get_close_matches
 
 from potluck.errors import EmptyHome, PlanError, UserError
+from potluck.plan.choices import fewest_rows
 from potluck.records import Plan, Problem, Training
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power."""
+    """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
+    micro-batches of which nothing can be learned."""
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
     names = [device.name for device in problem.devices]
@@ -23,6 +25,14 @@ def check_problem(problem: Problem) -> None:
                 device=device.name,
                 next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
             )
+    smallest = getattr(problem.workload, "micro_batch", None) or problem.workload.batch
+    if smallest < fewest_rows(problem):
+        raise UserError(
+            f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of layer "
+            f"{next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} needs more than 1 value per "
+            "channel when training.",
+            next_step="Choose micro-batches of 2 rows or more.",
+        )
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:

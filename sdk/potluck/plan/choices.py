@@ -7,13 +7,19 @@ MAX_SIZES = 6
 MAX_CUTS = 32
 
 
+def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> int:
+    """The fewest rows of a micro-batch that layers [start, stop) can learn from; of 1, some batch norms cannot."""
+    trains = isinstance(problem.workload, Training)
+    return 2 if trains and any(layer.norm_values == 1 for layer in problem.layers[start:stop]) else 1
+
+
 def micro_batches(problem: Problem) -> tuple[int, ...]:
     """Micro-batch sizes to try, largest first: divisors of the batch, few enough per step, spread evenly."""
-    workload = problem.workload
+    workload, fewest = problem.workload, fewest_rows(problem)
     if isinstance(workload, Training) and workload.micro_batch is not None:
         return (workload.micro_batch,)
     sizes = [
-        size for size in range(workload.batch, 0, -1)
+        size for size in range(workload.batch, fewest - 1, -1)
         if workload.batch % size == 0 and workload.batch // size <= MAX_MICRO_BATCHES
     ]  # fmt: skip
     if len(sizes) <= MAX_SIZES:

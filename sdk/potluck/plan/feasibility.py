@@ -17,7 +17,7 @@ GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following 
 class Breach:
     """One limit that a plan does not hold."""
 
-    limit: str  # "memory", "latency", "energy" or "device energy"
+    limit: str  # "memory", "rows", "latency", "energy" or "device energy"
     needed: float
     available: float
     device: str = ""
@@ -28,6 +28,10 @@ def breaches(problem: Problem, plan: Plan) -> list[Breach]:
     qoe, found = problem.qoe, []
     for name, excess in excess_bytes(problem, plan).items():
         found.append(Breach("memory", plan.peak_bytes[name], plan.peak_bytes[name] - excess, name))
+    for stage in plan.stages:
+        fewest = choices.fewest_rows(problem, stage.start, stage.stop)
+        pairs = zip(stage.devices, stage.shares, strict=True)
+        found += [Breach("rows", fewest, rows, name) for name, rows in pairs if rows < fewest]
     if qoe.latency_s is not None and plan.latency_s is not None and plan.latency_s > qoe.latency_s:
         found.append(Breach("latency", plan.latency_s, qoe.latency_s))
     if qoe.energy_j is not None and plan.energy_j is not None and plan.energy_j > qoe.energy_j:
@@ -71,6 +75,9 @@ def _error(breach: Breach, problem: Problem, judged: Sequence[Plan]) -> Infeasib
     if breach.limit == "memory":
         text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_given(available)}."
         return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
+    if breach.limit == "rows":
+        text = f"no plan for {model} gives it {needed:.0f} rows of every micro-batch, as its batch norm needs to learn."
+        return Infeasible(text, device=device, next_step="Use a larger batch, or allow it more memory.", **facts)
     unit = "s" if breach.limit == "latency" else "J"
     text = (
         f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "

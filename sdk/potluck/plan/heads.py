@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from potluck.plan import choices
 from potluck.plan.allocate import offload, proportion
 from potluck.plan.groups import Pattern, members
 from potluck.records import HOME, Problem, Training
@@ -83,10 +84,12 @@ class Heads:
         return offload(shares, shares_limit(shares), [lambda n, name=name: seconds(name, n) for name in names])  # type: ignore[misc]
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
-        """Layers from cut i to cut j on pattern g; None where they do not fit or take more than `limit_s` a step."""
+        """Layers from cut i to cut j on pattern g; None where they do not fit or learn, or take over `limit_s`."""
         table, problem, start, stop = self.table, self.problem, self.cuts[i], self.cuts[j]
         forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
         group, shares = self.groups[g], self.shares[g]
+        if min(shares) == 1 < choices.fewest_rows(problem, start, stop):
+            return None
         for index, rows in zip(group, shares, strict=True):
             device = problem.devices[index]
             f = table.forward_s(device.name, start, stop, rows) + device.overhead_s

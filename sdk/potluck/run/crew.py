@@ -135,8 +135,8 @@ def loss_of(execution: Execution, compiled: Compiled) -> float:
     for result in compiled.results:
         if result.kind == "loss":
             losses = to_tensor(execution.outputs[result.device, result.value]).reshape(-1).tolist()
-            total += sum(losses) * (result.stop - result.start)
-            rows += len(losses) * (result.stop - result.start)
+            total += sum(loss * n for loss, n in zip(losses, result.rows, strict=True))
+            rows += sum(result.rows)
     return total / rows
 
 

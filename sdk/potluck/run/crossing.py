@@ -20,7 +20,6 @@ from potluck.run.edition import (
     MOVE,
     Edition,
     any_work,
-    fitted_to,
     follow_name,
     held_bytes,
     make_edition,
@@ -38,6 +37,7 @@ from potluck.schedule import (
     refined,
     targets,
 )
+from potluck.schedule.division import divide
 from potluck.schedule.shadow import COPY
 from potluck.sessions.events import Execution
 from potluck_wire.messages import Prepare
@@ -201,7 +201,8 @@ class Crossing:
         bridge = self.bridge
         assert bridge.optimizer is not None  # a plan for training has one
         name, settings = follow_name(train_name(rows, bridge.plan)), bridge.optimizer.to_json()
-        compiled = compile_follow(name, fitted_to(bridge.plan, rows), bridge.segments, settings, bridge.shadows)
+        division = divide(bridge.plan, bridge.segments, rows)
+        compiled = compile_follow(name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division)
         return self._engine.paced_programs(compiled, bridge)
 
     def _holders(self) -> dict[str, dict[str, str]]:
@@ -211,7 +212,7 @@ class Crossing:
         for shadow in bridge.shadows:
             piece = bridge.pieces[shadow.stage]
             for state in bridge.states(optimizer=True)[piece.segment.name]:
-                if shadow.way == COPY and state.name in piece.buffers:
+                if shadow.way == COPY and state.counts:
                     continue  # nobody computes there, so counters stand still; they are a few bytes
                 for device in shadow.devices:
                     found[state.name][device] = f"{self._shadow_epoch}/{piece.segment.name}"

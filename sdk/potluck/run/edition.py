@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.errors import ModelError, PlanError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
-from potluck.records import Plan, Segment, Stage
+from potluck.records import Plan, Problem, Segment, Stage
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import (
     FOLLOW,
@@ -23,7 +23,10 @@ from potluck.schedule import (
     compile_training,
     shadows,
 )
+from potluck.schedule.division import check_company, divide, exceeds
 from potluck.schedule.policies import Policy, policy
+from potluck.simulate import simulate
+from potluck_wire.graph import FLOATS
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from potluck_wire.messages import Prepare
 
@@ -46,7 +49,7 @@ class Piece:
     documents: Mapping[str, bytes]
     weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
     trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
-    buffers: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()  # of micro-batches: what a forward changes and no mean over replicas brings in step
     lender: str = ""
 
 
@@ -82,7 +85,7 @@ def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -
         documents=documents,
         weights=sizes,
         trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
-        buffers=tuple(item.name for item in graph.buffers if item.updated),
+        counters=tuple(item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS),
     )
 
 
@@ -97,7 +100,7 @@ def _nbytes(item: Any) -> int:
 class Edition:
     """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
 
-    `kinds`: as what each device gets its pieces.
+    `kinds`: as what each device gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
     """
 
     run: str
@@ -110,6 +113,7 @@ class Edition:
     seed: int = 0
     schedule: str | Policy | None = None
     turns: bool | None = None  # whether transfers take turns; None: where that is sooner
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
     shadows: tuple[Shadow, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
 
     @property
@@ -117,11 +121,18 @@ class Edition:
         """The segments, in the order of the stages."""
         return tuple(piece.segment for piece in self.pieces)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes besides the plan's own that there are programs for."""
+        names = [name for name in self.compiled if name.startswith(f"{TRAIN}-")]
+        return tuple(int(name.removeprefix(f"{TRAIN}-")) for name in names)
+
     def states(self, *, optimizer: bool, weights: bool = True) -> dict[str, list[State]]:
         """The named state of every segment: weights, and the optimizer's if it is there yet."""
         found: dict[str, list[State]] = {}
         for piece in self.pieces:
-            rows = [State(name=name, nbytes=nbytes) for name, nbytes in piece.weights.items()] if weights else []
+            held = piece.weights.items() if weights else ()
+            rows = [State(name=name, nbytes=nbytes, counts=name in piece.counters) for name, nbytes in held]
             if optimizer and self.optimizer is not None:
                 for parameter, nbytes in piece.trained.items():
                     for name in self.optimizer.state_names(parameter):
@@ -131,7 +142,8 @@ class Edition:
 
     def memory_bytes(self, device: str) -> int:
         """What the plan says that the device needs; where it says nothing, at least what it holds."""
-        return self.plan.peak_bytes.get(device) or self.held_bytes(device)
+        planned = self.plan.peak_bytes.get(device) or self.held_bytes(device)
+        return max(planned, self.peak_bytes.get(device, 0))
 
     def held_bytes(self, device: str) -> int:
         """Weights, gradients and moments on the device: what is there also while nothing is computed."""
@@ -205,11 +217,6 @@ def follow_name(train: str) -> str:
     return FOLLOW + train.removeprefix(TRAIN)
 
 
-def fitted_to(plan: Plan, rows: int) -> Plan:
-    """The plan for a batch of so many rows; see `resized`."""
-    return plan if rows == plan.batch else resized(plan, rows)
-
-
 def make_edition(
     model: Any,
     plan: Plan,
@@ -242,6 +249,7 @@ def make_edition(
     kinds = {device: kind_on(model, device, backends[device], train=plan.training) for device in plan.devices}
     pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
+    check_company(plan, segments)
     bare = Edition(
         run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled={}, seed=seed,
         schedule=schedule, turns=turns, shadows=shadows(plan, segments, towards) if towards is not None else (),
@@ -260,9 +268,10 @@ def _steps(bare: Edition, sizes: Iterable[int], order: Policy, fed_whole: bool) 
     found, optimizer = {}, bare.optimizer
     assert optimizer is not None  # a plan for training has one
     for rows in sizes:
-        name, fitted = train_name(rows, bare.plan), fitted_to(bare.plan, rows)
+        name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
+        schedule = order(replace(bare.plan, n_micro_batches=len(division)))
         found[name] = compile_training(
-            fitted, bare.segments, optimizer.to_json(), schedule=order(fitted), shadows=bare.shadows,
+            bare.plan, bare.segments, optimizer.to_json(), schedule=schedule, division=division, shadows=bare.shadows,
             to=f"{bare.epoch + 1}/{follow_name(name)}" if bare.shadows else "", fed_whole=fed_whole,
         )  # fmt: skip
     return found
@@ -281,6 +290,17 @@ def _moves(bare: Edition) -> dict[str, Compiled]:
     }
 
 
+def beyond_plan(edition: Edition, problem: Problem) -> dict[str, int]:
+    """Bytes that devices need for steps that may take more than the plan foretells: on more rows, or other shares."""
+    found: dict[str, int] = {}
+    for rows in edition.sizes:
+        if exceeds(edition.plan, divide(edition.plan, edition.segments, rows)):
+            step = edition.compiled[train_name(rows, edition.plan)]
+            for device, nbytes in simulate(step, problem).peak_bytes.items():
+                found[device] = max(nbytes, found.get(device, 0))
+    return found
+
+
 def any_work(compiled: Compiled) -> bool:
     """Whether any device has anything to do."""
     return any(program.instructions for program in compiled.programs.values())
@@ -290,45 +310,6 @@ def renamed(compiled: Compiled, name: str) -> Compiled:
     """The same under another program name."""
     programs = {device: replace(program, name=name) for device, program in compiled.programs.items()}
     return replace(compiled, programs=programs)
-
-
-def resized(plan: Plan, rows: int) -> Plan:
-    """`plan` for a batch of `rows`: equal micro-batches no larger than the plan's, shares in proportion.
-
-    Raises
-    ------
-    PlanError
-        Where no such micro-batch gives every replica a row; `usable_rows` tells how many rows are possible.
-    """
-    replicas = max(len(stage.devices) for stage in plan.stages)
-    sizes = [m for m in range(min(plan.micro_batch, rows), replicas - 1, -1) if rows % m == 0]
-    if not sizes:
-        raise PlanError(f"{rows} rows cannot be shared by {replicas} devices in equal micro-batches.")
-    micro_batch = sizes[0]
-    stages = tuple(replace(stage, shares=_proportion(stage.shares, micro_batch)) for stage in plan.stages)
-    return replace(plan, stages=stages, micro_batch=micro_batch, n_micro_batches=rows // micro_batch, peak_bytes={})
-
-
-def usable_rows(plan: Plan, rows: int) -> int:
-    """The most rows, at most `rows`, for which `resized` finds a plan; 0 where there are none."""
-    for fewer in range(rows, 0, -1):
-        try:
-            resized(plan, fewer)
-        except PlanError:
-            continue
-        return fewer
-    return 0
-
-
-def _proportion(shares: Sequence[int], rows: int) -> tuple[int, ...]:
-    """`rows` split like `shares`, at least one each: largest remainders first."""
-    total, spare = sum(shares), rows - len(shares)
-    exact = [share / total * spare for share in shares]
-    given = [1 + int(part) for part in exact]
-    order = sorted(range(len(shares)), key=lambda i: (-(exact[i] % 1), i))
-    for i in order[: rows - sum(given)]:
-        given[i] += 1
-    return tuple(given)
 
 
 def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import dropwhile, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,9 @@ from potluck.run.edition import (
     TRAIN,
     Edition,
     any_work,
+    beyond_plan,
     make_edition,
     train_name,
-    usable_rows,
 )
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
@@ -129,22 +130,16 @@ class Engine:
         self.check(training=True)
         plan = self.edition.plan
         rows = self.model.check_inputs(*batch, train=True)
-        usable = rows if rows == plan.batch else usable_rows(plan, rows)
-        if usable < rows:
-            self._note(f"{rows - usable} of {rows} rows of a batch were left out: they cannot be shared evenly.")
-            batch = tuple(tensor[:usable] for tensor in batch)
-        if not usable:
-            return
-        if usable > plan.batch:
-            self._note(f"batches of {usable} rows are trained on as one step each; this plan foretells {plan.batch}.")
-        name = train_name(usable, plan)
+        if rows > plan.batch:
+            self._note(f"batches of {rows} rows are trained on as one step each; this plan foretells {plan.batch}.")
+        name = train_name(rows, plan)
         if name not in self.active.compiled:
-            self.renew(plan, self.edition.optimizer, (*self.sizes, usable))
+            self.renew(plan, self.edition.optimizer, (*self.sizes, rows))
         compiled = self.active.compiled[name]
         named = self.model.fed(*batch)
         step = self.step + len(self._in_flight)
         future = self.crew.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
-        self._in_flight.append((future, compiled, usable))
+        self._in_flight.append((future, compiled, rows))
         if self.crossing is not None:
             self.crossing.follow(name, step, named)
 
@@ -218,13 +213,26 @@ class Engine:
         future = self._in_flight[0][0] if self._in_flight else None
         return future is not None and future.done() and (future.cancelled() or future.exception() is not None)
 
+    @property
+    def alike(self) -> "tuple[tuple[Execution, Compiled], ...]":
+        """The latest steps (or requests) in a row of one number of rows: the plan's own, if any were."""
+        plan, kept = self.edition.plan, tuple(self.kept)
+        own = train_name(plan.batch, plan) if plan.training else INFER
+        names = [execution.program for execution, _ in kept]
+        name = own if own in names or not names else names[-1]
+        found = list(
+            takewhile(
+                lambda item: item[0].program == name, dropwhile(lambda item: item[0].program != name, reversed(kept))
+            )
+        )
+        return tuple(reversed(found))
+
     # --- editions -----------------------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes besides the plan's own that there are programs for."""
-        names = [name for name in self.edition.compiled if name.startswith("train-")]
-        return tuple(int(name.removeprefix("train-")) for name in names)
+        return self.edition.sizes
 
     def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """What each of these devices computes with; raises what keeps one away."""
@@ -237,13 +245,12 @@ class Engine:
             return self._n_epochs - 1
 
     def next_edition(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> Edition:
-        """An edition for this plan under a new epoch, with programs for those of the `sizes` that it can do."""
-        fitting = [rows for rows in dict.fromkeys(sizes) if rows != plan.batch and usable_rows(plan, rows) == rows]
+        """An edition for this plan under a new epoch, with programs for these batch sizes, too."""
         edition = self.edition
         return self.paced(
             make_edition(
                 self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer,
-                backends=self.backends(plan.devices), sizes=fitting, seed=edition.seed, schedule=edition.schedule,
+                backends=self.backends(plan.devices), sizes=tuple(sizes), seed=edition.seed, schedule=edition.schedule,
                 turns=edition.turns, fed_whole=self._all_speak(TAKES, plan),
             )
         )  # fmt: skip
@@ -331,6 +338,8 @@ class Engine:
             step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
             peaks = simulate(edition.compiled[step], problem).peak_bytes
             edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
+        if problem is not None:
+            edition = replace(edition, peak_bytes=beyond_plan(edition, problem))
         compiled = {name: self.paced_programs(item, edition) for name, item in edition.compiled.items()}
         return replace(edition, compiled=compiled)
 

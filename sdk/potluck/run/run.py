@@ -1,7 +1,7 @@
 """Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it, look at its `trace`."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
@@ -84,11 +84,13 @@ class Run:
     @property
     def trace(self) -> Trace:
         """What the last steps (or requests) did, measured; energy by meters, else modelled from busy and radio time."""
-        profile = self._engine.profile
+        return self._traced(tuple(self._engine.kept))
+
+    def _traced(self, steps: "Sequence[tuple[Execution, Compiled]]") -> Trace:
+        profile, members = self._engine.profile, self._engine.members
         known = {device.name: device for device in profile.devices} if profile else {}
-        members = self._engine.members
         metered = {name: members[name].metered for name in self.plan.devices if name in members}
-        return measured_trace(tuple(self._engine.kept), known, energy_j, metered)
+        return measured_trace(steps, known, energy_j, metered)
 
     @property
     def problem(self) -> Problem | None:
@@ -97,11 +99,15 @@ class Run:
 
     @property
     def predicted(self) -> Trace | None:
-        """What the simulator expects of these very programs: some steps, or one request; None without a profile."""
-        problem = self.problem
+        """What the simulator expects of these very programs: some steps, or one request; None without a profile.
+
+        Steps on the plan's batch, unless all that were taken had another number of rows: then of the latest.
+        """
+        problem, alike = self.problem, self._engine.alike
         name = train_name(self.plan.batch, self.plan) if self.plan.training else INFER
+        compiled = alike[-1][1] if alike else self._engine.edition.compiled[name]
         spans = [(execution.start_s, execution.stop_s) for execution, _ in self._engine.kept]
-        return foretell(self._engine.edition.compiled[name], problem, most_at_once(spans)) if problem else None
+        return foretell(compiled, problem, most_at_once(spans)) if problem else None
 
     def compare(self) -> Comparison:
         """Predicted against measured: steps, devices, transfers, and which term the difference comes from.
@@ -111,10 +117,10 @@ class Run:
         UserError
             Where nothing was predicted or measured yet.
         """
-        predicted, measured, problem = self.predicted, self.trace, self.problem
-        if predicted is None or problem is None or not measured.step_s:
+        predicted, alike, problem = self.predicted, self._engine.alike, self.problem
+        if predicted is None or problem is None or not alike:
             raise UserError("there is nothing to compare yet.", next_step="Profile the model, and run some steps.")
-        return compare(predicted, measured, self._engine.kept[-1][1].programs, problem.network)
+        return compare(predicted, self._traced(alike), alike[-1][1].programs, problem.network)
 
     def learn(self) -> "Profile":
         """The profile after this run: layers take what it showed, by the rule of `profile.learning`."""
@@ -122,7 +128,7 @@ class Run:
         assert engine.profile is not None  # else nothing could be compared
         steady = {name for name in self.plan.devices if engine.members[name].capability.get("emulated")}
         engine.profile = learned(
-            engine.profile, compared.predicted, compared.measured, engine.kept[-1][1], training=self.plan.training,
+            engine.profile, compared.predicted, compared.measured, engine.alike[-1][1], training=self.plan.training,
             steady=steady,
         )  # fmt: skip
         return engine.profile
@@ -154,7 +160,8 @@ class Run:
         ----------
         data
             A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors to be taken
-            `plan.batch` rows at a time. A last batch that is smaller is trained on with the mean over its own rows.
+            `plan.batch` rows at a time. A batch of any other size is one step, too, with the mean over its own rows:
+            the plan's micro-batches and a smaller one. Where batch norm learns, no row that had company is alone in it.
         optimizer
             Default: the one in use.
         on_step

@@ -37,8 +37,9 @@ class Feed:
 class Result:
     """A value that home receives from `device` under the name `value`.
 
-    kind "loss": of each micro-batch, the mean loss of its rows [start, stop). "output": entries [start, stop) of the
-    first dimension of output `tensor` over the whole batch. "state": the state `tensor` of `segment`.
+    kind "loss": the mean losses of so many `rows` each, one micro-batch after the other. "output": entries
+    [start, stop) of the first dimension of output `tensor` over the whole batch. "state": the state `tensor` of
+    `segment`.
     """
 
     device: str
@@ -48,6 +49,7 @@ class Result:
     micro_batch: int = 0
     start: int = 0
     stop: int = 0
+    rows: tuple[int, ...] = ()
     whole: bool = False
     segment: str = ""
     nbytes: int = 0

@@ -12,6 +12,7 @@ from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment, Tensor
 from potluck.schedule import policies
 from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.division import Division, divide
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
 from potluck.schedule.reduce import FLOAT_BYTES, ring_all_reduce
 from potluck.schedule.rows import intervals, overlaps
@@ -30,21 +31,24 @@ def compile_training(
     *,
     home: str = HOME,
     schedule: Schedule | None = None,
+    division: Division | None = None,
     shadows: Sequence[Shadow] = (),
     to: str = "",
     fed_whole: bool = False,
 ) -> Compiled:
     """The program `train` of every device of `plan`: one step on one batch. Default schedule: 1F1B.
 
-    The losses of each share come home; their mean weighted by rows is the batch's loss. What `shadows` need to stay in
-    step is posted to their program `to` = "EPOCH/PROGRAM". `fed_whole`: what home feeds a stage of one device, and
-    is small, comes once per step, and every micro-batch takes its rows of it.
+    `division`: the micro-batches, as many as the schedule has; default: those of the plan. The losses of each share
+    come home; their mean weighted by rows is the batch's loss. What `shadows` need to stay in step is posted to their
+    program `to` = "EPOCH/PROGRAM". `fed_whole`: what home feeds a stage of one device, and is small, comes once per
+    step, and every micro-batch takes its rows of it.
     """
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
     pipeline = _Pipeline(
-        "train", plan, segments, schedule, home, training=True, shadows=shadows, to=to, fed_whole=fed_whole
-    )
+        "train", plan, segments, schedule, home, training=True, division=division, shadows=shadows, to=to,
+        fed_whole=fed_whole,
+    )  # fmt: skip
     pipeline.actions()
     pipeline.tell_losses()
     for p in range(len(plan.stages)):
@@ -68,18 +72,21 @@ class _Pipeline:
 
     def __init__(
         self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool,
-        shadows: Sequence[Shadow] = (), to: str = "", fed_whole: bool = False,
+        division: Division | None = None, shadows: Sequence[Shadow] = (), to: str = "", fed_whole: bool = False,
     ) -> None:  # fmt: skip
         self.wiring = wire(plan, segments, training=training)
         self.plan, self.segments, self.home, self.training = plan, segments, home, training
-        self.order = check(schedule, plan.n_micro_batches, before=self.wiring.before, training=training)
+        self.division = division or divide(plan, segments, plan.batch)
+        self.batch = self.division[-1].stop
+        self.order = check(schedule, len(self.division), before=self.wiring.before, training=training)
         halves = [str(action) for _, action in self.order if action.kind not in (FORWARD, BACKWARD)]
         if halves:
             raise PlanError(f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B.")
         self.programs = Assembler(name, plan.devices, home)
         self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
         self.n_turns = max(self.turn.values()) + 1
-        self.rows = [intervals(stage.shares) for stage in plan.stages]
+        # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
+        self.rows = [[intervals(shares) for shares in part.shares] for part in self.division]
         self.shadows, self.to, self.fed_whole = shadows, to, fed_whole
         self.fed: set[tuple[str, str]] = set()  # (device, value)
         self.learns = self.wiring.learns
@@ -88,18 +95,23 @@ class _Pipeline:
 
     def actions(self) -> None:
         for _, action in self.order:
-            for index in range(len(self.plan.stages[action.stage].devices)):
+            for index in self._takers(action):
                 if action.kind == FORWARD:
                     self._forward(action, index)
                 elif self.learns[action.stage]:
                     self._backward(action, index)
         # A device that is in several stages does the pieces of all of them in this one order.
 
+    def _takers(self, action: Action) -> list[int]:
+        """The devices of its stage that have rows of its micro-batch."""
+        shares = self.division[action.micro_batch].shares[action.stage]
+        return [index for index, share in enumerate(shares) if share]
+
     # --- one action ---------------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action, index: int) -> None:
         p, m = action.stage, action.micro_batch
-        segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
+        segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[m][p][index]
         feeds = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
         inputs = [value for value, _ in feeds]
         sources = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
@@ -116,7 +128,7 @@ class _Pipeline:
             device, "run", inputs, dict(zip(names, sizes, strict=True)),
             note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
             priority=self.turn[action], segment=segment.name, key=f"{p}.{m}", train=self.learns[p],
-            rows=[start, stop, self.plan.micro_batch], micro_batch=m, **parts,
+            rows=[start, stop, self.division[m].rows], micro_batch=m, **parts,
         )  # fmt: skip
         if p < len(self.segments) - 1:
             for tensor, name in zip(segment.outputs, names, strict=True):
@@ -127,7 +139,7 @@ class _Pipeline:
 
     def _backward(self, action: Action, index: int) -> None:
         p, m = action.stage, action.micro_batch
-        segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[p][index]
+        segment, device, (start, stop) = self.segments[p], self.plan.stages[p].devices[index], self.rows[m][p][index]
         last = p == len(self.segments) - 1
         returned = [] if last else [t for t in segment.outputs if self.wiring.returning(p, t)]
         inputs = [self._returned(action, index, tensor) for tensor in returned]
@@ -141,7 +153,7 @@ class _Pipeline:
             {name: _nbytes(tensor, stop - start) for name, (tensor, _) in zip(names, back, strict=True)},
             note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
             priority=self.turn[action], segment=segment.name, key=f"{p}.{m}",
-            scale=(stop - start) / self.plan.batch if last else 1.0,
+            scale=(stop - start) / self.batch if last else 1.0,
         )  # fmt: skip
         for name, (tensor, source) in zip(names, back, strict=True):
             if self.learns[source]:
@@ -153,7 +165,7 @@ class _Pipeline:
         parts = [self._gather(action, index, tensor, giver) for giver in givers]
         if len(parts) == 1:
             return parts[0]
-        start, stop = self.rows[action.stage][index]
+        start, stop = self.rows[action.micro_batch][action.stage][index]
         name, nbytes = f"dy{action.stage}.{tensor.name}.{action.micro_batch}", _nbytes(tensor, stop - start)
         self.programs.compute(
             self.plan.stages[action.stage].devices[index], "add", parts, {name: nbytes},
@@ -165,12 +177,12 @@ class _Pipeline:
         self, action: Action, device: str, tensor: Tensor, start: int, stop: int
     ) -> tuple[str, list[int] | None]:  # fmt: skip
         """The name of what is fed, and which entries of it are meant; None: all of them."""
-        first = action.micro_batch * self.plan.micro_batch  # feeds are counted over the whole batch
+        first = self.division[action.micro_batch].start  # feeds are counted over the whole batch
         value, take = f"in{action.stage}.{tensor.name}.{action.micro_batch}", None
         start, stop = first + start, first + stop
-        if self._comes_whole(tensor, stop - start):
+        if self._comes_whole(action.stage, tensor):
             value, take = f"in{action.stage}.{tensor.name}.all", [start * tensor.multiple, stop * tensor.multiple]
-            start, stop = 0, self.plan.batch
+            start, stop = 0, self.batch
         if (device, value) not in self.fed:
             self.fed.add((device, value))
             feed = Feed(
@@ -187,13 +199,13 @@ class _Pipeline:
             self.programs.feed(feed, label=f"{self.home}>{action}")
         return value, take
 
-    def _comes_whole(self, tensor: Tensor, rows: int) -> bool:
+    def _comes_whole(self, p: int, tensor: Tensor) -> bool:
         """Whether one value has the rows of all micro-batches: they belong to one device, and are few bytes."""
-        is_all = rows == self.plan.micro_batch < self.plan.batch and tensor.multiple > 0
-        return self.fed_whole and is_all and _nbytes(tensor, self.plan.batch) <= WHOLE_BYTES
+        is_all = len(self.plan.stages[p].devices) == 1 < len(self.division) and tensor.multiple > 0
+        return self.fed_whole and is_all and _nbytes(tensor, self.batch) <= WHOLE_BYTES
 
     def _results(self, action: Action, device: str, names: Sequence[str], start: int, stop: int) -> None:
-        first = action.micro_batch * self.plan.micro_batch
+        first = self.division[action.micro_batch].start
         for name, tensor in zip(names, self.segments[-1].outputs, strict=True):
             result = Result(
                 device=device,
@@ -210,18 +222,22 @@ class _Pipeline:
 
     def tell_losses(self) -> None:
         """The losses of all micro-batches go home at the end, as one value: they are for display."""
-        p, n = len(self.segments) - 1, self.plan.n_micro_batches
-        for device, (start, stop) in zip(self.plan.stages[p].devices, self.rows[p], strict=True):
-            losses, value = [f"y{p}.0.{m}" for m in range(n)], f"y{p}.0.0"
-            if n > 1:
+        p = len(self.segments) - 1
+        for index, device in enumerate(self.plan.stages[p].devices):
+            rows = {m: part.shares[p][index] for m, part in enumerate(self.division) if part.shares[p][index]}
+            losses = [f"y{p}.0.{m}" for m in rows]
+            if not losses:
+                continue
+            value, nbytes = losses[0], len(losses) * LOSS_BYTES
+            if len(losses) > 1:
                 value = "losses"
                 self.programs.compute(
-                    device, "concat", losses, {value: n * LOSS_BYTES},
-                    note=Note(label=f"{p} losses", nbytes=n * LOSS_BYTES), priority=self.n_turns, dim=0,
+                    device, "concat", losses, {value: nbytes},
+                    note=Note(label=f"{p} losses", nbytes=nbytes), priority=self.n_turns, dim=0,
                 )  # fmt: skip
             result = Result(
-                device=device, value=value, tensor=self.segments[p].outputs[0].name, kind="loss", start=start,
-                stop=stop, nbytes=n * LOSS_BYTES,
+                device=device, value=value, tensor=self.segments[p].outputs[0].name, kind="loss",
+                rows=tuple(rows.values()), nbytes=nbytes,
             )  # fmt: skip
             self.programs.result(result, label=f"{p}>{self.home}", priority=self.n_turns)
 
@@ -230,9 +246,10 @@ class _Pipeline:
     def _pass(self, source: Action, target: Action, index: int, tensor: Tensor, value: str) -> None:
         """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in `target`."""
         left, right = self.plan.stages[source.stage], self.plan.stages[target.stage]
-        device, (first, stop) = left.devices[index], self.rows[source.stage][index]
+        device, (first, stop) = left.devices[index], self.rows[source.micro_batch][source.stage][index]
+        shares = self.division[source.micro_batch].shares
         direction = "f" if target.kind == FORWARD else f"b{source.stage}."
-        for piece in overlaps(left.shares, right.shares):
+        for piece in overlaps(shares[source.stage], shares[target.stage]):
             key = (target, tensor.name, piece.right, source.stage)
             if piece.left != index or (tensor.multiple == 0 and key in self.pieces):
                 continue
@@ -277,10 +294,11 @@ class _Pipeline:
         priority = self.n_turns + 1
         nbytes = n_elements * FLOAT_BYTES
         if len(stage.devices) > 1 or any(s.stage == p and s.way == COPY for s in self.shadows):
-            for device, share in zip(stage.devices, stage.shares, strict=True):
+            for index, device in enumerate(stage.devices):
+                rows = sum(part.shares[p][index] for part in self.division)
                 self.programs.compute(
                     device, "gradients", [], {f"grad{p}": nbytes}, note=Note(label=f"{p} gradients", nbytes=nbytes),
-                    priority=priority, segment=segment.name, share_frac=share / self.plan.micro_batch,
+                    priority=priority, segment=segment.name, share_frac=rows / self.batch,
                 )  # fmt: skip
             reduced = [f"grad{p}"]
         if len(stage.devices) > 1:

@@ -13,6 +13,7 @@ from typing import Any
 
 from potluck.records import HOME, Plan, Segment, Stage, Tensor
 from potluck.schedule.compiled import LATE, Assembler, Compiled, Feed, Note
+from potluck.schedule.division import Division, MicroBatch, divide
 from potluck.schedule.reduce import FLOAT_BYTES
 from potluck.schedule.wiring import Wiring, wire
 
@@ -80,9 +81,13 @@ def copied_bytes(segment: Segment) -> int:
 
 def compile_follow(
     name: str, plan: Plan, segments: Sequence[Segment], optimizer: Mapping[str, Any], every: Sequence[Shadow], *,
-    home: str = HOME,
+    division: Division | None = None, home: str = HOME,
 ) -> Compiled:  # fmt: skip
-    """The program `name` of every shadow: the step of its stages, with what the program `train` of `plan` posts."""
+    """The program `name` of every shadow: the step of its stages, with what the program `train` of `plan` posts.
+
+    `division`: the micro-batches of that program; default: those of the plan.
+    """
+    division = division or divide(plan, segments, plan.batch)
     devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
     programs, wiring = Assembler(name, devices, home), wire(plan, segments, training=True)
     for shadow in every:
@@ -92,7 +97,7 @@ def compile_follow(
         for device in shadow.devices:
             gradients: list[str] = []
             if shadow.way == REPLAY:
-                _replay(programs, plan, segment, wiring, shadow.stage, device)
+                _replay(programs, plan, division, segment, wiring, shadow.stage, device)
             else:
                 gradients = [_copy(programs, plan, segment, shadow.stage, device)]
             note = Note(
@@ -112,13 +117,16 @@ def _copy(programs: Assembler, plan: Plan, segment: Segment, p: int, device: str
     return programs.receive(device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE)
 
 
-def _replay(programs: Assembler, plan: Plan, segment: Segment, wiring: Wiring, p: int, device: str) -> None:
+def _replay(
+    programs: Assembler, plan: Plan, division: Division, segment: Segment, wiring: Wiring, p: int, device: str
+) -> None:  # fmt: skip
     """Forward and backward of every micro-batch in turn, so that the memory for one is enough."""
-    (giver,), rows = plan.stages[p].devices, plan.micro_batch
+    (giver,) = plan.stages[p].devices
     last, returned = p == len(plan.stages) - 1, _returned(segment, wiring, p)
-    for m in range(plan.n_micro_batches):
+    for m, part in enumerate(division):
+        rows = part.rows
         note = Note(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
-        inputs = [_feed(programs, plan, p, m, tensor, device) for tensor in segment.feeds]
+        inputs = [_feed(programs, part, p, m, tensor, device) for tensor in segment.feeds]
         inputs += [_hear(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs]
         outputs = {f"y{p}.{i}.{m}": tensor.row_bytes * rows for i, tensor in enumerate(segment.outputs)}
         programs.compute(
@@ -129,16 +137,15 @@ def _replay(programs: Assembler, plan: Plan, segment: Segment, wiring: Wiring, p
         back = {f"dx{p}.{i}.{m}": t.row_bytes * rows for i, t in enumerate(t for t in segment.inputs if t.gradient)}
         programs.compute(
             device, "backward", gradients, back, note=replace(note, label=f"{p}B{m}"), priority=LATE,
-            segment=segment.name, key=f"{p}.{m}", scale=rows / plan.batch if last else 1.0,
+            segment=segment.name, key=f"{p}.{m}", scale=rows / division[-1].stop if last else 1.0,
         )  # fmt: skip
 
 
-def _feed(programs: Assembler, plan: Plan, p: int, m: int, tensor: Tensor, device: str) -> str:
-    first = m * plan.micro_batch
+def _feed(programs: Assembler, part: MicroBatch, p: int, m: int, tensor: Tensor, device: str) -> str:
     feed = Feed(
         device=device, value=f"in{p}.{tensor.name}.{m}", tensor=tensor.name, micro_batch=m,
-        start=first * tensor.multiple, stop=(first + plan.micro_batch) * tensor.multiple, whole=tensor.multiple == 0,
-        nbytes=tensor.row_bytes * plan.micro_batch, priority=LATE,
+        start=part.start * tensor.multiple, stop=part.stop * tensor.multiple, whole=tensor.multiple == 0,
+        nbytes=tensor.row_bytes * part.rows, priority=LATE,
     )  # fmt: skip
     return programs.feed(feed, label=f"{programs.home}>{p}F{m}")
 

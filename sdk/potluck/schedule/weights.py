@@ -12,10 +12,14 @@ from potluck_wire.program import MAX_VALUES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """One named tensor of a segment's state: a parameter or buffer, or optimizer state such as `exp_avg:NAME`."""
+    """One named tensor of a segment's state: a parameter or buffer, or optimizer state such as `exp_avg:NAME`.
+
+    `counts`: a device changes it with every micro-batch that it has rows of; the lead of its stage has some of each.
+    """
 
     name: str
     nbytes: int
+    counts: bool = False
 
 
 States = Mapping[str, Sequence[State]]  # segment name -> its state
@@ -54,10 +58,10 @@ def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, hom
 
 
 def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
-    """The program `pull` of the first device of every stage (its replicas hold the same): each state goes home."""
+    """The program `pull` of the lead of every stage (its replicas hold the same): each state goes home."""
     programs = Assembler("pull", plan.devices, home)
     for stage, segment in zip(plan.stages, segments, strict=True):
-        device = stage.devices[0]
+        device = stage.lead
         for state in states.get(segment.name, ()):
             result = Result(
                 device=device,
@@ -78,7 +82,7 @@ def holding(plan: Plan, segments: Sequence[Segment], states: States, epoch: int)
     holders: dict[str, dict[str, str]] = {}
     for stage, segment in zip(plan.stages, segments, strict=True):
         for state in states.get(segment.name, ()):
-            for device in stage.devices:
+            for device in (stage.lead,) if state.counts else stage.devices:
                 holders.setdefault(state.name, {})[device] = f"{epoch}/{segment.name}"
     return holders
 

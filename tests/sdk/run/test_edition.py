@@ -3,35 +3,40 @@
 import json
 
 import pytest
-from tests.sdk.run.conftest import make_model, make_plan
+from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import PlanError
-from potluck.run.edition import evaluation_plan, make_edition, resized, usable_rows
+from potluck.run.edition import evaluation_plan, make_edition
+
+torch = pytest.importorskip("torch")
 
 A, B, C = "a", "b", "c"
 TORCH = dict.fromkeys((A, B, C), ("torch",))
 
 
-@pytest.mark.parametrize(
-    ("rows", "micro_batch", "n", "shares"),
-    [(8, 4, 2, (3, 1)), (6, 3, 2, (2, 1)), (4, 4, 1, (3, 1)), (2, 2, 1, (1, 1)), (9, 3, 3, (2, 1)), (10, 2, 5, (1, 1))],
-)
-def test_a_plan_for_another_batch_keeps_every_replica_busy(rows, micro_batch, n, shares):
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 9, 13])
+def test_a_step_on_another_batch_has_as_few_micro_batches_as_hold_it(rows):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A, B), (3, 1)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
-    fitted = resized(plan, rows)
-    assert (fitted.micro_batch, fitted.n_micro_batches) == (micro_batch, n)
-    assert fitted.stages[0].shares == shares
-    assert fitted.batch == rows
+    edition = make_edition(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(rows,))
+    step = edition.compiled[f"train-{rows}"]
+    runs = [i.attrs["rows"] for i in step.programs[C].instructions if i.op == "run"]
+    assert runs == [[0, 4, 4]] * (rows // 4) + [[0, rows % 4, rows % 4]] * (rows % 4 > 0)
+    (losses,) = step.results
+    assert sum(losses.rows) == rows
+    assert edition.plan == plan
 
 
-def test_rows_that_cannot_be_shared():
-    _, model = make_model("mlp")
-    plan = make_plan(model, ((A, B), (2, 2)), micro_batch=4)
-    with pytest.raises(PlanError, match="7 rows cannot be shared by 2 devices"):
-        resized(plan, 7)
-    assert [usable_rows(plan, rows) for rows in (1, 2, 5, 7)] == [0, 2, 4, 6]
+def test_a_share_of_single_values_is_refused_before_anything_is_sent():
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4))
+    x, y = make_data("mlp", 6)
+    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    plan = make_plan(model, ((A, B), (3, 1)), micro_batch=4)
+    with pytest.raises(PlanError, match=r"b: it takes 1 row .* more than 1 value per channel when training"):
+        make_edition(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)
+    fair = make_plan(model, ((A, B), (2, 2)), micro_batch=4)
+    assert make_edition(model, fair, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH).plan == fair
 
 
 def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage():

@@ -96,13 +96,11 @@ def test_a_smaller_last_batch_counts_by_its_rows(home):
     run.close()
 
 
-def test_rows_that_cannot_be_shared_are_left_out_with_a_note(home):
+def test_a_batch_larger_than_the_plans_is_one_step_with_a_note(home):
     _, model = make_model("mlp")
-    x, y = make_data("mlp", 9)
     run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=4, n_micro_batches=2), model).wait()
-    history = run.fit((x, y)).wait()
-    assert history.rows == (8,)
-    assert "1 of 1 rows" in history.notes[0]
+    assert run.fit(make_data("mlp", 9)).wait().rows == (8, 1)
+    assert not run.history.notes
     larger = run.fit([make_data("mlp", 16)] * 2).wait()
     assert larger.rows == (16, 16)
     assert repr(larger).count("batches of 16 rows") == 1  # told once, to one who planned for 8

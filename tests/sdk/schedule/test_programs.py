@@ -10,6 +10,7 @@ from potluck.errors import PlanError
 from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
 from potluck.schedule.programs import compile_inference, compile_training
+from potluck.schedule.rows import intervals
 from potluck.schedule.weights import (
     AHEAD_BYTES,
     State,
@@ -53,10 +54,18 @@ def make(split, n_micro_batches=4, multiple=1):
     return plan, segments
 
 
-def execute(compiled, feeds, run, backward, vectors, pick=None):
+def joined(parts):
+    return [entry for rows in parts for entry in rows]
+
+
+def added(parts):
+    return [sum(column) for column in zip(*parts, strict=True)]
+
+
+def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined, add=added):
     """Carry out all programs by readiness; returns what home received: {(device, value): rows}.
 
-    `run(device, attrs, inputs, n_outputs)` and `backward(...)` give the outputs; `vectors[device, segment]` is the
+    `run(device, attrs, inputs, n_outputs)` and `backward(...)` give the outputs; `vectors(device, attrs)` is the
     flat gradient; `pick(n)` chooses among n ready instructions. Raises when nothing is ready but something is left.
     """
     values = {device: {} for device in compiled.programs}
@@ -91,11 +100,11 @@ def execute(compiled, feeds, run, backward, vectors, pick=None):
             assert 0 <= attrs["start"] < attrs["stop"] <= len(inputs[0])
             outputs = [inputs[0][attrs["start"] : attrs["stop"]]]
         elif item.op == "concat":
-            outputs = [[entry for rows in inputs for entry in rows]]
+            outputs = [concat(inputs)]
         elif item.op == "add":
-            outputs = [[sum(column) for column in zip(*inputs, strict=True)]]
+            outputs = [add(inputs)]
         elif item.op == "gradients":
-            outputs = [vectors[device, attrs["segment"]]]
+            outputs = [vectors(device, attrs)]
         elif item.op == "step":
             steps[device, attrs["segment"]] = inputs[0] if inputs else None
             outputs = []
@@ -117,14 +126,15 @@ def _ready(item, values, inbox, done):
     return item.op != "recv" or (item.attrs["peer"], item.outputs[0]) in inbox
 
 
-def follow(compiled, plan, multiple=1, pick=None, vectors=None):
+def follow(compiled, plan, multiple=1, pick=None, vectors=None, division=None):
     """Run with rows as numbers: every stage passes its rows on, so each input must be exactly the rows it says."""
-    batch = plan.batch
+    starts = [part.start for part in division] if division else range(0, plan.batch, plan.micro_batch)
+    batch = division[-1].stop if division else plan.batch
     feeds = {"image": list(range(batch * multiple)), "label": list(range(batch))}
     kept, backs = {}, Counter()
 
     def rows_of(attrs, factor=multiple):
-        first = attrs["micro_batch"] * 8
+        first = starts[attrs["micro_batch"]]
         return list(range((first + attrs["rows"][0]) * factor, (first + attrs["rows"][1]) * factor))
 
     def run(device, attrs, inputs, n_outputs):
@@ -143,7 +153,7 @@ def follow(compiled, plan, multiple=1, pick=None, vectors=None):
         backs[attrs["segment"]] += forward["rows"][1] - forward["rows"][0]
         return [rows_of(forward)] * n_outputs
 
-    home, steps = execute(compiled, feeds, run, backward, vectors or {}, pick)
+    home, steps = execute(compiled, feeds, run, backward, lambda device, attrs: vectors[device, attrs["segment"]], pick)
     assert not kept, "a forward without its backward"
     return home, steps, backs
 
@@ -168,9 +178,12 @@ def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, mul
     home, steps, backs = follow(compiled, plan, multiple, vectors=vectors)
     assert set(home) == {(r.device, r.value) for r in compiled.results}
     for result in compiled.results:  # the losses of all micro-batches in order
+        last = plan.stages[-1]
+        first, stop = intervals(last.shares)[last.devices.index(result.device)]
         firsts = range(0, plan.batch, plan.micro_batch)
-        rows = [r for m in firsts for r in range((m + result.start) * multiple, (m + result.stop) * multiple)]
+        rows = [r for m in firsts for r in range((m + first) * multiple, (m + stop) * multiple)]
         assert home[result.device, result.value] == rows
+        assert result.rows == (stop - first,) * plan.n_micro_batches
     assert sum(len(rows) for rows in home.values()) == plan.batch * multiple
     assert backs == {segment.name: plan.batch for segment in segments}
     for stage, segment in zip(plan.stages, segments, strict=True):
@@ -269,7 +282,7 @@ def test_push_and_pull_move_every_state_once():
     states = {s.name: [State(name=f"{s.name}.{k}", nbytes=4) for k in range(2)] for s in segments}
     push, pull = compile_push(plan, segments, states), compile_pull(plan, segments, states)
     assert Counter(feed.device for feed in push.feeds) == {"a": 2, "b": 2, "c": 2, "d": 2}
-    assert {result.device for result in pull.results} == {"a", "c"}
+    assert {result.device for result in pull.results} == {"a", "d"}  # who has most rows of a stage
     assert sorted(result.tensor for result in pull.results) == ["s0.0", "s0.1", "s1.0", "s1.1"]
     assert [i.op for i in push.programs["a"].instructions] == ["recv", "assign"] * 2
     for program in (*push.programs.values(), *pull.programs.values()):

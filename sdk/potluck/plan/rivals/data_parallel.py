@@ -32,7 +32,7 @@ def _equal(table: cost.CostTable, names: tuple[str, ...], micro_batch: int) -> S
             table, 0, stop, cost.budget_bytes(problem, problem.device(name)), warm_up=1, replicas=len(names),
             n_micro_batches=problem.workload.batch // micro_batch,
         )  # fmt: skip
-        if rows > room:
+        if rows > room or rows < choices.fewest_rows(problem):
             return None
     return Stage(start=0, stop=stop, devices=names, shares=shares)
 
