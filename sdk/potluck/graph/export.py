@@ -1,8 +1,7 @@
 """torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from . import sizes
 from .convert import Converter
 from .exporting import TRY, export, first_line
 from .learning import check_learning
+from .modes import check_modes, modes_of
 from .outputs import check_outputs
 from .rows import OperatorFailed, by_rows, whole_and_parts
 from .tallies import Divided, Tallies, extract
@@ -81,21 +81,12 @@ def trace(
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     batch, sequence = torch.export.Dim(BATCH, min=1, max=MAX_BATCH), torch.export.Dim(SEQUENCE, min=1, max=MAX_BATCH)
     dynamic = tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
-    with _mode(net, training=loss is not None):
+    with modes_of(net, training=loss is not None):
         program = export(module, tuple(tensors), dynamic)
-    return _traced(program, module, list(input_names), tensors, dims, loss is not None)
-
-
-@contextmanager
-def _mode(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
-    """The module in training or evaluation for a while; every submodule gets its own mode back."""
-    before = [(module, module.training) for module in net.modules()]
-    net.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before:
-            module.training = was
+    traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    if loss is not None:
+        check_modes(net, traced)
+    return traced
 
 
 def _traced(

@@ -63,13 +63,14 @@ class Model:
         """
         import torch
 
+        from .examples import at_least_two, rows_of
         from .export import trace
         from .learning import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         check_module(net)
-        inputs, targets = _rows_of(example_inputs, "input"), _rows_of(example_targets, "target")
+        inputs, targets = rows_of(example_inputs, "input"), rows_of(example_targets, "target")
         if not inputs:
             raise ModelError("an example of the inputs is needed.")
         if loss is not None and not targets:
@@ -81,7 +82,7 @@ class Model:
                 f"the loss is called as loss(output, *targets), got {loss!r}.",
                 next_step="Pass a function or an object, such as torch.nn.CrossEntropyLoss().",
             )
-        inputs, targets = _at_least_two(inputs, targets)
+        inputs, targets = at_least_two(inputs, targets)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
         target_names = [f"target_{i}" if i else "target" for i in range(len(targets))]
 
@@ -173,6 +174,10 @@ class Model:
         tied = {name: stop - start for start, stop, name in self._laid_out(train).line.tied}
         return tuple(f"{name} is used in several places, which training keeps on one device" for name in sorted(tied))
 
+    @property
+    def _graphs(self) -> tuple[Layers, ...]:
+        return (self._inference,) if self._training is None else (self._inference, self._training)
+
     def _laid_out(self, train: bool) -> Layers:
         if not train:
             return self._inference
@@ -184,19 +189,23 @@ class Model:
     def signature(self) -> str:
         """A name that is the same for the same graph and layers, whatever the weights."""
         digest = hashlib.sha256()
-        for chosen in (self._inference, self._training):
-            if chosen is not None:
-                graph = chosen.line.traced.graph
-                free = replace(graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols))
-                digest.update(dumps(free) + repr(chosen.bounds).encode())
+        for chosen in self._graphs:
+            graph = chosen.line.traced.graph
+            free = replace(graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols))
+            digest.update(dumps(free) + repr(chosen.bounds).encode())
         return digest.hexdigest()[:32]
 
     # --- state ---
 
     def state(self) -> "dict[str, torch.Tensor]":
         """All parameters and buffers as they are in the user's module now, by name."""
-        chosen = [c for c in (self._inference, self._training) if c is not None]
-        return {name: tensor.detach() for c in chosen for name, tensor in c.line.traced.tensors.items()}
+        return {name: tensor.detach() for c in self._graphs for name, tensor in c.line.traced.tensors.items()}
+
+    def idle_state(self) -> "dict[str, torch.Tensor]":
+        """What else the user's module keeps, by name: no device reads it, as what a frozen normalisation counts."""
+        saved, used = self._net.state_dict(), {id(t) for c in self._graphs for t in c.line.traced.tensors.values()}
+        named = (*self._net.named_parameters(), *self._net.named_buffers())
+        return {name: tensor.detach() for name, tensor in named if name in saved and id(tensor) not in used}
 
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers."""
@@ -207,7 +216,7 @@ class Model:
         """Put weights into the user's own module. Raises ModelError, and changes nothing, where one does not fit."""
         import torch
 
-        own = self.state()
+        own = {**self.idle_state(), **self.state()}
         for name, tensor in state.items():
             if name not in own:
                 raise ModelError(f"the model has no state {name!r}.")
@@ -298,40 +307,6 @@ class Model:
         from potluck.display import html
 
         return html.layers(self.layers(self.trains), repr(self).strip("<>"))
-
-
-def _rows_of(example: Any, what: str) -> "list[torch.Tensor]":
-    """The tensors of an example, which is one of them, or a row of them."""
-    import torch
-
-    tensors = list(example) if isinstance(example, Sequence | Iterator) and not isinstance(example, str) else [example]
-    for i, tensor in enumerate(tensors):
-        which = f"example {what}{f' {i}' if len(tensors) > 1 else ''}"
-        if not isinstance(tensor, torch.Tensor):
-            raise ModelError(
-                f"{which} is a {type(tensor).__name__}; a tensor whose first dimension is the batch is expected.",
-                next_step="Wrap the module in one that takes tensors, one after the other.",
-            )
-        if tensor.dim() == 0 or tensor.layout is not torch.strided:
-            form = "has no dimension" if tensor.dim() == 0 else "is sparse"
-            raise ModelError(f"{which} {form}; a dense tensor whose first dimension is the batch is expected.")
-    return tensors
-
-
-def _at_least_two(
-    inputs: "list[torch.Tensor]", targets: "list[torch.Tensor]"
-) -> "tuple[list[torch.Tensor], list[torch.Tensor]]":
-    """The example with two rows where it has one: a batch of one would be taken for a constant."""
-    import torch
-
-    rows = {tensor.shape[0] for tensor in (*inputs, *targets)}
-    if len(rows) != 1 or 0 in rows:
-        raise ModelError(
-            f"the examples have {sorted(rows)} rows.", next_step="Give them all the same batch, as first dimension."
-        )
-    if rows == {1}:
-        return [torch.cat([x, x]) for x in inputs], [torch.cat([x, x]) for x in targets]
-    return inputs, targets
 
 
 def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -> ModelError:

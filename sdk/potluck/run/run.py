@@ -319,9 +319,10 @@ class Run:
     def state_dict(self) -> "dict[str, torch.Tensor]":
         """All weights and buffers as they are on the devices now, by name."""
         self._engine.check()
-        own = self._engine.model.state()
+        model = self._engine.model
+        own = {**model.idle_state(), **model.state()}
         if not self.plan.training:
-            return dict(own)
+            return own
         with self._engine.boundary():
             return {**own, **self._engine.pull()}
 
