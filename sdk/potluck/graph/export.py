@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ from .rows import OperatorFailed, by_rows, whole_and_parts
 from .tallies import Divided, Tallies, extract
 from .traced import SEQUENCE, Traced, Type
 
-MAX_BATCH = 1 << 20
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
 
@@ -79,11 +78,11 @@ def trace(
     tensors = [*inputs, *targets]
     module = _Alone(net) if loss is None else _WithLoss(net, loss, len(inputs))
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
-    batch, sequence = torch.export.Dim(BATCH, min=1, max=MAX_BATCH), torch.export.Dim(SEQUENCE, min=1, max=MAX_BATCH)
-    dynamic = tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
     with modes_of(net, training=loss is not None):
-        program = export(module, tuple(tensors), dynamic)
+        program, lengths = export(module, tensors, dims)
+    structure = program.call_spec.out_spec
     traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    traced = replace(traced, lengths=lengths, structure=structure)
     if loss is not None:
         check_modes(net, traced)
     return traced
@@ -292,10 +291,10 @@ def _types(value: Any, symbols: dict[str, str]) -> tuple[Type, ...]:
 def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[Output, ...]:
     found = []
     for i, ref in enumerate(result if isinstance(result, tuple) else (result,)):
-        if not isinstance(ref, Ref):
-            raise ModelError("an output is not a tensor.", next_step="Return a tensor or a tuple of tensors.")
-        kind = types[ref.value][ref.item or 0]
         name = ("loss" if train else "output") + (f"_{i}" if i else "")
+        if not isinstance(ref, Ref):
+            raise ModelError(f"{name} is {ref!r}, which is no tensor.", next_step="Leave it out of what is returned.")
+        kind = types[ref.value][ref.item or 0]
         found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
     if train and (len(found) != 1 or found[0].shape != ()):
         raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from potluck_wire.segment import dumps
 
 from .cuts import Line, line
 from .layers import Layers, layers
-from .traced import Traced
+from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,8 @@ class Model:
         weighted (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that
         counts, is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in
         one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` is the
-        dimension of input (then target) i that may change its length too. Raises ModelError.
+        dimension of input (then target) i that may change its length too, as far as tables of the module go. Raises
+        ModelError.
         """
         import torch
 
@@ -289,6 +290,12 @@ class Model:
             if symbol.dim >= len(shape):
                 raise _mismatch(ports[symbol.input], tensors[symbol.input], traced.hints)
             sizes[symbol.name] = shape[symbol.dim]
+        if sizes.get(SEQUENCE, traced.lengths[0]) not in traced.lengths:
+            raise ModelError(
+                f"a sequence of {sizes[SEQUENCE]} is given; the model takes {traced.lengths[0]} to "
+                f"{traced.lengths[-1]}, as its own tables do.",
+                next_step="Cut it, or give it in parts.",
+            )
         for port, tensor in zip(ports, tensors, strict=True):
             expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")

@@ -16,10 +16,11 @@ np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
 NUMBERS = (-1, -0.5, -0.0, 0, 1e-8, 0.3, 1 - 1e-9, 1, 1.5, 3, math.inf, -math.inf, math.nan)
 ODD = ("0.1", None, True, [0.1], (), 1j, 10**400, np.ones(2))
+FLOATS = [float(number) for number in NUMBERS]  # torch takes no whole numbers as betas
 SETTINGS = {
     potluck.SGD: {"lr": NUMBERS, "momentum": NUMBERS, "weight_decay": NUMBERS, "nesterov": (False, True)},
     potluck.AdamW: {
-        "lr": NUMBERS, "betas": tuple(itertools.product([float(n) for n in NUMBERS], repeat=2)), "eps": NUMBERS, "weight_decay": NUMBERS,
+        "lr": NUMBERS, "betas": tuple(itertools.product(FLOATS, FLOATS)), "eps": NUMBERS, "weight_decay": NUMBERS,
     },
 }  # fmt: skip
 TORCHS = {potluck.SGD: torch.optim.SGD, potluck.AdamW: torch.optim.AdamW}
