@@ -41,24 +41,33 @@ _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3
 class _WithLoss(torch.nn.Module):
     """The model and its loss as one module."""
 
-    def __init__(self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int) -> None:
+    def __init__(
+        self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int, keywords: Sequence[str]
+    ) -> None:
         super().__init__()
-        self.net, self.loss, self._n_inputs = net, loss, n_inputs
+        self.net, self.loss, self._n_inputs, self._keywords = net, loss, n_inputs, tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         with Divided():
-            return self.loss(self.net(*tensors[: self._n_inputs]), *tensors[self._n_inputs :])
+            answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
+            return self.loss(answer, *tensors[self._n_inputs :])
 
 
 class _Alone(torch.nn.Module):
     """The model, called as `_WithLoss` calls it, so that names come out alike."""
 
-    def __init__(self, net: torch.nn.Module) -> None:
+    def __init__(self, net: torch.nn.Module, keywords: Sequence[str]) -> None:
         super().__init__()
-        self.net = net
+        self.net, self._keywords = net, tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.net(*tensors)
+        return _called(self.net, tensors, self._keywords)
+
+
+def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:
+    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it goes by place."""
+    named = list(zip(keywords or [""] * len(inputs), inputs, strict=True))
+    return net(*[x for name, x in named if not name], **{name: x for name, x in named if name})
 
 
 def trace(
@@ -69,14 +78,17 @@ def trace(
     loss: Callable[..., torch.Tensor] | None = None,
     targets: Sequence[torch.Tensor] = (),
     sequence_dims: Sequence[int | None] = (),
+    keywords: Sequence[str] = (),
 ) -> Traced:
     """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets; output: the loss).
+
+    `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all by place.
 
     Raises ModelError for control flow that depends on data, operators that no device runs, and a batch that is not the
     first dimension everywhere.
     """
     tensors = [*inputs, *targets]
-    module = _Alone(net) if loss is None else _WithLoss(net, loss, len(inputs))
+    module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
         program, lengths = export(module, tensors, dims)

@@ -22,9 +22,7 @@ _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
-def export(
-    module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]
-) -> tuple[Any, range]:
+def export(module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[Any, range]:
     """The program of a module for any batch, and for which lengths of the sequence, which is dimension `dims[i]`.
 
     It is any length, unless the module itself sets a limit, as a table of positions does. Raises ModelError: what is in
@@ -59,7 +57,7 @@ def _limited(text: str, lengths: range) -> range:
 
 
 def _check_autocast() -> None:
-    """Raise ModelError under `torch.autocast`: its conversions would come into some types of the graph, and not others."""
+    """Raise ModelError under `torch.autocast`: its conversions would be in the types of the graph, not in the graph."""
     on = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
     if on:
         raise ModelError(

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
+from .arguments import Arguments, dims_in_order
 from .cuts import Line, line
 from .layers import Layers, layers
 from .traced import SEQUENCE, Traced
@@ -31,8 +33,13 @@ MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs 
 class Model:
     """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`."""
 
-    def __init__(self, *, inference: Layers, training: Layers | None, net: Any, name: str = "") -> None:
+    def __init__(
+        self, *, inference: Layers, training: Layers | None, net: Any, name: str = "",
+        arguments: Arguments | None = None,
+    ) -> None:  # fmt: skip
         self._inference, self._training, self._net, self._name = inference, training, net, name
+        names = tuple(port.name for port in inference.line.traced.graph.inputs)
+        self.arguments = arguments or Arguments(inputs=names)  # what a batch may call inputs and targets
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -44,17 +51,19 @@ class Model:
     def from_torch(
         cls,
         net: "torch.nn.Module",
-        example_inputs: "torch.Tensor | Sequence[torch.Tensor]",
+        example_inputs: "torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]",
         *,
         loss: "Callable[..., torch.Tensor] | None" = None,
-        example_targets: "torch.Tensor | Sequence[torch.Tensor]" = (),
-        sequence_dims: Sequence[int | None] = (),
+        example_targets: "torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]" = (),
+        sequence_dims: Sequence[int | None] | Mapping[str, int | None] = (),
         max_layers: int = MAX_LAYERS,
         merge_below: float = 0.0,
         name: str = "",
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
+        The example is a tensor, a tuple of them, or a mapping by the names that `forward` gives them; batches may be
+        any of these later. The module is traced for training as it is: what was put into `eval()` inside it stays so.
         With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. The mean may be
         weighted (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that
         counts, is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in
@@ -64,15 +73,16 @@ class Model:
         """
         import torch
 
-        from .examples import at_least_two, rows_of
+        from .examples import at_least_two, inputs_of, targets_of
         from .export import trace
         from .learning import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         check_module(net)
-        inputs, targets = rows_of(example_inputs, "input"), rows_of(example_targets, "target")
-        if not inputs:
+        given = inputs_of(net, example_inputs)
+        targets, target_names = targets_of(loss, example_targets)
+        if not given.tensors:
             raise ModelError("an example of the inputs is needed.")
         if loss is not None and not targets:
             raise ModelError("a loss needs an example of the targets.", next_step="Pass example_targets.")
@@ -83,25 +93,19 @@ class Model:
                 f"the loss is called as loss(output, *targets), got {loss!r}.",
                 next_step="Pass a function or an object, such as torch.nn.CrossEntropyLoss().",
             )
-        inputs, targets = at_least_two(inputs, targets)
+        inputs, targets = at_least_two(given.tensors, targets)
+        arguments = Arguments(inputs=given.names, targets=target_names, by_name=bool(given.keywords))
+        dims = dims_in_order(sequence_dims, arguments)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
-        target_names = [f"target_{i}" if i else "target" for i in range(len(targets))]
+        every = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]
 
         def laid_out(traced: Traced) -> Layers:
             return layers(line(traced), n_inputs=len(inputs), max_layers=max_layers, merge_below=merge_below)
 
-        inference = trace(net, inputs, input_names=names, sequence_dims=sequence_dims)
-        training = None
-        if loss is not None:
-            training = trace(
-                net,
-                inputs,
-                input_names=[*names, *target_names],
-                loss=loss,
-                targets=targets,
-                sequence_dims=sequence_dims,
-            )
-        return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net, name=name)
+        traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
+        inference = laid_out(traced(input_names=names))
+        training = laid_out(traced(input_names=every, loss=loss, targets=targets)) if loss is not None else None
+        return cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
 
     @staticmethod
     def from_onnx(
@@ -272,7 +276,8 @@ class Model:
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:
         """The number of rows, after checking types, shapes and indices. Raises ModelError: what was expected."""
         traced = self._laid_out(train).line.traced
-        ports = traced.given
+        labels = self.arguments.labels if self.arguments.by_name else [port.name for port in traced.given]
+        ports = [replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)]
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
@@ -303,6 +308,15 @@ class Model:
                 raise _mismatch(port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape))
         check_indices(index_bounds(traced), [port.name for port in ports], tensors)
         return sizes[BATCH]
+
+    def answer(self, outputs: "Sequence[torch.Tensor]") -> Any:
+        """All outputs, in order, in the structure in which the module returns them; a tensor or a tuple from ONNX."""
+        from torch.utils import _pytree as pytree
+
+        structure = self._inference.line.traced.structure
+        if structure is None:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return pytree.tree_unflatten(outputs, structure)
 
     def __repr__(self) -> str:
         size = sum(layer.parameter_bytes for layer in self.layers())

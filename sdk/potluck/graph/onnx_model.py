@@ -69,7 +69,7 @@ class OnnxModel(Model):
             max_layers=max_layers,
             merge_below=merge_below,
         )
-        return Model(inference=laid_out, training=None, net=net, name=self.name)
+        return Model(inference=laid_out, training=None, net=net, name=self.name, arguments=self.arguments)
 
     def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
         """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`."""

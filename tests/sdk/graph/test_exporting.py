@@ -1,4 +1,4 @@
-"""What is in the way of an export is said in words: autocast, caches in outputs, lengths that a module does not take."""
+"""What is in the way of an export is said in words: autocast, caches in outputs, lengths that are not taken."""
 
 from dataclasses import dataclass
 

@@ -6,11 +6,11 @@ import math
 from fractions import Fraction
 
 import pytest
-from potluck_agent.worker.optimizers import Optimizer as OnDevice
 
 import potluck
 from potluck.errors import UserError
 from potluck.run.optimizers import read_optimizer
+from potluck_agent.worker.optimizers import Optimizer as OnDevice
 
 np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
