@@ -89,7 +89,8 @@ class Arguments:
         slot = next((i for i, names in enumerate(slots) if key in names), None)
         if slot is None:
             raise UserError(
-                f"a batch holds {key}, which is none of the model's.", next_step=f"{self._expected()} Call it so, leave it out, or give tuples in that order."
+                f"a batch holds {key}, which is none of the model's.",
+                next_step=f"{self._expected()} Call it so, leave it out, or give tuples in that order.",
             )
         return slot
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .onnx_model import OnnxModel
 
 MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
+_NO_LOSS = "this model has no loss, so it cannot be trained. Pass loss= to from_torch."
 
 
 class Model:
@@ -40,6 +41,7 @@ class Model:
         self._inference, self._training, self._net, self._name = inference, training, net, name
         names = tuple(port.name for port in inference.line.traced.graph.inputs)
         self.arguments = arguments or Arguments(inputs=names)  # what a batch may call inputs and targets
+        self.untrained = "" if training is not None else _NO_LOSS  # why it cannot be trained, and what to do
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -187,7 +189,7 @@ class Model:
         if not train:
             return self._inference
         if self._training is None:
-            raise ModelError("this model has no loss, so it cannot be trained.", next_step="Pass loss= to from_torch.")
+            raise ModelError(self.untrained)
         return self._training
 
     @property

@@ -1,4 +1,4 @@
-"""Which tensor of a batch is which: matched by name in mappings of any kind and order, refused where a name is wrong."""
+"""Which tensor of a batch is which: matched by name in mappings of any kind and order; wrong names are refused."""
 
 import itertools
 from collections import OrderedDict, UserDict, namedtuple
@@ -111,7 +111,7 @@ def test_a_list_of_mappings_is_a_list_of_batches():
     assert all(same(batch, WHOLE) for batch in batches(data, 1, BERT))
 
 
-# --- examples -----------------------------------------------------------------------------------------------------------
+# --- examples ---
 
 
 class Three(nn.Module):
@@ -192,7 +192,7 @@ def test_messages_about_a_batch_call_inputs_as_the_example_did():
         model.check_inputs(X["first"], X["second"].double(), X["third"])
 
 
-# --- targets ------------------------------------------------------------------------------------------------------------
+# --- targets ---
 
 
 def weighted(output, wanted, weight):
@@ -215,7 +215,7 @@ def test_targets_are_called_as_in_their_example_or_as_by_the_loss_and_one_as_usu
             trained(loss=weighted, example_targets=targets)
 
 
-# --- lengths ------------------------------------------------------------------------------------------------------------
+# --- lengths ---
 
 
 def test_lengths_that_change_are_named_where_the_example_has_no_order():
