@@ -64,7 +64,7 @@ class Arguments:
             return tuple(tensor for _, tensor in leaves)
         if "" in self.inputs:
             raise UserError(
-                f"a batch names {_and(key for key in keys if key)}, and the inputs of this model have no names.",
+                f"a batch names {_listed(key for key in keys if key)}, and the inputs of this model have no names.",
                 next_step="Give tuples of tensors, in order; or make the model from an example that is a mapping.",
             )
         n_first = next(i for i, key in enumerate(keys) if key)
@@ -81,7 +81,7 @@ class Arguments:
             found[slot] = key, tensor
         missing = [label for slot, label in enumerate(self.labels) if slot not in found]
         if missing or len(found) > len(slots):
-            fault = f"lacks {_and(missing)}" if missing else "holds more tensors than the model takes"
+            fault = f"lacks {_listed(missing)}" if missing else "holds more tensors than the model takes"
             raise UserError(f"a batch {fault}.", next_step=self._expected())
         return tuple(found[slot][1] for slot in range(len(slots)))
 
@@ -100,8 +100,8 @@ class Arguments:
         return next((slot for slot in range(len(self.inputs), last) if slot not in found), last)
 
     def _expected(self) -> str:
-        targets = _and(" or ".join(names) for names in self.targets)
-        return f"Inputs are {_and(self.inputs)}{f'; targets are {targets}' if targets else ''}."
+        targets = _listed(" or ".join(names) for names in self.targets)
+        return f"Inputs are {_listed(self.inputs)}{f'; targets are {targets}' if targets else ''}."
 
 
 def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
@@ -117,17 +117,17 @@ def places(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters(function) if p.kind in _BY_PLACE)
 
 
-def ordered(example: Mapping[str, Any], function: Callable[..., Any], what: str) -> tuple[str, ...]:
-    """The keys of an example, in the order in which the function has them. Raises ModelError for missing and others."""
-    known = parameters(function)
+def ordered(example: Mapping[str, Any], forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The keys of an example, in the order in which `forward` has them. Raises ModelError for missing and others."""
+    known = parameters(forward)
     names = [p.name for p in known if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     takes_more = any(p.kind is Parameter.VAR_KEYWORD for p in known)
     strangers = sorted(str(key) for key in example if key not in names)
     needed = [p.name for p in known if p.name in names and p.default is Parameter.empty and p.name not in example]
     if needed or (strangers and not takes_more):
-        fault = f"lacks {_and(needed)}" if needed else f"holds {_and(strangers)}"
+        fault = f"lacks {_listed(needed)}" if needed else f"holds {_listed(strangers)}"
         raise ModelError(
-            f"the example {fault}; {what} takes {_and(names) or 'nothing by name'}.",
+            f"the example {fault}; forward takes {_listed(names) or 'nothing by name'}.",
             next_step="Give it as forward is called, by name; where forward takes a whole mapping, wrap the module in "
             "one that takes tensors.",
         )
@@ -153,8 +153,8 @@ def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
         strangers = [key for key in given if not any(key in accepted for accepted in names)]
         if strangers:
             raise ModelError(
-                f"sequence_dims names {_and(map(str, strangers))}, which is no input or target.",
-                next_step=f"There are {_and(' or '.join(accepted) for accepted in names)}.",
+                f"sequence_dims names {_listed(map(str, strangers))}, which is no input or target.",
+                next_step=f"There are {_listed(' or '.join(accepted) for accepted in names)}.",
             )
         return tuple(next((given[name] for name in accepted if name in given), None) for accepted in names)
     dims = (*given, *[None] * (len(names) - len(given)))
@@ -166,5 +166,5 @@ def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
     return dims
 
 
-def _and(words: Iterable[str]) -> str:
+def _listed(words: Iterable[str]) -> str:
     return ", ".join(words)

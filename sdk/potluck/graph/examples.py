@@ -26,7 +26,7 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
     known = parameters(net)
     if isinstance(example, Mapping):
         given = {name: value for name, value in example.items() if value is not None}
-        names = ordered(given, net, "forward")
+        names = ordered(given, net)
         by_place = {p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY}
         tensors = [_checked(given[name], f"example input {name}") for name in names]
         return Inputs(tensors=tensors, names=names, keywords=tuple("" if n in by_place else n for n in names))

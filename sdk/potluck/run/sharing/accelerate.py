@@ -167,7 +167,8 @@ def _read(model: Any, example: Any) -> tuple[Any, int]:
 
     if isinstance(example, list | tuple) and len(example) == 1:
         (example,) = example
-    for tensor in _tensors(example):
+    given = _tensors(example)
+    for tensor in given.values():
         if not (hasattr(tensor, "shape") and hasattr(tensor, "detach")):
             raise UserError(
                 f"an example is a torch tensor, as a request will be one; got {type(tensor).__name__}.",
@@ -177,25 +178,32 @@ def _read(model: Any, example: Any) -> tuple[Any, int]:
         model = Model.from_onnx(model)
     if hasattr(model, "as_torch"):  # from ONNX: only torch's operators are divided
         model = model.as_torch()
+    if len(given) > 1:
+        raise _several(tuple(given))
     ready = hasattr(model, "signature")
     if example is None and not ready:
         raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
     made = model if ready else Model.from_torch(model, example)
-    names = [label or port.name for label, port in zip(made.arguments.inputs, made.inputs(), strict=True)]
-    if len(names) != 1:
-        raise ModelError(
-            f"accelerate divides requests of one input; this model takes {len(names)}: {', '.join(names)}.",
-            next_step="Wrap the module in one that takes one tensor, or spread whole layers: home.deploy(plan, model).",
-        )
-    given = as_tuple(example, made.arguments.requested) if example is not None else ()
-    return made, made.check_inputs(*given) if given else 1
+    if len(made.inputs()) > 1:
+        raise _several(made.arguments.inputs)
+    return made, made.check_inputs(*as_tuple(example, made.arguments.requested)) if given else 1
 
 
-def _tensors(example: Any) -> tuple[Any, ...]:
-    """What an example holds."""
+def _tensors(example: Any) -> Mapping[str, Any]:
+    """What an example holds, by name or place."""
     if isinstance(example, Mapping):
-        return tuple(example.values())
-    return tuple(example) if isinstance(example, list | tuple) else () if example is None else (example,)
+        return {name: tensor for name, tensor in example.items() if tensor is not None}
+    if isinstance(example, list | tuple):
+        return {f"input {i}": tensor for i, tensor in enumerate(example)}
+    return {} if example is None else {"input": example}
+
+
+def _several(names: Sequence[str]) -> ModelError:
+    listed = f" ({', '.join(names)})" if all(names) else ""
+    return ModelError(
+        f"accelerate divides requests of one input; here are {len(names)}{listed}.",
+        next_step="Wrap the module in one that takes one tensor, or spread whole layers: home.deploy(plan, model).",
+    )
 
 
 def _case(model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home") -> SplitCase:
