@@ -4,7 +4,7 @@ A mapping tells by its keys which tensor is which, whatever their order: inputs 
 targets as the loss does, or as their example did. What is missing or left over is refused by its name.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import Any
@@ -121,9 +121,12 @@ def ordered(example: Mapping[str, Any], forward: Callable[..., Any]) -> tuple[st
     """The keys of an example, in the order in which `forward` has them. Raises ModelError for missing and others."""
     known = parameters(forward)
     names = [p.name for p in known if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    takes_more = any(p.kind is Parameter.VAR_KEYWORD for p in known)
+    takes_more = any(p.kind is Parameter.VAR_KEYWORD for p in known) and all(isinstance(key, str) for key in example)
     strangers = sorted(str(key) for key in example if key not in names)
-    needed = [p.name for p in known if p.name in names and p.default is Parameter.empty and p.name not in example]
+    by_place = [p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY]
+    first = by_place[: max((i + 1 for i, name in enumerate(by_place) if name in example), default=0)]
+    required = [p.name for p in known if p.name in first or (p.name in names and p.default is Parameter.empty)]
+    needed = [name for name in required if name not in example]
     if needed or (strangers and not takes_more):
         fault = f"lacks {_listed(needed)}" if needed else f"holds {_listed(strangers)}"
         raise ModelError(
@@ -132,6 +135,14 @@ def ordered(example: Mapping[str, Any], forward: Callable[..., Any]) -> tuple[st
             "one that takes tensors.",
         )
     return (*(name for name in names if name in example), *strangers)
+
+
+def by_names(value: Any, names: Container[str]) -> Mapping[Any, Any] | None:
+    """A mapping, or a named tuple whose fields are all among these names, as a mapping; None where it is neither."""
+    if isinstance(value, Mapping):
+        return value
+    fields = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
+    return dict(zip(fields, value, strict=True)) if fields and all(field in names for field in fields) else None
 
 
 def target_names(loss: Callable[..., Any], n: int, keys: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
@@ -158,7 +169,7 @@ def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
             )
         return tuple(next((given[name] for name in accepted if name in given), None) for accepted in names)
     dims = (*given, *[None] * (len(names) - len(given)))
-    if arguments.by_name and len(set(dims)) > 1:
+    if arguments.by_name and len(set(dims[: len(arguments.inputs)])) > 1:
         raise ModelError(
             f"the example is a mapping, which has no order, and sequence_dims differ: {given!r}.",
             next_step=f"Name them: sequence_dims={{{arguments.inputs[0]!r}: 1}}.",

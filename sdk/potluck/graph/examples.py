@@ -1,6 +1,6 @@
 """Examples of inputs and targets, as the user gives them, made ready for tracing."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 from potluck.errors import ModelError
 
-from .arguments import ordered, parameters, places, target_names
+from .arguments import by_names, ordered, parameters, places, target_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,9 @@ class Inputs:
 def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
     """The inputs of an example: a tensor, a row of them, or a mapping by the names that `forward` gives them."""
     known = parameters(net)
-    if isinstance(example, Mapping):
-        given = {name: value for name, value in example.items() if value is not None}
+    named = by_names(example, [p.name for p in known])
+    if named is not None:
+        given = {name: value for name, value in named.items() if value is not None}
         names = ordered(given, net)
         by_place = {p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY}
         tensors = [_checked(given[name], f"example input {name}") for name in names]
@@ -42,19 +43,20 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
 
 def targets_of(loss: Callable[..., Any] | None, example: Any) -> tuple[list[torch.Tensor], tuple[tuple[str, ...], ...]]:
     """The targets of an example in the order in which the loss takes them, and all names that each may have."""
-    if not isinstance(example, Mapping) or loss is None:
-        tensors = _rows_of(list(example.values()) if isinstance(example, Mapping) else example, "target")
+    own = places(loss)[1:] if loss is not None else ()
+    named = by_names(example, own)
+    if named is None or loss is None:
+        tensors = _rows_of(example if named is None else list(named.values()), "target")
         return tensors, target_names(loss, len(tensors)) if loss is not None else ()
-    own = places(loss)[1:]
-    keys = tuple(example)
+    keys = tuple(named)
     if len(keys) != 1 or keys[0] in own[1:]:  # the only one may have a name of its own
-        keys = tuple(name for name in own[: len(example)] if name in example)
-        if len(keys) < len(example):
+        keys = tuple(name for name in own[: len(named)] if name in named)
+        if len(keys) < len(named):
             raise ModelError(
-                f"the targets are {', '.join(map(str, example))}; the loss takes {', '.join(own) or 'none by name'}.",
+                f"the targets are {', '.join(map(str, named))}; the loss takes {', '.join(own) or 'none by name'}.",
                 next_step="Call them as the loss does, or give them as a tuple, in order.",
             )
-    return [_checked(example[key], f"example target {key}") for key in keys], target_names(loss, len(keys), keys)
+    return [_checked(named[key], f"example target {key}") for key in keys], target_names(loss, len(keys), keys)
 
 
 def _rows_of(example: Any, what: str) -> list[torch.Tensor]:

@@ -65,13 +65,14 @@ class Model:
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
         The example is a tensor, a tuple of them, or a mapping by the names that `forward` gives them; batches may be
-        any of these later. The module is traced for training as it is: what was put into `eval()` inside it stays so.
+        any of these later. Training is of the module as it is: what was put into `eval()` inside it stays so. (As a
+        whole in evaluation, it is refused where that makes a difference: net.train() says what is meant.)
         With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. The mean may be
         weighted (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that
         counts, is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in
-        one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` is the
-        dimension of input (then target) i that may change its length too, as far as tables of the module go. Raises
-        ModelError.
+        one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` (or
+        by name) is the dimension of input (then target) i that may change its length too, as far as tables of the
+        module go. Raises ModelError.
         """
         import torch
 

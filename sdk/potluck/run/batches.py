@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
-from potluck.graph.arguments import Arguments, Leaf
+from potluck.graph.arguments import Arguments, Leaf, by_names
 
 if TYPE_CHECKING:
     import torch
@@ -57,12 +57,11 @@ def _leaves(value: Any, arguments: Arguments, key: str) -> Iterator[Leaf]:
     """The tensors of a batch with their keys, the innermost where mappings hold mappings; None is not given."""
     import torch
 
-    if isinstance(value, tuple) and arguments.names.issuperset(fields := getattr(value, "_fields", (None,))):
-        value = dict(zip(fields, value, strict=True))
+    named = by_names(value, arguments.names)
     if isinstance(value, torch.Tensor):
         yield key, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
+    elif named is not None:
+        for name, item in named.items():
             if item is not None:
                 yield from _leaves(item, arguments, str(name))
     elif isinstance(value, tuple | list) and not key:

@@ -131,6 +131,11 @@ class ByPlace(Three):
         return super().forward(first, second, third)
 
 
+class OnlyByPlace(nn.Module):
+    def forward(self, first=None, second=None, /):
+        return first
+
+
 class Loose(Three):
     def forward(self, first, **others):
         return super().forward(first, others["second"], others["third"])
@@ -163,6 +168,14 @@ def test_an_example_and_a_request_by_name_are_what_the_module_makes_of_them(net,
         assert torch.allclose(answer(model, X["first"], third=X["third"], second=X["second"]), RIGHT)
 
 
+def test_a_named_tuple_as_an_example_goes_by_its_names_as_batches_do():
+    turned = namedtuple("turned", "third first second")(X["third"], X["first"], X["second"])
+    model = Model.from_torch(Three(), turned)
+    assert torch.allclose(answer(model, turned), RIGHT)
+    model = Model.from_torch(Three(), namedtuple("other", "a b c")(*X.values()))
+    assert torch.allclose(answer(model, tuple(X.values())), RIGHT)
+
+
 def test_an_example_in_order_gives_names_too():
     model = Model.from_torch(Three(), tuple(X.values()))
     assert torch.allclose(answer(model, dict(reversed(X.items()))), RIGHT)
@@ -175,6 +188,8 @@ def test_an_example_in_order_gives_names_too():
     [
         (Three, {"first": X["first"], "third": X["third"]}, "lacks second; forward takes first, second, third"),
         (Three, {**X, "fourth": X["first"]}, "holds fourth; forward takes first, second, third"),
+        (OnlyByPlace, {"second": X["second"]}, "lacks first; forward takes first, second"),
+        (Loose, {**X, 7: X["first"]}, "holds 7"),
         (Three, {**X, "third": "c"}, "example input third is a str"),
         (Three, {**X, "third": X}, "example input third is a dict"),
         (ByName, (X["first"], X["second"]), "takes second by name alone.*mapping"),
@@ -218,6 +233,15 @@ def test_targets_are_called_as_in_their_example_or_as_by_the_loss_and_one_as_usu
 # --- lengths ---
 
 
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, a, b):
+        return (a * b * self.scale).sum(1)
+
+
 def test_lengths_that_change_are_named_where_the_example_has_no_order():
     class Two(nn.Module):
         def forward(self, tokens, picture):
@@ -228,6 +252,9 @@ def test_lengths_that_change_are_named_where_the_example_has_no_order():
     assert model.check_inputs(torch.randn(3, 9), torch.randn(3, 5)) == 3
     with pytest.raises(ModelError, match="picture is"):
         model.check_inputs(torch.randn(3, 9), torch.randn(3, 6))
+    even = {"b": torch.randn(2, 7), "a": torch.randn(2, 7)}
+    model = Model.from_torch(Both(), even, sequence_dims=(1, 1), loss=nn.MSELoss(), example_targets=torch.randn(2))
+    assert model.check_inputs(torch.randn(3, 9), torch.randn(3, 9), torch.randn(3), train=True) == 3
     with pytest.raises(ModelError, match=r"has no order, and sequence_dims differ.*Name them"):
         Model.from_torch(Two(), example, sequence_dims=(None, 1))
     with pytest.raises(ModelError, match=r"names text, which is no input or target.*tokens, picture"):
