@@ -87,8 +87,8 @@ def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected
     data = [make(part(X, start, start + 6), Y[start : start + 6]) for start in range(0, ROWS, 6)]
     if whole:
         data = make(X, Y)
-        if form in ("two mappings", "named tuple"):
-            data = (UserDict(X), Y)  # these would be batches of their own
+        if form == "two mappings":
+            data = (UserDict(X), Y)  # a list of two mappings is a list of batches
     run = deployed(home, model)
     assert run.fit(data).wait().losses == pytest.approx(losses, abs=1e-6)
     state = run.state_dict()
