@@ -64,7 +64,9 @@ class Converter:
         if target is operator.getitem:
             self._item(node)
         elif name == "wrap_with_set_grad_enabled":
-            self._inline(node, owner)
+            self._inline(node, owner, *node.args[1:], detached=not node.args[0])
+        elif name == "wrap_with_autocast":
+            self._autocast(node, owner)
         elif isinstance(target, torch._ops.OpOverload):
             if target._opname not in _DROPPED:
                 self._operator(node, name)
@@ -81,16 +83,28 @@ class Converter:
         index: Any = node.args[1]
         self.values[node] = whole[index] if isinstance(whole, tuple) else Ref(whole.value, index)
 
-    def _inline(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
-        """A region with gradients on or off becomes part of the graph; off: its results are detached."""
-        enabled, inner, *arguments = node.args
-        module = getattr(owner, inner.target)  # type: ignore[union-attr,arg-type]
+    def _autocast(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
+        """A region without autocast becomes part of the graph: nothing is converted there, nor outside."""
+        _, dtype, enabled, _, *rest = node.args
+        if enabled:
+            raise ModelError(
+                f"it computes under torch.autocast{where(node)}, whose conversions devices do not make.",
+                next_step=f"Leave that block out, and convert yourself: x.to({dtype}), or the whole module, "
+                f"net.to({dtype}).",
+            )
+        self._inline(node, owner, *rest)
+
+    def _inline(
+        self, node: torch.fx.Node, owner: torch.nn.Module, inner: Any, *arguments: Any, detached: bool = False
+    ) -> None:
+        """A region becomes part of the graph; where gradients are off in it, its results are detached."""
+        module = getattr(owner, inner.target)
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         for holder, argument in zip(holders, arguments, strict=True):
             self.values[holder] = self._argument(argument)
         result = self.graph(module.graph, module)
         results = result if isinstance(result, tuple) else (result,)
-        if not enabled:
+        if detached:
             outputs = next(n for n in module.graph.nodes if n.op == "output").args[0]
             results = tuple(self._detached(ref, out) for ref, out in zip(results, outputs, strict=True))
         self.values[node] = results

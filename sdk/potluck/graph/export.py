@@ -1,9 +1,8 @@
 """torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,36 +29,45 @@ from . import sizes
 from .convert import Converter
 from .exporting import TRY, export, first_line
 from .learning import check_learning
+from .modes import check_modes, modes_of
 from .outputs import check_outputs
 from .rows import OperatorFailed, by_rows, whole_and_parts
 from .tallies import Divided, Tallies, extract
 from .traced import SEQUENCE, Traced, Type
 
-MAX_BATCH = 1 << 20
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
 
 class _WithLoss(torch.nn.Module):
     """The model and its loss as one module."""
 
-    def __init__(self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int) -> None:
+    def __init__(
+        self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int, keywords: Sequence[str]
+    ) -> None:
         super().__init__()
-        self.net, self.loss, self._n_inputs = net, loss, n_inputs
+        self.net, self.loss, self._n_inputs, self._keywords = net, loss, n_inputs, tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         with Divided():
-            return self.loss(self.net(*tensors[: self._n_inputs]), *tensors[self._n_inputs :])
+            answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
+            return self.loss(answer, *tensors[self._n_inputs :])
 
 
 class _Alone(torch.nn.Module):
     """The model, called as `_WithLoss` calls it, so that names come out alike."""
 
-    def __init__(self, net: torch.nn.Module) -> None:
+    def __init__(self, net: torch.nn.Module, keywords: Sequence[str]) -> None:
         super().__init__()
-        self.net = net
+        self.net, self._keywords = net, tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.net(*tensors)
+        return _called(self.net, tensors, self._keywords)
+
+
+def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:
+    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it goes by place."""
+    named = list(zip(keywords or [""] * len(inputs), inputs, strict=True))
+    return net(*[x for name, x in named if not name], **{name: x for name, x in named if name})
 
 
 def trace(
@@ -70,32 +78,26 @@ def trace(
     loss: Callable[..., torch.Tensor] | None = None,
     targets: Sequence[torch.Tensor] = (),
     sequence_dims: Sequence[int | None] = (),
+    keywords: Sequence[str] = (),
 ) -> Traced:
     """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets; output: the loss).
+
+    `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all by place.
 
     Raises ModelError for control flow that depends on data, operators that no device runs, and a batch that is not the
     first dimension everywhere.
     """
     tensors = [*inputs, *targets]
-    module = _Alone(net) if loss is None else _WithLoss(net, loss, len(inputs))
+    module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
-    batch, sequence = torch.export.Dim(BATCH, min=1, max=MAX_BATCH), torch.export.Dim(SEQUENCE, min=1, max=MAX_BATCH)
-    dynamic = tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
-    with _mode(net, training=loss is not None):
-        program = export(module, tuple(tensors), dynamic)
-    return _traced(program, module, list(input_names), tensors, dims, loss is not None)
-
-
-@contextmanager
-def _mode(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
-    """The module in training or evaluation for a while; every submodule gets its own mode back."""
-    before = [(module, module.training) for module in net.modules()]
-    net.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before:
-            module.training = was
+    with modes_of(net, training=loss is not None):
+        program, lengths = export(module, tensors, dims)
+    structure = program.call_spec.out_spec
+    traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    traced = replace(traced, lengths=lengths, structure=structure)
+    if loss is not None:
+        check_modes(net, traced)
+    return traced
 
 
 def _traced(
@@ -301,10 +303,10 @@ def _types(value: Any, symbols: dict[str, str]) -> tuple[Type, ...]:
 def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[Output, ...]:
     found = []
     for i, ref in enumerate(result if isinstance(result, tuple) else (result,)):
-        if not isinstance(ref, Ref):
-            raise ModelError("an output is not a tensor.", next_step="Return a tensor or a tuple of tensors.")
-        kind = types[ref.value][ref.item or 0]
         name = ("loss" if train else "output") + (f"_{i}" if i else "")
+        if not isinstance(ref, Ref):
+            raise ModelError(f"{name} is {ref!r}, which is no tensor.", next_step="Leave it out of what is returned.")
+        kind = types[ref.value][ref.item or 0]
         found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
     if train and (len(found) != 1 or found[0].shape != ()):
         raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")

@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +16,11 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
+from .arguments import Arguments, dims_in_order
 from .cuts import Line, line
 from .layers import Layers, layers
 from .norms import check_values
-from .traced import Traced
+from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +29,20 @@ if TYPE_CHECKING:
     from .onnx_model import OnnxModel
 
 MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
+_NO_LOSS = "this model has no loss, so it cannot be trained. Pass loss= to from_torch."
 
 
 class Model:
     """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`."""
 
-    def __init__(self, *, inference: Layers, training: Layers | None, net: Any, name: str = "") -> None:
+    def __init__(
+        self, *, inference: Layers, training: Layers | None, net: Any, name: str = "",
+        arguments: Arguments | None = None,
+    ) -> None:  # fmt: skip
         self._inference, self._training, self._net, self._name = inference, training, net, name
+        names = tuple(port.name for port in inference.line.traced.graph.inputs)
+        self.arguments = arguments or Arguments(inputs=names)  # what a batch may call inputs and targets
+        self.untrained = "" if training is not None else _NO_LOSS  # why it cannot be trained, and what to do
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -45,33 +54,39 @@ class Model:
     def from_torch(
         cls,
         net: "torch.nn.Module",
-        example_inputs: "torch.Tensor | Sequence[torch.Tensor]",
+        example_inputs: "torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]",
         *,
         loss: "Callable[..., torch.Tensor] | None" = None,
-        example_targets: "torch.Tensor | Sequence[torch.Tensor]" = (),
-        sequence_dims: Sequence[int | None] = (),
+        example_targets: "torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]" = (),
+        sequence_dims: Sequence[int | None] | Mapping[str, int | None] = (),
         max_layers: int = MAX_LAYERS,
         merge_below: float = 0.0,
         name: str = "",
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
+        The example is a tensor, a tuple of them, or a mapping by the names that `forward` gives them; batches may be
+        any of these later. Training is of the module as it is: what was put into `eval()` inside it stays so. (As a
+        whole in evaluation, it is refused where that makes a difference: net.train() says what is meant.)
         With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. The mean may be
         weighted (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that
         counts, is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in
-        one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` is the
-        dimension of input (then target) i that may change its length too. Raises ModelError.
+        one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` (or
+        by name) is the dimension of input (then target) i that may change its length too, as far as tables of the
+        module go. Raises ModelError.
         """
         import torch
 
+        from .examples import at_least_two, inputs_of, targets_of
         from .export import trace
         from .learning import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         check_module(net)
-        inputs, targets = _rows_of(example_inputs, "input"), _rows_of(example_targets, "target")
-        if not inputs:
+        given = inputs_of(net, example_inputs)
+        targets, target_names = targets_of(loss, example_targets)
+        if not given.tensors:
             raise ModelError("an example of the inputs is needed.")
         if loss is not None and not targets:
             raise ModelError("a loss needs an example of the targets.", next_step="Pass example_targets.")
@@ -82,25 +97,19 @@ class Model:
                 f"the loss is called as loss(output, *targets), got {loss!r}.",
                 next_step="Pass a function or an object, such as torch.nn.CrossEntropyLoss().",
             )
-        inputs, targets = _at_least_two(inputs, targets)
+        inputs, targets = at_least_two(given.tensors, targets)
+        arguments = Arguments(inputs=given.names, targets=target_names, by_name=bool(given.keywords))
+        dims = dims_in_order(sequence_dims, arguments)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
-        target_names = [f"target_{i}" if i else "target" for i in range(len(targets))]
+        every = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]
 
         def laid_out(traced: Traced) -> Layers:
             return layers(line(traced), n_inputs=len(inputs), max_layers=max_layers, merge_below=merge_below)
 
-        inference = trace(net, inputs, input_names=names, sequence_dims=sequence_dims)
-        training = None
-        if loss is not None:
-            training = trace(
-                net,
-                inputs,
-                input_names=[*names, *target_names],
-                loss=loss,
-                targets=targets,
-                sequence_dims=sequence_dims,
-            )
-        return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net, name=name)
+        traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
+        inference = laid_out(traced(input_names=names))
+        training = laid_out(traced(input_names=every, loss=loss, targets=targets)) if loss is not None else None
+        return cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
 
     @staticmethod
     def from_onnx(
@@ -174,30 +183,38 @@ class Model:
         tied = {name: stop - start for start, stop, name in self._laid_out(train).line.tied}
         return tuple(f"{name} is used in several places, which training keeps on one device" for name in sorted(tied))
 
+    @property
+    def _graphs(self) -> tuple[Layers, ...]:
+        return (self._inference,) if self._training is None else (self._inference, self._training)
+
     def _laid_out(self, train: bool) -> Layers:
         if not train:
             return self._inference
         if self._training is None:
-            raise ModelError("this model has no loss, so it cannot be trained.", next_step="Pass loss= to from_torch.")
+            raise ModelError(self.untrained)
         return self._training
 
     @property
     def signature(self) -> str:
         """A name that is the same for the same graph and layers, whatever the weights."""
         digest = hashlib.sha256()
-        for chosen in (self._inference, self._training):
-            if chosen is not None:
-                graph = chosen.line.traced.graph
-                free = replace(graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols))
-                digest.update(dumps(free) + repr(chosen.bounds).encode())
+        for chosen in self._graphs:
+            graph = chosen.line.traced.graph
+            free = replace(graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols))
+            digest.update(dumps(free) + repr(chosen.bounds).encode())
         return digest.hexdigest()[:32]
 
     # --- state ---
 
     def state(self) -> "dict[str, torch.Tensor]":
         """All parameters and buffers as they are in the user's module now, by name."""
-        chosen = [c for c in (self._inference, self._training) if c is not None]
-        return {name: tensor.detach() for c in chosen for name, tensor in c.line.traced.tensors.items()}
+        return {name: tensor.detach() for c in self._graphs for name, tensor in c.line.traced.tensors.items()}
+
+    def idle_state(self) -> "dict[str, torch.Tensor]":
+        """What else the user's module keeps, by name: no device reads it, as what a frozen normalisation counts."""
+        saved, used = self._net.state_dict(), {id(t) for c in self._graphs for t in c.line.traced.tensors.values()}
+        named = (*self._net.named_parameters(), *self._net.named_buffers())
+        return {name: tensor.detach() for name, tensor in named if name in saved and id(tensor) not in used}
 
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers."""
@@ -208,7 +225,7 @@ class Model:
         """Put weights into the user's own module. Raises ModelError, and changes nothing, where one does not fit."""
         import torch
 
-        own = self.state()
+        own = {**self.idle_state(), **self.state()}
         for name, tensor in state.items():
             if name not in own:
                 raise ModelError(f"the model has no state {name!r}.")
@@ -263,7 +280,8 @@ class Model:
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:
         """The number of rows, after checking types, shapes and indices. Raises ModelError: what was expected."""
         traced = self._laid_out(train).line.traced
-        ports = traced.given
+        labels = self.arguments.labels if self.arguments.by_name else [port.name for port in traced.given]
+        ports = [replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)]
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
@@ -281,6 +299,12 @@ class Model:
             if symbol.dim >= len(shape):
                 raise _mismatch(ports[symbol.input], tensors[symbol.input], traced.hints)
             sizes[symbol.name] = shape[symbol.dim]
+        if sizes.get(SEQUENCE, traced.lengths[0]) not in traced.lengths:
+            raise ModelError(
+                f"a sequence of {sizes[SEQUENCE]} is given; the model takes {traced.lengths[0]} to "
+                f"{traced.lengths[-1]}, as its own tables do.",
+                next_step="Cut it, or give it in parts.",
+            )
         for port, tensor in zip(ports, tensors, strict=True):
             expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -289,6 +313,15 @@ class Model:
         check_indices(index_bounds(traced), [port.name for port in ports], tensors)
         check_values(traced, sizes)
         return sizes[BATCH]
+
+    def answer(self, outputs: "Sequence[torch.Tensor]") -> Any:
+        """All outputs, in order, in the structure in which the module returns them; a tensor or a tuple from ONNX."""
+        from torch.utils import _pytree as pytree
+
+        structure = self._inference.line.traced.structure
+        if structure is None:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return pytree.tree_unflatten(outputs, structure)
 
     def __repr__(self) -> str:
         size = sum(layer.parameter_bytes for layer in self.layers())
@@ -300,40 +333,6 @@ class Model:
         from potluck.display import html
 
         return html.layers(self.layers(self.trains), repr(self).strip("<>"))
-
-
-def _rows_of(example: Any, what: str) -> "list[torch.Tensor]":
-    """The tensors of an example, which is one of them, or a row of them."""
-    import torch
-
-    tensors = list(example) if isinstance(example, Sequence | Iterator) and not isinstance(example, str) else [example]
-    for i, tensor in enumerate(tensors):
-        which = f"example {what}{f' {i}' if len(tensors) > 1 else ''}"
-        if not isinstance(tensor, torch.Tensor):
-            raise ModelError(
-                f"{which} is a {type(tensor).__name__}; a tensor whose first dimension is the batch is expected.",
-                next_step="Wrap the module in one that takes tensors, one after the other.",
-            )
-        if tensor.dim() == 0 or tensor.layout is not torch.strided:
-            form = "has no dimension" if tensor.dim() == 0 else "is sparse"
-            raise ModelError(f"{which} {form}; a dense tensor whose first dimension is the batch is expected.")
-    return tensors
-
-
-def _at_least_two(
-    inputs: "list[torch.Tensor]", targets: "list[torch.Tensor]"
-) -> "tuple[list[torch.Tensor], list[torch.Tensor]]":
-    """The example with two rows where it has one: a batch of one would be taken for a constant."""
-    import torch
-
-    rows = {tensor.shape[0] for tensor in (*inputs, *targets)}
-    if len(rows) != 1 or 0 in rows:
-        raise ModelError(
-            f"the examples have {sorted(rows)} rows.", next_step="Give them all the same batch, as first dimension."
-        )
-    if rows == {1}:
-        return [torch.cat([x, x]) for x in inputs], [torch.cat([x, x]) for x in targets]
-    return inputs, targets
 
 
 def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -> ModelError:

@@ -13,6 +13,7 @@ from potluck import records
 from potluck.errors import FileError, ModelError
 from potluck_wire.graph import Graph
 
+from .arguments import Arguments
 from .cuts import line
 from .layers import layers
 from .model import MAX_LAYERS, Model
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
+_NOT_TRAINED = (
+    "a model from an ONNX file answers, and is not trained. Train the torch module that the file was made from: "
+    "Model.from_torch(net, example, loss=...)."
+)
 
 
 class OnnxModel(Model):
@@ -31,7 +36,9 @@ class OnnxModel(Model):
     def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = "") -> None:
         n_inputs = len(traced.traced.graph.inputs)
         laid_out = layers(line(traced.traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below)
-        super().__init__(inference=laid_out, training=None, net=None, name=name)
+        arguments = Arguments(inputs=traced.inputs)
+        super().__init__(inference=laid_out, training=None, net=None, name=name, arguments=arguments)
+        self.untrained = _NOT_TRAINED
         self._trace = traced
         self._weights = {t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES}
 
@@ -69,7 +76,9 @@ class OnnxModel(Model):
             max_layers=max_layers,
             merge_below=merge_below,
         )
-        return Model(inference=laid_out, training=None, net=net, name=self.name)
+        made = Model(inference=laid_out, training=None, net=net, name=self.name, arguments=self.arguments)
+        made.untrained = self.untrained
+        return made
 
     def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
         """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`."""
@@ -115,6 +124,10 @@ class OnnxModel(Model):
 
         tensors = self._trace.traced.tensors
         return {name: torch.from_numpy(np.array(tensors[name])) for name in self._weights}
+
+    def idle_state(self) -> "dict[str, torch.Tensor]":
+        """None: what is not sent apart stands in the document."""
+        return {}
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Raises ModelError: an ONNX model is not trained."""

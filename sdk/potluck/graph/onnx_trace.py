@@ -37,7 +37,8 @@ _LIKE = {
 class OnnxTrace:
     """The plain model (without anything private), and how it looks as a traced graph with the same names of values.
 
-    `fixed`: what nodes give whatever the inputs are; `example`: made-up inputs and what comes out of them.
+    `fixed`: what nodes give whatever the inputs are; `example`: made-up inputs and what comes out of them; `inputs`:
+    what the file calls the inputs.
     """
 
     model: onnx.ModelProto
@@ -45,11 +46,12 @@ class OnnxTrace:
     types: Mapping[str, Type]
     fixed: Mapping[str, Array]
     example: Mapping[str, Array]
+    inputs: tuple[str, ...]
 
 
 def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
     """Raises ModelError for operators that no device runs, and where the batch is not the first dimension."""
-    model = _plain(model, sizes)
+    inputs, model = tuple(value.name for value in _given(model.graph)), _plain(model, sizes)
     graph = model.graph
     tensors = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     runs = _runs(model)
@@ -93,7 +95,14 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
         types=kinds,
         fixed={name: a for name, a in runs[0].items() if name not in moving and np.array_equal(a, runs[1][name])},
         example={value.name: runs[0][value.name] for value in (*graph.input, *graph.output)},
+        inputs=inputs,
     )
+
+
+def _given(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that a user gives: older files list the weights among them."""
+    initial = {t.name for t in graph.initializer}
+    return [value for value in graph.input if value.name not in initial]
 
 
 def varying(graph: onnx.GraphProto) -> frozenset[str]:
@@ -120,8 +129,7 @@ def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
             )
     if model.functions or model.graph.sparse_initializer:
         raise ModelError("it has functions or sparse tensors of its own, which devices do not run.")
-    initial = {t.name for t in model.graph.initializer}
-    inputs = [v for v in model.graph.input if v.name not in initial]
+    inputs = _given(model.graph)
     renamed = {v.name: f"input_{i}" if i else "input" for i, v in enumerate(inputs)}
     renamed |= {t.name: f"w{i}" for i, t in enumerate(model.graph.initializer)}
     first = len(renamed)

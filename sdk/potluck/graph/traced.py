@@ -7,6 +7,8 @@ from typing import Any
 from potluck_wire.graph import DTYPE_BYTES, Graph, Input, Ref, Shape, evaluate
 
 SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
+MAX_SIZE = 1 << 20  # of a batch, and of a sequence
+ANY_LENGTH = range(1, MAX_SIZE + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,9 @@ class Traced:
 
     `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name;
     `modules`: per node the path of the module that it stands in, where there are modules; `tallies`: the
-    function that makes the last of the inputs from the others of a whole batch, as many as its length.
+    function that makes the last of the inputs from the others of a whole batch, as many as its length; `lengths`: those
+    of the sequence, where their number may change; `structure`: how the module's answer is made of the outputs, as
+    torch has it, where that is known.
     """
 
     graph: Graph
@@ -43,6 +47,8 @@ class Traced:
     tensors: Mapping[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     tallies: Any = ()
+    lengths: range = ANY_LENGTH
+    structure: Any = None
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

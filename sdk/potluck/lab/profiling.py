@@ -60,6 +60,7 @@ def profile(
             f"{emulation.home.name}, {emulation.time_scale:g} times slower; layer times are estimates",
             *model.notes(train=True in modes),
         ),
+        untrained=model.untrained,
     )
 
 

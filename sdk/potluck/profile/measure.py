@@ -159,6 +159,7 @@ def profile(
         training=measured.get(True),
         inference=measured.get(False),
         notes=(*notes, *model.notes(train=True in modes)),
+        untrained=model.untrained,
     )
 
 

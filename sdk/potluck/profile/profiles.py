@@ -33,7 +33,7 @@ class Profile:
     """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured.
 
     `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
-    known; layer i is the nodes [bounds[i], bounds[i + 1]).
+    known; layer i is the nodes [bounds[i], bounds[i + 1]). `untrained`: why the model cannot be trained, if so.
 
     Asked "what if", it answers with a profile of the home as it would be: `with_device`, `without_device`,
     `with_medium`. The times of a device that is not there are estimated, and say so.
@@ -49,6 +49,7 @@ class Profile:
     home: str = ""
     graph: "ModelGraph | None" = None
     bounds: tuple[int, ...] = ()
+    untrained: str = ""
 
     def problem(self, workload: Training | Inference, qoe: QoE | None = None) -> Problem:
         """The planning problem of this workload under these limits.
@@ -61,7 +62,12 @@ class Profile:
         measured = self.training if isinstance(workload, Training) else self.inference
         mode = "training" if isinstance(workload, Training) else "inference"
         if measured is None:
-            raise PlanError(f"this profile was not measured for {mode}.", next_step=f"home.profile(model) with {mode}.")
+            if mode == "training" and self.untrained:
+                raise PlanError(self.untrained)
+            raise PlanError(
+                f"this profile was not measured for {mode}.",
+                next_step=f"Measure it: home.profile(model, train={mode == 'training'}).",
+            )
         excluded = {d.name: _why_not(d, mode) for d in self.devices if d.name not in measured.costs}
         if len(excluded) == len(self.devices):
             name, why = next(iter(excluded.items()))

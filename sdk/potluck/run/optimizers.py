@@ -1,6 +1,11 @@
-"""Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's defaults."""
+"""Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's defaults.
 
+What torch's constructors refuse is refused here, where it is written; a device would only notice in its first step.
+"""
+
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from potluck.errors import UserError
@@ -16,7 +21,15 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        _above_zero("lr", self.lr)
+        _take_numbers(self, "lr", "eps", "weight_decay")
+        betas: Any = self.betas
+        given = tuple(betas) if isinstance(betas, tuple | list) else ()
+        numbers = tuple(_number("betas", beta) for beta in given)
+        if len(numbers) != 2 or not all(0 <= beta < 1 for beta in numbers):
+            raise UserError(
+                f"betas must be two numbers from 0 to below 1, got {betas!r}.", next_step="betas=(0.9, 0.999)"
+            )
+        object.__setattr__(self, "betas", numbers)
 
     def to_json(self) -> dict[str, Any]:
         """As programs carry it."""
@@ -40,7 +53,13 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _above_zero("lr", self.lr)
+        _take_numbers(self, "lr", "momentum", "weight_decay")
+        if not isinstance(self.nesterov, bool):
+            raise UserError(f"nesterov must be True or False, got {self.nesterov!r}.")
+        if self.nesterov and not self.momentum:
+            raise UserError(
+                "nesterov needs a momentum above zero.", next_step="potluck.SGD(lr, momentum=0.9, nesterov=True)"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """As programs carry it."""
@@ -76,8 +95,22 @@ def read_optimizer(settings: dict[str, Any]) -> Optimizer:
     raise UserError(f"no optimizer is called {settings.get('name')!r}.")
 
 
-def _above_zero(what: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{what} must be a number, got {value!r}.")
-    if not 0 < value < float("inf"):
-        raise UserError(f"{what} must be above zero and finite, got {value}.")
+def _take_numbers(optimizer: Optimizer, *settings: str) -> None:
+    """Each of these settings as a float of Python's, zero or above; a rate of zero would change no weight."""
+    for name in settings:
+        given = getattr(optimizer, name)
+        number = _number(name, given)
+        if not 0 <= number < math.inf or (name == "lr" and not number):
+            least = "above zero" if name == "lr" else "zero or above"
+            raise UserError(f"{name} must be {least} and finite, got {given}.")
+        object.__setattr__(optimizer, name, number)
+
+
+def _number(what: str, value: Any) -> float:
+    """Any number, such as one of numpy's, as a float of Python's."""
+    try:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            return float(value)
+    except OverflowError:
+        pass
+    raise UserError(f"{what} must be a number, got {value!r:.60}.")

@@ -12,7 +12,7 @@ from potluck.errors import PlanError, UserError
 from potluck.handle import Handle, Task
 from potluck.profile.learning import learned
 from potluck.records import Plan, Problem, Trace
-from potluck.run import checkpoint, tensors
+from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
 from potluck.run.crew import outputs_of
 from potluck.run.crossing import cross
@@ -162,6 +162,8 @@ class Run:
             A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors to be taken
             `plan.batch` rows at a time. A batch of any other size is one step, too, with the mean over its own rows:
             the plan's micro-batches and a smaller one. Where batch norm learns, no row that had company is alone in it.
+            Mappings, as collators make them, are matched by name: inputs as `forward` calls them; targets as their
+            example or the loss does, and a single one as "labels" or another usual name.
         optimizer
             Default: the one in use.
         on_step
@@ -195,7 +197,8 @@ class Run:
             if optimizer is not None and optimizer != engine.edition.optimizer:
                 engine.renew(self.plan, optimizer, engine.sizes)
             first, first_note = engine.step + engine.n_in_flight, len(engine.history.notes)
-        n_batches = tensors.count(data, self.plan.batch)
+        arguments = engine.model.arguments
+        n_batches = batches.count(data, self.plan.batch, arguments)
         total = epochs * n_batches if n_batches else None
 
         told = first
@@ -217,7 +220,7 @@ class Run:
 
         try:
             for _ in range(epochs):
-                for batch in tensors.batches(data, self.plan.batch):
+                for batch in batches.batches(data, self.plan.batch, arguments):
                     task.check()
                     go_on(IN_FLIGHT - 1, batch)
         finally:
@@ -253,10 +256,10 @@ class Run:
 
     # --- inference ----------------------------------------------------------------------------------------------------
 
-    def __call__(self, *inputs: "torch.Tensor") -> Any:
-        """The model's outputs for these inputs, any number of rows; of a training run, with the weights of now.
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the module answers to these inputs, any number of rows; of a training run, with the weights of now.
 
-        One tensor where the model has one output, else a tuple.
+        Inputs may come by the names that `forward` gives them, too, or in a mapping: run(x, mask=m), run(batch).
 
         Raises
         ------
@@ -265,10 +268,10 @@ class Run:
         """
         self._engine.check()
         if self.plan.training:
-            return self._evaluating()(*inputs)
+            return self._evaluating()(*inputs, **named)
         engine = self._engine
-        inputs = tensors.as_tuple(inputs)
-        rows, start = engine.model.check_inputs(*inputs), 0
+        given = batches.as_tuple((*inputs, named), engine.model.arguments.requested)
+        rows, start = engine.model.check_inputs(*given), 0
         if rows == 0:
             raise UserError("a request needs one row or more, got none.")
         waiting: deque[tuple[Future[Execution], Compiled, int, int]] = deque()
@@ -282,13 +285,14 @@ class Run:
             parts.append({name: tensors.first_rows(t, wanted, batch) for name, t in outputs.items()})
 
         while start < rows:
-            waiting.append(engine.request(inputs, start, rows))
+            waiting.append(engine.request(given, start, rows))
             start += waiting[-1][-1]
             if len(waiting) >= REQUESTS_IN_FLIGHT:
                 collect()
         while waiting:
             collect()
-        return tensors.joined(parts, [tensor.name for tensor in engine.edition.segments[-1].outputs])
+        names = [tensor.name for tensor in engine.edition.segments[-1].outputs]
+        return engine.model.answer(tensors.joined(parts, names))
 
     def _evaluating(self) -> "Run":
         """A run for inference with the weights of this step, on (about) the same devices."""
@@ -311,9 +315,13 @@ class Run:
             return inner
 
     def evaluate(self, data: Any, score: "Callable[..., Any]") -> float:
-        """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one batch."""
+        """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one batch.
+
+        Of batches that are mappings, targets are those that `score` names, or the model's.
+        """
         n_inputs, total, seen = len(self._engine.model.inputs()), 0.0, 0
-        for batch in tensors.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT):
+        arguments = self._engine.model.arguments.scored(score)
+        for batch in batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments):
             rows = int(batch[0].shape[0])
             total += float(score(self(*batch[:n_inputs]), *batch[n_inputs:])) * rows
             seen += rows
@@ -326,9 +334,10 @@ class Run:
     def state_dict(self) -> "dict[str, torch.Tensor]":
         """All weights and buffers as they are on the devices now, by name."""
         self._engine.check()
-        own = self._engine.model.state()
+        model = self._engine.model
+        own = {**model.idle_state(), **model.state()}
         if not self.plan.training:
-            return dict(own)
+            return own
         with self._engine.boundary():
             return {**own, **self._engine.pull()}
 

@@ -1,9 +1,8 @@
-"""torch tensors <-> raw bytes, and batches of a loader <-> tuples of tensors; torch is imported when first used."""
+"""torch tensors <-> raw bytes, and rows of tensors; torch is imported when first used."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from potluck.errors import UserError
 from potluck.sessions.traffic import Raw
 
 if TYPE_CHECKING:
@@ -31,78 +30,6 @@ def to_tensor(raw: Raw) -> "torch.Tensor":
     return torch.frombuffer(data, dtype=dtype).reshape(raw.shape)
 
 
-def as_tuple(batch: Any) -> "tuple[torch.Tensor, ...]":
-    """A batch, as any DataLoader gives it (tensor, list, tuple, dict), as a flat tuple of tensors.
-
-    Raises
-    ------
-    UserError
-        Where something in it is no tensor.
-    """
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        return (batch,)
-    if isinstance(batch, dict):
-        return tuple(tensor for value in batch.values() for tensor in as_tuple(value))
-    if isinstance(batch, (list, tuple)):
-        return tuple(tensor for value in batch for tensor in as_tuple(value))
-    try:
-        return (torch.as_tensor(batch),)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"a batch holds a {type(batch).__name__}, which is no tensor.",
-            next_step="Give tensors, or a DataLoader that yields tuples of tensors.",
-        ) from error
-
-
-def check_rows(tensors: "Sequence[torch.Tensor]", names: Sequence[str]) -> int:
-    """The number of rows of a batch: the first dimension, the same of all.
-
-    Raises
-    ------
-    UserError
-        Where their number is not that of `names`, or their first dimensions differ.
-    """
-    if len(tensors) != len(names):
-        raise UserError(
-            f"a batch has {len(tensors)} tensors; the model takes {len(names)}: {', '.join(names)}.",
-            next_step="Give its inputs, and in training its targets, in that order.",
-        )
-    rows = {int(tensor.shape[0]) if tensor.ndim else 0 for tensor in tensors}
-    if len(rows) != 1 or 0 in rows:
-        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(names, tensors, strict=True))
-        raise UserError(f"the tensors of a batch need the same number of rows, 1 or more; got {shapes}.")
-    return rows.pop()
-
-
-def batches(data: Any, batch: int) -> "Iterable[tuple[torch.Tensor, ...]]":
-    """The batches of `data`: of a loader as it gives them; of a tuple of tensors, `batch` rows each, in order."""
-    import torch
-
-    if isinstance(data, torch.Tensor) or (
-        isinstance(data, (tuple, list)) and data and all(isinstance(item, torch.Tensor) for item in data)
-    ):
-        tensors = as_tuple(data)
-        return [tuple(t[start : start + batch] for t in tensors) for start in range(0, tensors[0].shape[0], batch)]
-    return (as_tuple(item) for item in data)
-
-
-def count(data: Any, batch: int) -> int | None:
-    """How many batches `data` has, where that is known."""
-    import torch
-
-    if isinstance(data, torch.Tensor) or (
-        isinstance(data, (tuple, list)) and data and isinstance(data[0], torch.Tensor)
-    ):
-        first = data if isinstance(data, torch.Tensor) else data[0]
-        return -(-int(first.shape[0]) // batch)
-    try:
-        return len(data)
-    except TypeError:
-        return None
-
-
 def padded(tensor: "torch.Tensor", rows: int) -> "torch.Tensor":
     """The tensor with its last row repeated up to `rows`: outputs of the extra rows are thrown away."""
     import torch
@@ -116,9 +43,8 @@ def first_rows(tensor: "torch.Tensor", wanted: int, rows: int) -> "torch.Tensor"
     return tensor if wanted == rows or not tensor.ndim else tensor[: tensor.shape[0] // rows * wanted]
 
 
-def joined(parts: "Sequence[dict[str, torch.Tensor]]", names: Sequence[str]) -> Any:
-    """The outputs of several requests one after another: a tensor, or a tuple of several by `names`."""
+def joined(parts: "Sequence[dict[str, torch.Tensor]]", names: Sequence[str]) -> "list[torch.Tensor]":
+    """The outputs of several requests one after another, by `names`."""
     import torch
 
-    whole = [parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts]) for name in names]
-    return whole[0] if len(whole) == 1 else tuple(whole)
+    return [parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts]) for name in names]

@@ -112,10 +112,10 @@ REFUSED = {
     "the batch last": (lambda: Does(lambda self, x: self.linear(x).t()), X, "each row.*aten.t.default"),
     "rows that look at each other": (lambda: Does(lambda self, x: x.cumsum(0)), X, "each row.*aten.cumsum"),
     "statistics of the batch": (lambda: nn.BatchNorm1d(4, track_running_stats=False), X, "each row.*batch_norm"),
-    "None comes out": (lambda: Does(lambda self, x: (self.linear(x), None)), X, "not a tensor.*Return"),
+    "None comes out": (lambda: Does(lambda self, x: (self.linear(x), None)), X, "output_1 is None.*Leave it out"),
     "counting requests": (lambda: Does(counting), X, "in place.*returns a new tensor"),
     "complex numbers": (lambda: Does(lambda self, x: torch.fft.fft(x).abs()), X, "aten.fft"),
-    "autocast": (lambda: Does(under_autocast), X, "wrap_with_autocast"),
+    "autocast": (lambda: Does(under_autocast), X, r"torch\.autocast.*convert yourself"),
     "an index out of range": (lambda: nn.Embedding(3, 4), TOKENS, "aten.embedding.*out of range.*differ"),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), X, "scripted.*made from"),
     "without shapes": (lambda: nn.Sequential(nn.LazyLinear(4)), X, r"in the module 0\).*net\(example\) once"),
@@ -123,7 +123,7 @@ REFUSED = {
     "not a module": (lambda: torch.relu, X, "torch.nn.Module is expected"),
     "no input": (nn.ReLU, None, "NoneType; a tensor"),
     "None as well": (nn.ReLU, (X, None), "example input 1 is a NoneType"),
-    "a dictionary goes in": (nn.ReLU, {"x": X}, "dict; a tensor.*Wrap"),
+    "a dictionary goes in": (nn.ReLU, {"x": X}, "lacks input.*wrap the module"),
     "a sparse input": (nn.ReLU, X.to_sparse(), "sparse; a dense tensor"),
 }
 

@@ -4,7 +4,7 @@ import math
 import platform
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from potluck.lab.specs import Spec
 from potluck.plan.sharing.shareable import Shareable
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
+from potluck.run.batches import as_tuple
 from potluck.run.sharing.fast import Fast
 from potluck.run.sharing.store import SplitStore, default_directory
 from potluck.run.sharing.table import (
@@ -63,7 +64,8 @@ class Place:
 
 
 def accelerate(
-    model: "torch.nn.Module | Model | Handle[Model] | str | Path", example: "torch.Tensor | None" = None, *,
+    model: "torch.nn.Module | Model | Handle[Model] | str | Path",
+    example: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None, *,
     helper: Place | Sequence[Place], device: Place | None = None, objective: str = "latency",
     deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
 ) -> Handle[Fast]:  # fmt: skip
@@ -73,6 +75,7 @@ def accelerate(
     ----------
     model
         A torch module, a `potluck.Model`, or the path of an ONNX file.
+        It takes one input tensor: the rows of that are what is divided.
     example
         An input as requests will have it, of the same shape and number of rows.
     helper
@@ -108,9 +111,7 @@ def accelerate(
     elif bandwidths is None:
         bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)
-    made, batch, rebuild = _read(resolved(model), example)
-    if len(made.inputs()) != 1:
-        raise ModelError(f"a request has one input here; this model takes {len(made.inputs())}.")
+    made, batch = _read(resolved(model), example)
     if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
         raise ModelError(
             "the rows of a request are divided for one length of its sequence; this model takes any length.",
@@ -129,7 +130,7 @@ def accelerate(
                 case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches, first=first
             )
             store = SplitStore(default_directory() if home._ring is not None else None, made.signature)
-            fast = Fast(home._link, home.devices, case, rebuild, agents, task, store)
+            fast = Fast(home._link, home.devices, case, made.answer, agents, task, store)
         except BaseException:
             if agents is not None:
                 home.devices.remove(name)
@@ -160,44 +161,49 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _read(model: Any, example: Any) -> tuple[Any, int, Callable[[list[Any]], Any]]:
-    """The model, the rows of a request, and what puts its outputs together as the module does."""
+def _read(model: Any, example: Any) -> tuple[Any, int]:
+    """The model, and the rows of a request."""
     from potluck.graph import Model
 
     if isinstance(example, list | tuple) and len(example) == 1:
         (example,) = example
-    if example is not None and not (hasattr(example, "shape") and hasattr(example, "detach")):
-        raise UserError(
-            f"an example is a torch tensor, as a request will be one; got {type(example).__name__}.",
-            next_step="torch.as_tensor(x) makes one of an array.",
-        )
+    given = _tensors(example)
+    for tensor in given.values():
+        if not (hasattr(tensor, "shape") and hasattr(tensor, "detach")):
+            raise UserError(
+                f"an example is a torch tensor, as a request will be one; got {type(tensor).__name__}.",
+                next_step="torch.as_tensor(x) makes one of an array.",
+            )
     if isinstance(model, str | Path):
         model = Model.from_onnx(model)
     if hasattr(model, "as_torch"):  # from ONNX: only torch's operators are divided
         model = model.as_torch()
-    if hasattr(model, "signature"):
-        batch = int(example.shape[0]) if example is not None else 1
-        if example is not None:
-            model.check_inputs(example)
-        return model, batch, lambda found: found[0] if len(found) == 1 else tuple(found)
-    if example is None:
+    if len(given) > 1:
+        raise _several(tuple(given))
+    ready = hasattr(model, "signature")
+    if example is None and not ready:
         raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
-    made = Model.from_torch(model, example)
-    return made, int(example.shape[0]), _structure(model, example)
+    made = model if ready else Model.from_torch(model, example)
+    if len(made.inputs()) > 1:
+        raise _several(made.arguments.inputs)
+    return made, made.check_inputs(*as_tuple(example, made.arguments.requested)) if given else 1
 
 
-def _structure(net: Any, example: Any) -> Callable[[list[Any]], Any]:
-    """How the module's answer is made of its tensors."""
-    import torch
-    from torch.utils import _pytree as pytree
+def _tensors(example: Any) -> Mapping[str, Any]:
+    """What an example holds, by name or place."""
+    if isinstance(example, Mapping):
+        return {name: tensor for name, tensor in example.items() if tensor is not None}
+    if isinstance(example, list | tuple):
+        return {f"input {i}": tensor for i, tensor in enumerate(example)}
+    return {} if example is None else {"input": example}
 
-    was = net.training
-    try:
-        with torch.no_grad():
-            _, structure = pytree.tree_flatten(net.eval()(example))
-    finally:
-        net.train(was)
-    return lambda found: pytree.tree_unflatten(found, structure)
+
+def _several(names: Sequence[str]) -> ModelError:
+    listed = f" ({', '.join(names)})" if all(names) else ""
+    return ModelError(
+        f"accelerate divides requests of one input; here are {len(names)}{listed}.",
+        next_step="Wrap the module in one that takes one tensor, or spread whole layers: home.deploy(plan, model).",
+    )
 
 
 def _case(model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home") -> SplitCase:

@@ -9,16 +9,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
+from potluck.graph.arguments import Arguments
 from potluck.handle import Task
 from potluck.lab.local import LocalAgents
 from potluck.records import Trace
+from potluck.run.batches import as_tuple
 from potluck.run.crew import outputs_of
 from potluck.run.history import measured_trace
 from potluck.run.sharing.account import Account
@@ -134,8 +136,8 @@ class Fast:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def __call__(self, *inputs: "torch.Tensor") -> Any:
-        """What the model answers, in the form in which the module does.
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the model answers, in the form in which the module does; the input may come by its name, too.
 
         Raises
         ------
@@ -144,7 +146,7 @@ class Fast:
         RequestFailed
             Where an operator failed over these values; other requests are answered, by all.
         """
-        named = self._loaded.full.request(inputs)
+        named = self._loaded.full.request(_in_order(inputs, named, self.model.arguments))
         with self._loaded.lock:  # one request at a time, whoever asks
             self._check()
             at_s, bytes_per_s, entry = time.monotonic(), self.bytes_per_s, self._entry()
@@ -316,6 +318,12 @@ class Fast:
         account = self.explain()
         content = shared.at_work(account, self.stats, self._state())
         return html.fragment("fast", text.render(content), shared.rows(account).svg(), html.table(content))
+
+
+def _in_order(inputs: tuple[Any, ...], named: dict[str, Any], arguments: Arguments) -> tuple[Any, ...]:
+    """The inputs of a request that gives them by name in order; any other as it is."""
+    by_name = named or any(isinstance(item, Mapping) for item in inputs)
+    return as_tuple((*inputs, named), arguments.requested) if by_name else inputs
 
 
 def _told(task: Task, case: SplitCase) -> Callable[[int], None]:

@@ -1,0 +1,85 @@
+"""Batches as loaders and collators give them, as tuples of tensors: the model's inputs, then its targets."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import UserError
+from potluck.graph.arguments import Arguments, Leaf, by_names
+
+if TYPE_CHECKING:
+    import torch
+
+
+def as_tuple(batch: Any, arguments: Arguments) -> "tuple[torch.Tensor, ...]":
+    """A batch (tensor, list, tuple, mapping, or these in one another) as inputs, then targets.
+
+    What has a key in a mapping is matched by it, as has the field of a named tuple whose fields are all known.
+
+    Raises
+    ------
+    UserError
+        Where something in it is no tensor, or a name is missing or unknown.
+    """
+    return arguments.in_order(list(_leaves(batch, arguments, "")))
+
+
+def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torch.Tensor, ...]]":
+    """The batches of `data`: of a loader as it gives them; of tensors that hold all rows, `batch` rows each."""
+    if not _is_whole(data):
+        return (as_tuple(item, arguments) for item in data)
+    tensors = as_tuple(data, arguments)
+    return [tuple(t[start : start + batch] for t in tensors) for start in range(0, tensors[0].shape[0], batch)]
+
+
+def count(data: Any, batch: int, arguments: Arguments) -> int | None:
+    """How many batches `data` has, where that is known."""
+    if _is_whole(data):
+        return -(-int(as_tuple(data, arguments)[0].shape[0]) // batch)
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _is_whole(data: Any) -> bool:
+    """Whether this is all rows at once: a tensor, a mapping, or tensors, with or without mappings beside them."""
+    import torch
+
+    if isinstance(data, torch.Tensor | Mapping):
+        return True
+    parts = data if isinstance(data, tuple | list) else ()
+    return any(isinstance(part, torch.Tensor) for part in parts) and all(
+        isinstance(part, torch.Tensor | Mapping) for part in parts
+    )
+
+
+def _leaves(value: Any, arguments: Arguments, key: str) -> Iterator[Leaf]:
+    """The tensors of a batch with their keys, the innermost where mappings hold mappings; None is not given."""
+    import torch
+
+    named = by_names(value, arguments.names)
+    if isinstance(value, torch.Tensor):
+        yield key, value
+    elif named is not None:
+        for name, item in named.items():
+            if item is not None:
+                yield from _leaves(item, arguments, str(name))
+    elif isinstance(value, tuple | list) and not key:
+        for item in value:
+            yield from _leaves(item, arguments, "")
+    else:
+        yield key, _as_tensor(value, key, arguments)
+
+
+def _as_tensor(value: Any, key: str, arguments: Arguments) -> "torch.Tensor":
+    import torch
+
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if key and key not in arguments.names:
+            arguments.in_order([(key, value)])  # a name that is not the model's says more than a type
+        raise UserError(
+            f"a batch holds a {type(value).__name__}{f' as {key}' if key else ''}, which is no tensor.",
+            next_step="Give tensors, or a DataLoader that yields tuples or mappings of tensors.",
+        ) from error

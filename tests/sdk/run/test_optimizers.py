@@ -1,0 +1,101 @@
+"""The optimizers as values: what torch's constructors refuse is refused where it is written; what is taken runs."""
+
+import itertools
+import json
+import math
+from fractions import Fraction
+
+import pytest
+
+import potluck
+from potluck.errors import UserError
+from potluck.run.optimizers import read_optimizer
+from potluck_agent.worker.optimizers import Optimizer as OnDevice
+
+np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+
+NUMBERS = (-1, -0.5, -0.0, 0, 1e-8, 0.3, 1 - 1e-9, 1, 1.5, 3, math.inf, -math.inf, math.nan)
+ODD = ("0.1", None, True, [0.1], (), 1j, 10**400, np.ones(2))
+FLOATS = [float(number) for number in NUMBERS]  # torch takes no whole numbers as betas
+SETTINGS = {
+    potluck.SGD: {"lr": NUMBERS, "momentum": NUMBERS, "weight_decay": NUMBERS, "nesterov": (False, True)},
+    potluck.AdamW: {
+        "lr": NUMBERS, "betas": tuple(itertools.product(FLOATS, FLOATS)), "eps": NUMBERS, "weight_decay": NUMBERS,
+    },
+}  # fmt: skip
+TORCHS = {potluck.SGD: torch.optim.SGD, potluck.AdamW: torch.optim.AdamW}
+
+
+def one_and_two_at_a_time(kind):
+    """Each setting at every value, and every two of them together; the others as they are by default."""
+    for first, second in itertools.combinations_with_replacement(SETTINGS[kind], 2):
+        for a, b in itertools.product(SETTINGS[kind][first], SETTINGS[kind][second]):
+            yield {first: a, second: b}
+
+
+def made(make, **settings):
+    try:
+        return make(**settings)
+    except (UserError, ValueError, TypeError, RuntimeError):
+        return None
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_whatever_torch_refuses_is_refused_and_whatever_is_taken_runs(kind):
+    taken = refused = 0
+    for settings in one_and_two_at_a_time(kind):
+        weight = torch.nn.Parameter(torch.ones(2))
+        theirs, ours = made(TORCHS[kind], params=[weight], **settings), made(kind, **settings)
+        if theirs is None:
+            assert ours is None, settings
+            refused += 1
+        elif ours is None:  # torch takes no step at lr=0, and none that stays finite at infinity
+            flat = [*settings.get("betas", ()), *(v for k, v in settings.items() if k != "betas")]
+            assert settings.get("lr") == 0 or not all(map(math.isfinite, flat)), settings
+        else:
+            taken += 1
+            on_device, weight.grad = OnDevice({"w": weight}), torch.ones(2)
+            on_device.step(json.loads(json.dumps(ours.to_json(), allow_nan=False)))
+            other = torch.nn.Parameter(torch.ones(2))
+            other.grad = torch.ones(2)
+            TORCHS[kind]([other], **settings).step()
+            assert torch.equal(weight, other), settings
+            assert read_optimizer(ours.to_json()) == ours
+    assert taken > 50
+    assert refused > 50
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_what_is_no_number_is_refused_by_the_name_of_its_setting(kind, odd):
+    for name in SETTINGS[kind].keys() - {"nesterov"}:
+        with pytest.raises(UserError, match=rf"^{name} "):
+            kind(**{name: odd})
+
+
+@pytest.mark.parametrize("number", [np.float32(0.25), np.float64(0.25), np.float16(0.25), Fraction(1, 4)], ids=repr)
+def test_any_number_is_one(number):
+    assert potluck.AdamW(number, (number, number), number, number) == potluck.AdamW(0.25, (0.25, 0.25), 0.25, 0.25)
+    assert potluck.SGD(number, number, number) == potluck.SGD(0.25, 0.25, 0.25)
+    assert json.dumps(potluck.SGD(number, number, number).to_json())
+    assert potluck.SGD(np.int64(1)).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: potluck.AdamW(betas=(1.5, 2)), r"betas must be two numbers from 0 to below 1, got \(1\.5, 2\)"),
+        (lambda: potluck.AdamW(betas=0.9), r"betas must be two numbers from 0 to below 1, got 0\.9"),
+        (lambda: potluck.AdamW(betas=(0.9, 0.99, 0.999)), "betas must be two numbers"),
+        (lambda: potluck.AdamW(betas="0.9"), "betas must be two numbers"),
+        (lambda: potluck.AdamW(weight_decay=-1), "weight_decay must be zero or above and finite, got -1"),
+        (lambda: potluck.AdamW(eps=-1e-8), "eps must be zero or above and finite, got -1e-08"),
+        (lambda: potluck.SGD(0), "lr must be above zero and finite, got 0"),
+        (lambda: potluck.SGD(momentum=-1), "momentum must be zero or above and finite, got -1"),
+        (lambda: potluck.SGD(nesterov=True), r"nesterov needs a momentum above zero.*SGD\(lr, momentum=0\.9"),
+        (lambda: potluck.SGD(momentum=0.9, nesterov="yes"), "nesterov must be True or False, got 'yes'"),
+    ],
+)
+def test_says_what_was_expected(make, says):
+    with pytest.raises(UserError, match=says):
+        make()
