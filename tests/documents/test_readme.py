@@ -160,7 +160,7 @@ def test_other_commands_exist(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([words[0], "--help"])
     assert ended.value.code == 0
-    assert set(word for word in words[1:] if word.startswith("--")) <= set(
+    assert {word for word in words[1:] if word.startswith("--")} <= set(
         re.findall(r"--[a-z-]+", capsys.readouterr().out)
     )
 
