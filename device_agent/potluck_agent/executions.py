@@ -4,7 +4,6 @@ The worker carries out its tasks in the order they are queued. So a computing in
 everything it reads is there or is made by a task queued before it; a send has to wait until its value really exists.
 """
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,9 +11,14 @@ from typing import Any, NamedTuple
 from potluck_agent.events import Buffer, Span
 from potluck_agent.layout import Layout
 from potluck_agent.outgoing import Parcel
+from potluck_wire.answers import read_exports
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.frames import encode
+from potluck_wire.limits import MAX_INT
 from potluck_wire.messages import Compute, Value
 from potluck_wire.program import Instruction
 
+SURELY_TOLD = 200  # values of one instruction: with the longest names they fit into the worker's message
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -180,6 +184,15 @@ class Execution:
         """Outputs of a task that are to be sent."""
         return tuple(value for value in self.instruction(index).outputs if value in self.layout.sends)
 
+    def exported(self, index: int, document: Buffer, arena_bytes: int) -> dict[str, Located]:
+        """Where its worker says that it has put the exports of a task. WireError where it cannot have."""
+        prefix = self.name.prefix
+        told = read_exports(document, tuple([prefix + value for value in self.exports(index)]), arena_bytes)
+        return {
+            key.removeprefix(prefix): Located(Span("outbound", offset, nbytes), dtype, shape)
+            for key, offset, nbytes, dtype, shape in told
+        }
+
     def events(self) -> list[list[Any]]:
         """[instruction, start_s, stop_s] of everything done, in the order of the program."""
         return [[index, round(start, 6), round(stop, 6)] for index, (start, stop) in sorted(self._times.items())]
@@ -271,13 +284,21 @@ def slot_of(name: Name, segment: Any) -> str:
     return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
 
 
-def read_exports(document: Buffer, prefix: str) -> dict[str, Located]:
-    """The rows of `Computed`: where the worker put what is to be sent. A row that does not hold counts as missing."""
-    try:
-        rows = json.loads(bytes(document))
-        return {
-            key.removeprefix(prefix): Located(Span("outbound", int(offset), int(nbytes)), str(dtype), tuple(shape))
-            for key, offset, nbytes, dtype, shape in rows
-        }
-    except (ValueError, TypeError, AttributeError):
-        return {}
+def check_tellable(run: str, epoch: int, layout: Layout) -> None:
+    """WireError where the worker could not be told an instruction of this program, whatever the step.
+
+    Names come to it with those of run, epoch, program and step, up to three times each; so a program may hold and still
+    have more of them in one instruction than fit into a message.
+    """
+    execution = Execution(Name(run, epoch, layout.name, MAX_INT), layout, "", 0)
+    for instruction in layout.program.instructions:
+        values = (*instruction.inputs, *instruction.outputs)
+        if layout.is_network(instruction.id) or len(values) <= SURELY_TOLD:
+            continue
+        order = compute_of(execution, instruction.id, MAX_INT, tuple(dict.fromkeys(values)), is_told_times=True)
+        try:
+            encode(order, (layout.attrs[instruction.id],))
+        except WireError as error:
+            where = f"program {layout.name}, instruction {instruction.id} ({instruction.op})"
+            text = f"{where}: its {len(values)} values are more than a worker can be told at once ({error.text})"
+            raise WireError(WireCode.DOCUMENT, text) from None

@@ -1,6 +1,5 @@
 """The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from potluck_wire.messages import (
     SegmentLoaded,
     WorkerReady,
 )
+from potluck_wire.statement import read_facts
 
 HANG_TASKS = 10  # times the longest task so far
 
@@ -65,11 +65,11 @@ class Laborer:
         self._out.add(order)
 
     def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
-        """The worker said something."""
+        """The worker said something. WireError where what it says of itself does not hold."""
         self._heard_s = now_s
         match message:
             case WorkerReady() if self.state == STARTING:
-                self.state, self.facts = READY, _facts(buffers[0])
+                self.state, self.facts = READY, read_facts(buffers[0])
                 backlog, self._backlog = self._backlog, []
                 for order in backlog:
                     self._send(order, now_s)
@@ -106,12 +106,3 @@ class Laborer:
         """There is none any more."""
         self.state, self._n_owed = ABSENT, 0
         self._backlog = []
-
-
-def _facts(document: Buffer) -> dict[str, Any]:
-    """What the worker says of itself. It is ours, but runs native code on foreign data: not trusted to be sound."""
-    try:
-        facts = json.loads(bytes(document))
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}

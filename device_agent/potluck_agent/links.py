@@ -45,10 +45,18 @@ class Link:
 
 
 class Links:
-    """Links by the key of the member. `feed` takes events for the core."""
+    """Links by the key of the member. `feed` takes events for the core, `blame` the key of whose frames raised what."""
 
-    def __init__(self, context: Any, sources: Sources, identity: Identity, feed: Callable[[Event], None]) -> None:
-        self._context, self._sources, self._identity, self._feed = context, sources, identity, feed
+    def __init__(
+        self,
+        context: Any,
+        sources: Sources,
+        identity: Identity,
+        feed: Callable[[Event], None],
+        blame: Callable[[str, Exception], None],
+    ) -> None:
+        self._context, self._sources, self._identity = context, sources, identity
+        self._feed, self._blame = feed, blame
         self._links: dict[str, Link] = {}
 
     def __contains__(self, key: str) -> bool:
@@ -133,6 +141,8 @@ class Links:
                 message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)
             except WireError:
                 pass
+            except Exception as error:
+                self._blame(link.member.key, error)
             else:
                 self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
             closed = self._links.get(link.member.key) is not link

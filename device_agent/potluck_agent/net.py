@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from potluck_agent import keys, state
+from potluck_agent import faults, keys, state
 from potluck_agent.core import Core
 from potluck_agent.door import Door, check_library, self_test
 from potluck_agent.errors import AgentError
@@ -28,6 +28,7 @@ from potluck_agent.events import (
     LinkReset,
     PeerRevoked,
     ReadMeter,
+    Report,
     Sender,
     SetMembers,
     Span,
@@ -36,6 +37,7 @@ from potluck_agent.events import (
     Tick,
     ToPeer,
     ToWorker,
+    Undone,
     WorkerDied,
 )
 from potluck_agent.keys import Identity, Peer
@@ -46,7 +48,7 @@ from potluck_agent.reception import Reception
 from potluck_agent.sources import READ, WRITE, Sources
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_CHUNK_BYTES
+from potluck_wire.limits import MAX_CHUNK_BYTES, clip
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
 from potluck_wire.pairing import Paired
 
@@ -111,7 +113,7 @@ class Net:
         self._worker_events = 0
         self._sources = Sources()
         self._context: Any = zmq.Context()
-        self._links = Links(self._context, self._sources, identity, self._feed)
+        self._links = Links(self._context, self._sources, identity, self._feed, self._blame)
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
@@ -279,32 +281,56 @@ class Net:
         except WireError as error:
             self._perform(self._core.malformed(key, channel, error))
             return
+        except Exception as error:
+            self._blame(key, error)
+            return
         self._feed(FromPeer(sender, message, buffers))
 
     def _feed(self, event: Event) -> None:
-        self._perform(self._core.handle(event, time.monotonic()))
+        now_s = time.monotonic()
+        try:
+            actions = self._core.handle(event, now_s)
+        except Exception as error:  # the last line of defence: whoever it came from is given up, the agent goes on
+            actions = self._core.survive(event, error, now_s)
+        self._perform(actions)
+
+    def _blame(self, key: str, error: Exception) -> None:
+        """What this peer sent could not even be read, for a reason that nobody foresaw."""
+        self._perform(self._core.survive(LinkReset(key), error, time.monotonic()))
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
+        undone = []
         for action in actions:
-            match action:
-                case ToPeer():
-                    self._send(action)
-                case Store():
-                    if self._worker is not None:
-                        self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
-                case ToWorker():
-                    if self._worker is not None:
-                        self._worker.hold(self._loaded(action.message), action.buffers)
-                case StartWorker():
-                    self._hire()
-                case KillWorker():
-                    self._fire()
-                case SetMembers():
-                    self._links.set(action.members)
-                case ReadMeter():
-                    self._read_meter(action)
+            try:
+                self._do(action)
+            except Exception as error:  # the others are carried out all the same: the core counts on them
+                undone.append(Undone(action, _what_failed(action, error)))
+        for event in undone:
+            self._feed(event)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case ToPeer():
+                self._send(action)
+            case Store():
+                if self._worker is not None:
+                    self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
+            case ToWorker():
+                if self._worker is not None:
+                    self._worker.hold(self._loaded(action.message), action.buffers)
+            case StartWorker():
+                self._hire()
+            case KillWorker():
+                self._fire()
+            case SetMembers():
+                self._links.set(action.members)
+            case ReadMeter():
+                self._read_meter(action)
+            case Report():
+                self._note(action.text)
+                faults.keep(self._state_dir, action.text)
 
     def _loaded(self, message: Message) -> Message:
         """An emulated device with something else to do takes longer."""
@@ -319,10 +345,11 @@ class Net:
         if link is None and route is None:
             return
         try:
-            frames = encode(action.message, [self._bytes(part) for part in action.buffers])
-        except (WireError, LookupError) as error:
+            buffers = [self._bytes(part) for part in action.buffers]
+        except LookupError as error:
             self._note(f"cannot send {type(action.message).__name__}: {error}")
             return
+        frames = encode(action.message, buffers)
         with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
             socket = self._door.routers[channel] if link is None else link.socket
             self._sources.use(socket)
@@ -388,6 +415,8 @@ class Net:
             messages = worker.receive()
         except WireError as error:
             reason = (FailureCause.CRASHED, f"the worker broke the protocol: {error}")
+        except Exception as error:
+            self._perform(self._core.survive(WorkerDied(FailureCause.CRASHED, "unreadable"), error, time.monotonic()))
         for message, buffers in messages:
             if self._worker is worker:
                 self._feed(FromWorker(message, buffers))
@@ -395,3 +424,9 @@ class Net:
             reason = reason or worker.exit_reason()
             self._fire()
             self._feed(WorkerDied(*reason))
+
+
+def _what_failed(action: Action, error: Exception) -> str:
+    """In one line."""
+    what = type(getattr(action, "message", action)).__name__
+    return clip(f"{what} could not be done: {type(error).__name__}: {error}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from potluck_wire.checks import anything
 from potluck_wire.documents import dump, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
@@ -136,7 +137,7 @@ def loads(data: Buffer) -> Program:
     WireError
         On anything but a program that holds; see `from_json`.
     """
-    return from_json(parse(data, "the program"))
+    return from_json(parse(data, "the program", anything))
 
 
 def from_json(document: Any) -> Program:

@@ -207,7 +207,14 @@ class Controller:
         elif isinstance(message, Goodbye):
             self._lose(event.device, DeviceGone(f"the agent said goodbye: {message.reason}.", device=event.device))
         else:
+            self._answered(event, message)
+
+    def _answered(self, event: Received, message: Message) -> None:
+        try:
             self._actions += self._questions.answered(event.device, message, event.buffers)
+        except WireError as error:
+            text = f"its {type(message).__name__} is no answer to what it was asked ({error})."
+            self._lose(event.device, ProtocolError(text, device=event.device))
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         try:
@@ -273,7 +280,7 @@ class Controller:
         pulse = self._peers[device].pulse
         try:
             launched.timelines[device] = read_timeline(message, buffers[0], pulse.offset_s or 0.0)
-        except (ValueError, TypeError) as error:
+        except WireError as error:
             self._lose(device, ProtocolError(f"its timeline cannot be read ({error}).", device=device))
             return
         launched.running.discard(device)
