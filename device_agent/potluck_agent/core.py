@@ -335,19 +335,23 @@ class Core:
             self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
         return self._out.take()
 
+    def fault(self, what: object, error: Exception) -> None:
+        """Something raised what nothing may raise; it is counted, and told with the next actions."""
+        self.n_faults += 1
+        self._out.add(Report(report(what, error, self.history)))
+
     def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up.
 
         A notebook loses its session, a member the executions, the worker its life, all by the ordinary paths; what came
         from nobody, or spoils those paths too, costs every session. The agent goes on.
         """
-        self.n_faults += 1
-        self._out.add(Report(report(event, error, self.history)))
+        self.fault(event, error)
         try:
             self._give_up(event, f"a fault in the agent ({type(error).__name__}), see its report", now_s)
             return self._go_on(now_s)
         except Exception as second:  # nothing that is left can be relied on
-            self._out.add(Report(report(event, second, [])))
+            self.fault(event, second)
             self._begin_anew()
             return self._out.take()
 

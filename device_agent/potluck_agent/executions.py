@@ -95,7 +95,7 @@ class Execution:
     def __init__(self, name: Name, layout: Layout, owner: str, order: int, begin_s: float = 0.0) -> None:
         self.name, self.layout, self.owner, self.order, self.begin_s = name, layout, owner, order, begin_s
         self.places: dict[str, Located] = {}  # values that are to be sent
-        self.busy_s = 0.0
+        self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0
         self.over = False
         self._uses_left = dict(layout.uses)
@@ -142,7 +142,8 @@ class Execution:
 
     def computed(self, index: int, start_s: float, stop_s: float) -> Ready:
         """Task `index` is done: what was waiting for that and is not done by the worker."""
-        self.busy_s += stop_s - start_s
+        self.busy_s += max(0.0, stop_s - max(start_s, self._done_s))  # tasks are done one after the other
+        self._done_s = stop_s
         self._n_with_worker -= 1
         self._record(index, start_s, stop_s)
         return self._release([other for other in self.layout.followers[index] if self.layout.is_network(other)])

@@ -5,6 +5,7 @@ from typing import Any
 
 from potluck_agent.events import Buffer, KillWorker, StartWorker, ToWorker
 from potluck_agent.outbox import Outbox, Settings
+from potluck_wire.answers import check_moments
 from potluck_wire.messages import (
     Compute,
     Computed,
@@ -35,7 +36,7 @@ class Laborer:
         self.busy_s = 0.0
         self._backlog: list[ToWorker] = []
         self._n_owed = 0
-        self._heard_s = 0.0
+        self._heard_s = self._done_s = 0.0
         self._longest_s = 0.0
 
     @property
@@ -65,7 +66,7 @@ class Laborer:
         self._out.add(order)
 
     def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
-        """The worker said something. WireError where what it says of itself does not hold."""
+        """The worker said something. WireError where that cannot be."""
         self._heard_s = now_s
         match message:
             case WorkerReady() if self.state == STARTING:
@@ -74,9 +75,11 @@ class Laborer:
                 for order in backlog:
                     self._send(order, now_s)
             case Computed():
+                check_moments(message, now_s)
                 self._n_owed = max(0, self._n_owed - 1)
                 self.n_finished += 1
-                self.busy_s += message.stop_s - message.start_s
+                self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))  # one after the other
+                self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
             case SegmentLoaded() | MeasuredTask():
                 self._n_owed = max(0, self._n_owed - 1)

@@ -23,7 +23,6 @@ from potluck_agent.events import (
     Action,
     Event,
     FromPeer,
-    FromWorker,
     KillWorker,
     LinkReset,
     PeerRevoked,
@@ -45,7 +44,8 @@ from potluck_agent.links import Links
 from potluck_agent.pairing import Desk
 from potluck_agent.passing import hand_over, receive
 from potluck_agent.reception import Reception
-from potluck_agent.sources import READ, WRITE, Sources
+from potluck_agent.sources import Sources
+from potluck_agent.workplace import Workplace
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES, clip
@@ -102,16 +102,15 @@ class Net:
     ) -> None:
         check_library()
         self._core, self._identity, self._state_dir = core, identity, state_dir
-        self._trusted, self._start_worker, self._meter, self._note = trusted, start_worker, meter, note
+        self._trusted, self._meter, self._note = trusted, meter, note
         self.desk = Desk(name=name, key=identity.public)
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
         self._owners: dict[str, Peer] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
-        self._worker: Any = None
-        self._worker_events = 0
         self._sources = Sources()
+        self._workplace = Workplace(self._sources, start_worker)
         self._context: Any = zmq.Context()
         self._links = Links(self._context, self._sources, identity, self._feed, self._blame)
         self._load_peers()
@@ -123,7 +122,7 @@ class Net:
             self._context.destroy(0)
             raise
         self.port = self._door.port
-        self._reception = Reception(self._door.listener, self._sources, self.desk, self._trust)
+        self._reception = Reception(self._door.listener, self._sources, self.desk, self._trust, core.fault)
         for source in (self._door.zap, *self._door.routers.values()):
             self._sources.register(source)
 
@@ -144,7 +143,7 @@ class Net:
                     self._feed(Tick())
                     wake_s = self._core.wake_s()
                 until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
-                self._supply_worker()
+                self._workplace.supply()
                 self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
         finally:
             self.close()
@@ -157,12 +156,12 @@ class Net:
                 self._read_router(channel)
         if door.zap in ready:
             door.answer_zap()
-        if self._worker is not None and self._worker.socket.fileno() in ready:
+        if self._workplace.has_news(ready):
             self._read_worker()
-            self._supply_worker()
+            self._workplace.supply()
         if door.routers[Channel.DATA] in ready:
             self._read_router(Channel.DATA)
-            self._supply_worker()
+            self._workplace.supply()
         self._links.serve(ready)
         self._reception.serve(ready)
 
@@ -177,8 +176,7 @@ class Net:
             self.desk.open(secret, now_s, window_s=window_s) if secret else self.desk.close()
         self._reception.tick(now_s)
         self._links.tick(now_s)
-        if self._worker is not None:
-            self._worker.listen()
+        self._workplace.listen()
         self._feed(Tick())
 
     def close(self) -> None:
@@ -186,9 +184,7 @@ class Net:
         if self._closed:
             return
         self._closed = True
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        self._workplace.fire()
         self._links.close()
         self._reception.hang_up()
         self._sources.close()
@@ -315,15 +311,14 @@ class Net:
             case ToPeer():
                 self._send(action)
             case Store():
-                if self._worker is not None:
-                    self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
+                with suppress(LookupError):
+                    self._workplace.view("inbound", action.offset, len(action.data))[:] = action.data
             case ToWorker():
-                if self._worker is not None:
-                    self._worker.hold(self._loaded(action.message), action.buffers)
+                self._workplace.hold(self._loaded(action.message), action.buffers)
             case StartWorker():
                 self._hire()
             case KillWorker():
-                self._fire()
+                self._workplace.fire()
             case SetMembers():
                 self._links.set(action.members)
             case ReadMeter():
@@ -360,11 +355,21 @@ class Net:
             return part
         if part.arena == "zeros":
             return _ZEROS[: part.nbytes]
-        if self._worker is None:
-            raise LookupError("its memory is gone with the worker")
-        arena = self._worker.inbound if part.arena == "inbound" else self._worker.outbound
-        view: memoryview = arena.view(part.offset, part.nbytes)
-        return view
+        return self._workplace.view(part.arena, part.offset, part.nbytes)
+
+    def _hire(self) -> None:
+        try:
+            self._workplace.hire()
+        except OSError as error:
+            self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
+
+    def _read_worker(self) -> None:
+        try:
+            for event in self._workplace.news():
+                self._feed(event)
+        except Exception as error:
+            died = WorkerDied(FailureCause.CRASHED, "what it says cannot be read")
+            self._perform(self._core.survive(died, error, time.monotonic()))
 
     def _read_meter(self, action: ReadMeter) -> None:
         now_s = time.monotonic()
@@ -379,51 +384,6 @@ class Net:
             busy_frac=action.busy_frac,
         )
         self._send(ToPeer(action.key, reading))
-
-    # --- the worker ---------------------------------------------------------------------------------------------------
-
-    def _hire(self) -> None:
-        try:
-            self._worker = self._start_worker()
-        except OSError as error:
-            self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
-            return
-        self._worker_events = READ
-        self._sources.register(self._worker.socket.fileno())
-
-    def _fire(self) -> None:
-        if self._worker is not None:
-            self._sources.unregister(self._worker.socket.fileno())
-            self._worker.kill()
-            self._worker = None
-
-    def _supply_worker(self) -> None:
-        """Pass on what is held for it, all at once: it wakes once. Poll for room in the pipe only while it is full."""
-        if self._worker is None:
-            return
-        self._worker.flush()
-        events = READ | WRITE if self._worker.wants_write else READ
-        if events != self._worker_events:
-            self._worker_events = events
-            self._sources.watch(self._worker.socket.fileno(), events)
-
-    def _read_worker(self) -> None:
-        worker = self._worker
-        messages: list[tuple[Message, Any]] = []
-        reason: tuple[str, str] | None = None
-        try:
-            messages = worker.receive()
-        except WireError as error:
-            reason = (FailureCause.CRASHED, f"the worker broke the protocol: {error}")
-        except Exception as error:
-            self._perform(self._core.survive(WorkerDied(FailureCause.CRASHED, "unreadable"), error, time.monotonic()))
-        for message, buffers in messages:
-            if self._worker is worker:
-                self._feed(FromWorker(message, buffers))
-        if self._worker is worker and (worker.closed or reason is not None):
-            reason = reason or worker.exit_reason()
-            self._fire()
-            self._feed(WorkerDied(*reason))
 
 
 def _what_failed(action: Action, error: Exception) -> str:

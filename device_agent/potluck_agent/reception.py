@@ -14,17 +14,32 @@ READ_BYTES = 1024
 
 
 class Reception:
-    """Visitors of the pairing port. `trust(paired)` stores a key and says whether it could."""
+    """Visitors of the pairing port. `trust(paired)` stores a key and says whether it could.
 
-    def __init__(self, listener: socket.socket, sources: Sources, desk: Desk, trust: Callable[[Paired], bool]) -> None:
+    `fault` is told what a visitor's bytes raised that nothing may raise; the visitor has to go.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        sources: Sources,
+        desk: Desk,
+        trust: Callable[[Paired], bool],
+        fault: Callable[[object, Exception], None],
+    ) -> None:
         self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
+        self._fault = fault
         self._visitor: socket.socket | None = None
         sources.register(listener.fileno())
 
     def serve(self, ready: Container[Any]) -> None:
         """Look at whoever has something to say."""
         if self._visitor is not None and self._visitor.fileno() in ready:
-            self._read(self._visitor)
+            try:
+                self._read(self._visitor)
+            except Exception as error:
+                self._fault("a visitor of the pairing port", error)
+                self.hang_up()
         if self._listener.fileno() in ready:
             self._welcome()
 

@@ -8,10 +8,12 @@ from typing import cast
 from potluck_wire.checks import integer, number, row, rows, which
 from potluck_wire.documents import Buffer, parse
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DIMENSIONS
-from potluck_wire.messages import Measure, Measured, MeasuredTask, Probe, Probed
+from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CLOCK_S, MAX_DIMENSIONS
+from potluck_wire.messages import Computed, Measure, Measured, MeasuredTask, Probe, Probed
 from potluck_wire.program import MAX_INSTRUCTIONS, MAX_VALUES
 from potluck_wire.tensors import DTYPES, nbytes
+
+SLACK_S = 1.0  # clocks of coarse steps
 
 Timeline = tuple[tuple[int, float, float], ...]  # instruction, start_s, stop_s
 Export = tuple[str, int, int, str, tuple[int, ...]]  # value, offset, nbytes, dtype, shape
@@ -65,3 +67,15 @@ def check_seconds(asked: Probe, told: Probed) -> None:
     """WireError where a probe of a link does not tell how long each of its repeats took."""
     if len(told.seconds) != asked.repeats or min(told.seconds, default=0) < 0:
         raise WireError(WireCode.FIELD, f"{len(told.seconds)} times for {asked.repeats} repeats")
+
+
+def check_clock(clock_s: float) -> None:
+    """WireError where a device's clock cannot be one."""
+    if not 0 <= clock_s <= MAX_CLOCK_S:
+        raise WireError(WireCode.FIELD, f"a clock at {clock_s:g} s")
+
+
+def check_moments(told: Computed, now_s: float) -> None:
+    """WireError where a task was not done between the start of the clock (this machine's own) and now."""
+    if not 0 <= told.start_s <= told.stop_s <= now_s + SLACK_S:
+        raise WireError(WireCode.FIELD, f"a task done from {told.start_s:g} to {told.stop_s:g} s, at {now_s:g} s")
