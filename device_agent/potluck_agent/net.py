@@ -337,7 +337,7 @@ class Net:
         channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
         link = self._links.get(action.key) if isinstance(action.message, Value | Chunk) else None
         route = self._routes.get((channel, action.key)) if link is None else None
-        if link is None and route is None:
+        if route is None and (link is None or link.socket is None):
             return
         try:
             buffers = [self._bytes(part) for part in action.buffers]
