@@ -16,9 +16,8 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_INT
 from potluck_wire.messages import Compute, Value
-from potluck_wire.program import Instruction
+from potluck_wire.program import SURELY_TOLD, Instruction
 
-SURELY_TOLD = 200  # values of one instruction: with the longest names they fit into the worker's message
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 

@@ -58,6 +58,7 @@ SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
 # op -> ((fewest, most) inputs, (fewest, most) outputs)
 MAX_VALUES = 4096  # inputs or outputs of one instruction: `state` of a whole segment
+SURELY_TOLD = 200  # so many, with the longest names, fit into the message by which a worker is told an instruction
 _ONE, _NONE, _ANY, _SOME = (1, 1), (0, 0), (0, MAX_VALUES), (1, MAX_VALUES)
 ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "send": (_ONE, _NONE),

@@ -60,7 +60,8 @@ def agent(
     """An agent that is ready; afterwards it is stopped, nothing of it may be left, and no fault may have happened."""
     fixed = ["--name", name, "--port", str(port), "--bind", "127.0.0.1", "--state", str(directory), "--json"]
     mdns = [] if "--mdns" in arguments else ["--no-mdns"]
-    line = [sys.executable, "-m", *program, "start", *fixed, *mdns, *(a for a in arguments if a != "--mdns")]
+    module = [] if program[0].endswith(".py") else ["-m"]
+    line = [sys.executable, *module, *program, "start", *fixed, *mdns, *(a for a in arguments if a != "--mdns")]
     process = subprocess.Popen([*line, "--die-with-parent"], stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
     try:

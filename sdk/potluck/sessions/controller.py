@@ -88,7 +88,7 @@ class Controller:
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
-        self._now_s, self._actions = now_s, []
+        self._now_s = now_s
         if isinstance(event, Received):
             self._receive(event)
         elif isinstance(event, Launch):
@@ -107,11 +107,16 @@ class Controller:
             self._lose(event.device, event.error)
         else:
             self._tick()
-        return self._actions
+        return self._taken()
+
+    def _taken(self) -> list[Action]:
+        taken, self._actions = self._actions, []
+        return taken
 
     def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up: a
         device loses its session, a ticket is rejected; what came from nobody costs every session."""
+        self._now_s = now_s
         text = f"what it led to could not be handled ({type(error).__name__}); this is a fault of potluck's."
         if isinstance(event, Join | Gather | Deliver | Launch):
             self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
@@ -119,7 +124,7 @@ class Controller:
         device = getattr(event, "device", "")
         for lost in (device,) if device else () if hasattr(event, "ticket") else tuple(self._peers):
             self._lose(lost, ProtocolError(text, device=lost))
-        return self._actions
+        return self._taken()
 
     def _join(self, event: Join) -> None:
         if event.device in self._peers:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from potluck_wire.chunks import Account, Assembly, Departure
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
-from potluck_wire.messages import Chunk, Credit, Message, RefusalCode, Rejected, Value
+from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
 
 Buffers = tuple[bytes | bytearray | memoryview, ...]
 Letter = tuple[Message, Buffers]
@@ -122,24 +122,17 @@ class Traffic:
 
     def _begin(self, value: Value, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         if code := self._wants(value):
-            return self._reject(value, code, "the notebook does not expect it")
-        assembly = Assembly(value)
-        try:
-            self._incoming[value.transfer] = _Incoming(assembly, bytearray(value.nbytes))
-        except MemoryError:
-            return self._reject(value, RefusalCode.MEMORY, f"the notebook has no room for {value.nbytes} bytes")
+            return [(Rejected(transfer=value.transfer, code=code, text="the notebook does not expect it"), ())], []
+        self._incoming[value.transfer] = _Incoming(Assembly(value), bytearray())  # as large as what has really come
         return self._continue(value.transfer, 0, buffers)
-
-    def _reject(self, value: Value, code: str, text: str) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
-        return [(Rejected(transfer=value.transfer, code=code, text=text), ())], []
 
     def _continue(self, transfer: int, index: int, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         incoming = self._incoming.get(transfer)
         if incoming is None:  # rejected a moment ago; its chunks were under way
             return [], []
         assembly = incoming.assembly
-        start, stop = assembly.accept(index, len(buffers[0]))
-        incoming.data[start:stop] = buffers[0]
+        assembly.accept(index, len(buffers[0]))
+        incoming.data += buffers[0]
         letters: list[Letter] = [(credit, ()) for credit in self._account.take(assembly)]
         if not assembly.complete:
             return letters, []
