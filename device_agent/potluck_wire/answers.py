@@ -3,9 +3,9 @@
 Whoever answers may have been taken over: an agent believes its worker, and a notebook its agents, no further than this.
 """
 
-from typing import cast
+from typing import Any, cast
 
-from potluck_wire.checks import integer, number, row, rows, which
+from potluck_wire.checks import Unfit, integer, number, row, rows, which
 from potluck_wire.documents import Buffer, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CLOCK_S, MAX_DIMENSIONS
@@ -18,7 +18,17 @@ SLACK_S = 1.0  # clocks of coarse steps
 Timeline = tuple[tuple[int, float, float], ...]  # instruction, start_s, stop_s
 Export = tuple[str, int, int, str, tuple[int, ...]]  # value, offset, nbytes, dtype, shape
 
-_TIMELINE = rows(row(integer(high=MAX_INSTRUCTIONS - 1), number, number), most=MAX_INSTRUCTIONS)
+
+def _moments(value: Any) -> tuple[int, float, float]:
+    """One row of a timeline. Written out: there are dozens in every step."""
+    if type(value) is list and len(value) == 3:
+        index, start_s, stop_s = value
+        if type(index) is int and 0 <= index < MAX_INSTRUCTIONS:
+            return index, number(start_s), number(stop_s)
+    raise Unfit("[instruction, start_s, stop_s]", value)
+
+
+_TIMELINE = rows(_moments, most=MAX_INSTRUCTIONS)
 _KEY = which(lambda value: type(value) is str and len(value) <= 512, "the key of a value")
 _DTYPE = which(lambda value: type(value) is str and value in DTYPES, "an element type")
 _SHAPE = rows(integer(), most=MAX_DIMENSIONS)
