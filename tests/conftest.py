@@ -1,12 +1,20 @@
 """How long hypothesis tries: the same examples each time in `make test`, ever new ones in `make test-long`.
 
+No test may need the last line of defence, of the notebook or of the agents that it starts, but those marked `faults`.
+
 And Ctrl-C: whoever is started with `&` ignores it, as do all processes that tests start, unless they get it back.
 """
 
+import logging
 import os
 import signal
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from potluck.lab.local import LocalAgents
+from potluck_agent import faults
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -16,3 +24,43 @@ settings.register_profile(
     "long", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+class _Faults(logging.Handler):
+    """What must not happen and did, in this process or in an agent that it started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(f"{record.getMessage()}\n{record.exc_text or record.exc_info}")
+
+
+_faults = _Faults()
+logging.getLogger("potluck.faults").addHandler(_faults)
+_close = LocalAgents.close
+
+
+def _look_and_close(agents: LocalAgents) -> None:
+    """Before its directory goes: whether any of its agents has kept a report."""
+    _faults.seen += [path.read_text() for path in agents.directory.glob(f"*/{faults.FILE}")]
+    _close(agents)
+
+
+LocalAgents.close = _look_and_close  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def no_faults(request):
+    """None from one test to the next; what a home that several share has kept is found when it is closed."""
+    yield
+    seen, _faults.seen = _faults.seen, []
+    assert not seen or request.node.get_closest_marker("faults"), "\n".join(seen)
+
+
+def pytest_sessionfinish(session):
+    """What was kept by homes that were closed after the last test."""
+    if _faults.seen:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        sys.stderr.write("\n".join(_faults.seen))

@@ -16,25 +16,33 @@ from potluck_agent.events import (
     Event,
     FromPeer,
     FromWorker,
+    KillWorker,
     LinkReset,
     Member,
     MemberLost,
     PeerRevoked,
+    Report,
     SetMembers,
+    StartWorker,
+    Store,
     Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
     WorkerDied,
 )
-from potluck_agent.executions import Unwanted
+from potluck_agent.exchange import Exchange
+from potluck_agent.faults import report
 from potluck_agent.incoming import Incoming
 from potluck_agent.laborer import READY, Laborer
-from potluck_agent.measuring import PROBE, Measuring
+from potluck_agent.measuring import Measuring
 from potluck_agent.outbox import Outbox, Settings
-from potluck_agent.outgoing import Outgoing, Parcel
+from potluck_agent.outgoing import Outgoing
 from potluck_agent.roster import read_roster
 from potluck_agent.work import Work
-from potluck_wire.documents import dump, parse
+from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
-from potluck_wire.limits import MAX_VALUE_BYTES, clip
+from potluck_wire.limits import clip
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -42,17 +50,21 @@ from potluck_wire.messages import (
     Channel,
     Chunk,
     Commit,
+    Compute,
     Computed,
     ComputeFailed,
     Credit,
+    Done,
     Drop,
     Execute,
     FailureCause,
     Freed,
     Goodbye,
     Hello,
+    LoadSegment,
     Measure,
     MeasuredTask,
+    MeasureTask,
     Message,
     Meter,
     Ping,
@@ -69,7 +81,7 @@ from potluck_wire.messages import (
     Welcome,
 )
 from potluck_wire.session import CONTROLLER, State, check
-from potluck_wire.version import VERSION, agree, show
+from potluck_wire.version import VERSION, agree
 
 KEPT_EVENTS = 200
 FREQUENT = (Chunk, Credit, Ping)  # not worth a line in the record
@@ -89,16 +101,24 @@ class Core:
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._out = settings, Outbox()
-        self._sessions: dict[str, Session] = {}
-        self._laborer = Laborer(settings, self._out)
-        self._incoming = Incoming(settings.inbound_bytes)
-        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
-        self._work = Work(settings, self._out, self._laborer, self._incoming, self._outgoing, self._members)
-        self._measuring = Measuring(self._out, self._laborer, self._outgoing, self._members)
-        self._n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
-        self._radio_s = 0.0
+        self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
         self._history: deque[tuple[float, str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Every part as it is when nothing has happened yet."""
+        settings, out = self._settings, self._out
+        self._sessions: dict[str, Session] = {}
+        self._radio_s = 0.0
+        self._laborer = Laborer(settings, out)
+        self._incoming = Incoming(settings.inbound_bytes)
+        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
+        self._work = Work(settings, out, self._laborer, self._incoming, self._outgoing, self._members)
+        self._measuring = Measuring(out, self._laborer, self._outgoing, self._members)
+        self._exchange = Exchange(
+            settings, out, self._laborer, self._incoming, self._outgoing, self._work, self._measuring
+        )
         self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
             Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
             Roster: self._roster,
@@ -112,15 +132,9 @@ class Core:
             Probe: lambda key, message, buffers, now_s: self._measuring.probe(key, message, now_s),
             Meter: lambda key, message, buffers, now_s: self._measuring.meter(key, message, now_s),
         }
-        self._data: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
-            Value: self._value,
-            Chunk: self._chunk,
-            Credit: self._credit,
-            Rejected: self._rejected,
-        }
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """What to do because of this event, in order."""
+        """What to do because of this event, in order. Where this raises anything, `survive` is the way on."""
         self._pass_time(now_s)
         match event:
             case FromPeer():
@@ -132,13 +146,19 @@ class Core:
             case PeerRevoked():
                 self._end_session(event.key, now_s)
             case LinkReset():
-                self._reset(event, now_s)
+                self._exchange.reset(event, now_s)
             case MemberLost():
-                self._lose_member(event.key, now_s)
+                self._exchange.lose_member(event.key, now_s)
+            case Undone():
+                self._undone(event, now_s)
             case Tick():
                 self._tick(now_s)
         if not isinstance(event, Tick) and not isinstance(getattr(event, "message", None), FREQUENT):
             self._history.append((now_s, type(event).__name__, getattr(event, "message", event)))
+        return self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> list[Action]:
+        """The worker is fed, what waits is sent; all that is to be done."""
         if self._laborer.state == READY:
             self._work.feed(now_s)
         self._out.add(*self._outgoing.pump(now_s), *self._incoming.credit(now_s))
@@ -187,8 +207,7 @@ class Core:
         if entry.channel is Channel.DATA:
             if event.sender.role == OWNER:
                 self._outgoing.reach(key)
-            self._n_moved += 1
-            self._data[type(message)](key, message, event.buffers, now_s)
+            self._exchange.hear(key, message, event.buffers, now_s)
             return
         if event.sender.role != OWNER:  # a member sends values and nothing else
             return
@@ -197,7 +216,7 @@ class Core:
             session.heard_s = now_s
         if isinstance(message, Ping):
             busy = self._work.busy or self._laborer.is_working
-            progress = self._laborer.n_finished + self._n_moved
+            progress = self._laborer.n_finished + self._exchange.n_moved
             self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
         state = State.CLOSED if session is None else State.OPENING if session.hello is not None else State.OPEN
@@ -221,29 +240,17 @@ class Core:
             self._welcome()
 
     def _welcome(self) -> None:
-        statement = (dump(self.capability()),)
+        statement = (dump(self._settings.statement(self._laborer.facts)),)
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None
                 welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
                 self._out.say(key, welcome, statement)
 
-    def capability(self) -> dict[str, Any]:
-        """What this device is and accepts: the owner's limits, and what its worker says of itself."""
-        settings = self._settings
-        nothing: dict[str, Any] = {"backends": {}, "dtypes": [], "operators": []}
-        own = {
-            "name": settings.name,
-            "version": show(),
-            "memory_bytes": settings.memory_bytes,
-            "max_value_bytes": min(MAX_VALUE_BYTES, settings.inbound_bytes),
-        }
-        return {**nothing, **self._laborer.facts, **settings.facts, **own}
-
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""
         try:
-            members = read_roster(parse(buffers[0], "the roster"))
+            members = read_roster(buffers[0])
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
@@ -269,65 +276,16 @@ class Core:
         if not self._sessions:
             self._lose_worker(FailureCause.CANCELLED, "no notebook is connected", now_s, kill=True)
 
-    # --- data ---------------------------------------------------------------------------------------------------------
-
-    def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        for transfer in message.received:
-            self._delivered(self._outgoing.arrived(key, transfer, now_s), now_s)
-        try:
-            sink = not message.run and message.program == PROBE
-            about = None if sink else self._work.expect(key, message)
-            if about is None and not sink:
-                known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
-                self._out.say(key, known)
-                return
-            may_wait = not (sink or self._settings.is_emulated) and self._work.goes_on_after(message)
-            step = self._incoming.begin(key, message, buffers[0], about, sink=sink, now_s=now_s, may_wait=may_wait)
-            self._work.apply(step, now_s)
-        except Unwanted as unwanted:
-            self._out.say(key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted)))
-        except WireError as error:
-            self._out.say(key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text))
-
-    def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        self._work.apply(self._incoming.chunk(key, message, buffers[0]), now_s)
-
-    def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        try:
-            parcel = self._outgoing.credited(key, message, now_s)
-        except WireError as error:  # it counts wrongly: this value cannot be finished with it
-            self._rejected(key, Rejected(transfer=message.transfer, code=error.code, text=error.text), (), now_s)
-            return
-        self._delivered(parcel, now_s)
-
-    def _delivered(self, parcel: Parcel | None, now_s: float) -> None:
-        self._laborer.moved(now_s)
-        if parcel is not None:
-            self._work.delivered(parcel, now_s)
-            self._measuring.delivered(parcel, now_s)
-
-    def _rejected(self, key: str, message: Rejected, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        parcel = self._outgoing.rejected(key, message.transfer)
-        if parcel is not None:
-            self._work.refused(parcel, message.code, message.text, now_s)
-            self._measuring.refused(parcel, message.text)
-
-    def _reset(self, event: LinkReset, now_s: float) -> None:
-        if event.incoming:
-            self._work.apply(self._incoming.reset(event.key), now_s)
-            self._outgoing.unburden(event.key)
-        if event.outgoing:
-            self._outgoing.restart(event.key)
-
-    def _lose_member(self, key: str, now_s: float) -> None:
-        for parcel in self._outgoing.forget(key):
-            self._work.refused(parcel, FailureCause.PEER_LOST, "no connection", now_s)
-            self._measuring.refused(parcel, "no connection")
-        self._outgoing.reach(key)  # it may come back for others
-
     # --- the worker ---------------------------------------------------------------------------------------------------
 
     def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        try:
+            self._hear_worker(message, buffers, now_s)
+        except WireError as error:  # it runs native code on foreign data, and may have been taken over
+            text = f"the worker broke the protocol: {error}"
+            self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
+
+    def _hear_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
         was_ready = self._laborer.state == READY
         self._laborer.heard(message, buffers, now_s)
         if not was_ready and self._laborer.state == READY:
@@ -369,8 +327,72 @@ class Core:
         self._work.tick(now_s)
         self._measuring.tick(now_s, self._radio_s)
 
+    # --- what must not happen -----------------------------------------------------------------------------------------
+
     def malformed(self, key: str, channel: Channel, error: WireError) -> list[Action]:
         """What came from a paired peer is no message: it is told, on the control channel, and nothing else happens."""
         if channel is Channel.CONTROL:
             self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
         return self._out.take()
+
+    def fault(self, what: object, error: Exception) -> None:
+        """Something raised what nothing may raise; it is counted, and told with the next actions."""
+        self.n_faults += 1
+        self._out.add(Report(report(what, error, self.history)))
+
+    def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
+        """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up.
+
+        A notebook loses its session, a member the executions, the worker its life, all by the ordinary paths; what came
+        from nobody, or spoils those paths too, costs every session. The agent goes on.
+        """
+        self.fault(event, error)
+        try:
+            self._give_up(event, f"a fault in the agent ({type(error).__name__}), see its report", now_s)
+            return self._go_on(now_s)
+        except Exception as second:  # nothing that is left can be relied on
+            self.fault(event, second)
+            self._begin_anew()
+            return self._out.take()
+
+    def _give_up(self, event: Event, text: str, now_s: float) -> None:
+        key = event.sender.key if isinstance(event, FromPeer) else getattr(event, "key", "")
+        if isinstance(event, FromWorker | WorkerDied):
+            self._lose_worker(FailureCause.INTERNAL, text, now_s, kill=True)
+        elif key in self._sessions:
+            self._out.say(key, Goodbye(reason=text))
+            self._end_session(key, now_s)
+        elif key:
+            self._exchange.lose_member(key, now_s)
+            self._work.apply(self._incoming.reset(key), now_s)
+            self._work.fail_all(FailureCause.PEER_LOST, text, now_s)
+        else:
+            raise RuntimeError("nobody is to blame")
+
+    def _begin_anew(self) -> None:
+        """As after a start: every session ends, and the worker."""
+        for key in self._sessions:
+            self._out.say(key, Goodbye(reason="a fault in the agent: it begins anew"))
+        self._out.add(SetMembers(()), KillWorker("a fault in the agent"))
+        self._set_up()
+
+    def _undone(self, event: Undone, now_s: float) -> None:
+        """An action of ours could not be carried out: what it was for fails."""
+        self.n_faults += 1
+        self._out.add(Report(event.text))
+        match event.action:
+            case ToWorker(message=Compute() as order):
+                failed = ComputeFailed(tag=order.tag, cause=FailureCause.INTERNAL, text=event.text)
+                self._from_worker(failed, (), now_s)
+            case ToWorker(message=LoadSegment(slot=name) | MeasureTask(task=name)):
+                self._from_worker(ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text), (), now_s)
+            case ToWorker() | Store() | StartWorker():
+                self._lose_worker(FailureCause.INTERNAL, event.text, now_s, kill=True)
+            case ToPeer(message=(Value() | Chunk()) as sent):
+                rejected = Rejected(transfer=sent.transfer, code=RefusalCode.STATE, text=event.text)
+                self._exchange.rejected(event.action.key, rejected, now_s)
+            case ToPeer(message=Done() as done):
+                self._work.plans.answer_failed(done, event.text)
+            case ToPeer() if event.action.key in self._sessions and not isinstance(event.action.message, Goodbye):
+                self._out.say(event.action.key, Goodbye(reason=event.text))
+                self._end_session(event.action.key, now_s)

@@ -88,11 +88,19 @@ class MemberLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """This action could not be carried out; `text` says why."""
+
+    action: "Action"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | MemberLost | Tick
+Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | MemberLost | Undone | Tick
 
 # --- actions ----------------------------------------------------------------------------------------------------------
 
@@ -151,4 +159,11 @@ class ReadMeter:
     busy_frac: float
 
 
-Action = ToPeer | Store | StartWorker | ToWorker | KillWorker | SetMembers | ReadMeter
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something happened that must not: keep this text for the owner."""
+
+    text: str
+
+
+Action = ToPeer | Store | StartWorker | ToWorker | KillWorker | SetMembers | ReadMeter | Report

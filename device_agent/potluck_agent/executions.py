@@ -4,7 +4,6 @@ The worker carries out its tasks in the order they are queued. So a computing in
 everything it reads is there or is made by a task queued before it; a send has to wait until its value really exists.
 """
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,8 +11,12 @@ from typing import Any, NamedTuple
 from potluck_agent.events import Buffer, Span
 from potluck_agent.layout import Layout
 from potluck_agent.outgoing import Parcel
+from potluck_wire.answers import read_exports
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.frames import encode
+from potluck_wire.limits import MAX_INT
 from potluck_wire.messages import Compute, Value
-from potluck_wire.program import Instruction
+from potluck_wire.program import SURELY_TOLD, Instruction
 
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
@@ -91,7 +94,7 @@ class Execution:
     def __init__(self, name: Name, layout: Layout, owner: str, order: int, begin_s: float = 0.0) -> None:
         self.name, self.layout, self.owner, self.order, self.begin_s = name, layout, owner, order, begin_s
         self.places: dict[str, Located] = {}  # values that are to be sent
-        self.busy_s = 0.0
+        self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0
         self.over = False
         self._uses_left = dict(layout.uses)
@@ -138,7 +141,8 @@ class Execution:
 
     def computed(self, index: int, start_s: float, stop_s: float) -> Ready:
         """Task `index` is done: what was waiting for that and is not done by the worker."""
-        self.busy_s += stop_s - start_s
+        self.busy_s += max(0.0, stop_s - max(start_s, self._done_s))  # tasks are done one after the other
+        self._done_s = stop_s
         self._n_with_worker -= 1
         self._record(index, start_s, stop_s)
         return self._release([other for other in self.layout.followers[index] if self.layout.is_network(other)])
@@ -179,6 +183,15 @@ class Execution:
     def exports(self, index: int) -> tuple[str, ...]:
         """Outputs of a task that are to be sent."""
         return tuple(value for value in self.instruction(index).outputs if value in self.layout.sends)
+
+    def exported(self, index: int, document: Buffer, arena_bytes: int) -> dict[str, Located]:
+        """Where its worker says that it has put the exports of a task. WireError where it cannot have."""
+        prefix = self.name.prefix
+        told = read_exports(document, tuple([prefix + value for value in self.exports(index)]), arena_bytes)
+        return {
+            key.removeprefix(prefix): Located(Span("outbound", offset, nbytes), dtype, shape)
+            for key, offset, nbytes, dtype, shape in told
+        }
 
     def events(self) -> list[list[Any]]:
         """[instruction, start_s, stop_s] of everything done, in the order of the program."""
@@ -271,13 +284,21 @@ def slot_of(name: Name, segment: Any) -> str:
     return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
 
 
-def read_exports(document: Buffer, prefix: str) -> dict[str, Located]:
-    """The rows of `Computed`: where the worker put what is to be sent. A row that does not hold counts as missing."""
-    try:
-        rows = json.loads(bytes(document))
-        return {
-            key.removeprefix(prefix): Located(Span("outbound", int(offset), int(nbytes)), str(dtype), tuple(shape))
-            for key, offset, nbytes, dtype, shape in rows
-        }
-    except (ValueError, TypeError, AttributeError):
-        return {}
+def check_tellable(run: str, epoch: int, layout: Layout) -> None:
+    """WireError where the worker could not be told an instruction of this program, whatever the step.
+
+    Names come to it with those of run, epoch, program and step, up to three times each; so a program may hold and still
+    have more of them in one instruction than fit into a message.
+    """
+    execution = Execution(Name(run, epoch, layout.name, MAX_INT), layout, "", 0)
+    for instruction in layout.program.instructions:
+        values = (*instruction.inputs, *instruction.outputs)
+        if layout.is_network(instruction.id) or len(values) <= SURELY_TOLD:
+            continue
+        order = compute_of(execution, instruction.id, MAX_INT, tuple(dict.fromkeys(values)), is_told_times=True)
+        try:
+            encode(order, (layout.attrs[instruction.id],))
+        except WireError as error:
+            where = f"program {layout.name}, instruction {instruction.id} ({instruction.op})"
+            text = f"{where}: its {len(values)} values are more than a worker can be told at once ({error.text})"
+            raise WireError(WireCode.DOCUMENT, text) from None

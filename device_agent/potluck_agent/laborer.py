@@ -1,11 +1,11 @@
 """The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from potluck_agent.events import Buffer, KillWorker, StartWorker, ToWorker
 from potluck_agent.outbox import Outbox, Settings
+from potluck_wire.answers import check_moments
 from potluck_wire.messages import (
     Compute,
     Computed,
@@ -17,11 +17,11 @@ from potluck_wire.messages import (
     SegmentLoaded,
     WorkerReady,
 )
+from potluck_wire.statement import read_facts
 
 HANG_TASKS = 10  # times the longest task so far
 
 ABSENT, STARTING, READY = "absent", "starting", "ready"
-OWES_AN_ANSWER = (Compute, LoadSegment, MeasureTask)
 
 
 class Laborer:
@@ -34,14 +34,14 @@ class Laborer:
         self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
         self.busy_s = 0.0
         self._backlog: list[ToWorker] = []
-        self._n_owed = 0
-        self._heard_s = 0.0
+        self._owed: set[int | str] = set()  # tags of tasks, slots of segments, names of measurements
+        self._heard_s = self._done_s = 0.0
         self._longest_s = 0.0
 
     @property
     def is_working(self) -> bool:
         """Whether it owes an answer."""
-        return self._n_owed > 0
+        return bool(self._owed)
 
     def need(self, now_s: float) -> None:
         """Have a worker started, if there is none."""
@@ -58,30 +58,29 @@ class Laborer:
             self._send(order, now_s)
 
     def _send(self, order: ToWorker, now_s: float) -> None:
-        if isinstance(order.message, OWES_AN_ANSWER):
-            self._n_owed += 1
-            if self._n_owed == 1:
+        if (answer := _answer(order.message)) is not None:
+            if not self._owed:
                 self._heard_s = now_s
+            self._owed.add(answer)
         self._out.add(order)
 
     def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
-        """The worker said something."""
+        """The worker said something. WireError where that cannot be."""
         self._heard_s = now_s
         match message:
             case WorkerReady() if self.state == STARTING:
-                self.state, self.facts = READY, _facts(buffers[0])
+                self.state, self.facts = READY, read_facts(buffers[0])
                 backlog, self._backlog = self._backlog, []
                 for order in backlog:
                     self._send(order, now_s)
             case Computed():
-                self._n_owed = max(0, self._n_owed - 1)
+                check_moments(message, now_s)
                 self.n_finished += 1
-                self.busy_s += message.stop_s - message.start_s
+                self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))  # one after the other
+                self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
-            case SegmentLoaded() | MeasuredTask():
-                self._n_owed = max(0, self._n_owed - 1)
-            case ComputeFailed() if message.tag >= 0 or message.slot:
-                self._n_owed = max(0, self._n_owed - 1)
+        if (answer := _answer(message)) is not None:
+            self._owed.discard(answer)
 
     def moved(self, now_s: float) -> None:
         """Something the worker may be waiting for has happened."""
@@ -92,7 +91,7 @@ class Laborer:
         silent_s = now_s - self._heard_s
         if self.state == STARTING:
             return silent_s if silent_s > self._settings.start_s else None
-        if self.state != READY or not self._n_owed:
+        if self.state != READY or not self._owed:
             return None
         return silent_s if silent_s > max(self._settings.hang_s, HANG_TASKS * self._longest_s) else None
 
@@ -104,14 +103,19 @@ class Laborer:
 
     def gone(self) -> None:
         """There is none any more."""
-        self.state, self._n_owed = ABSENT, 0
-        self._backlog = []
+        self.state, self._backlog = ABSENT, []
+        self._owed.clear()
 
 
-def _facts(document: Buffer) -> dict[str, Any]:
-    """What the worker says of itself. It is ours, but runs native code on foreign data: not trusted to be sound."""
-    try:
-        facts = json.loads(bytes(document))
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
+def _answer(message: Message) -> int | str | None:
+    """What an order and its answer have in common; None: it is neither. So nothing counts that nobody asked for."""
+    match message:
+        case Compute(tag=tag) | Computed(tag=tag):
+            return tag
+        case LoadSegment(slot=slot) | SegmentLoaded(slot=slot):
+            return slot
+        case MeasureTask(task=task) | MeasuredTask(task=task):
+            return task
+        case ComputeFailed():
+            return message.tag if message.tag >= 0 else message.slot
+    return None

@@ -16,6 +16,7 @@ from potluck_agent.door import Socket, endpoint
 from potluck_agent.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.keys import Identity
 from potluck_agent.passing import receive
+from potluck_agent.resolving import UNKNOWN, Resolver
 from potluck_agent.roster import read_address
 from potluck_agent.sources import Sources
 from potluck_wire.errors import WireError
@@ -26,6 +27,7 @@ from potluck_wire.messages import Channel
 AT_ONCE = 32  # messages of one link in one round
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
+ASK_AGAIN_S = 5.0  # for the address of a host that nobody knew
 LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _BROKEN |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -34,21 +36,34 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN
 
 @dataclass(slots=True)
 class Link:
-    """One connection. It `stands` once it is encrypted; `down_s` is since when this device could not be reached."""
+    """One connection. It `stands` once it is encrypted; `down_s` is since when this device could not be reached.
+
+    `socket` and `monitor` are None until the address of the member is known; `ask_s`: when to ask for it again.
+    """
 
     member: Member
-    socket: Socket
-    monitor: Socket
     down_s: float
+    socket: Socket = None
+    monitor: Socket = None
+    ask_s: float = 0.0
     stands: bool = False
     broken: bool = False
 
 
 class Links:
-    """Links by the key of the member. `feed` takes events for the core."""
+    """Links by the key of the member. `feed` takes events for the core, `blame` the key of whose frames raised what."""
 
-    def __init__(self, context: Any, sources: Sources, identity: Identity, feed: Callable[[Event], None]) -> None:
-        self._context, self._sources, self._identity, self._feed = context, sources, identity, feed
+    def __init__(
+        self,
+        context: Any,
+        sources: Sources,
+        identity: Identity,
+        feed: Callable[[Event], None],
+        blame: Callable[[str, Exception], None],
+        resolver: Resolver | None = None,
+    ) -> None:
+        self._context, self._sources, self._identity = context, sources, identity
+        self._feed, self._blame, self._resolver = feed, blame, resolver or Resolver()
         self._links: dict[str, Link] = {}
 
     def __contains__(self, key: str) -> bool:
@@ -76,6 +91,8 @@ class Links:
                 self._close(link)
                 self._links[key] = self._open(link.member, link.down_s)
                 self._feed(LinkReset(key, incoming=False))
+            elif link.socket is None and self._connect(link, now_s):
+                self._feed(LinkReset(key, incoming=False))  # what was for it meanwhile went nowhere
             if not link.stands and now_s - link.down_s > LOST_S:
                 self._links[key].down_s = now_s
                 self._feed(MemberLost(key))
@@ -93,7 +110,18 @@ class Links:
                 self._read(link)
 
     def _open(self, member: Member, down_s: float) -> Link:
-        host, port = read_address(member.address)
+        link = Link(member, down_s)
+        self._connect(link, down_s)
+        return link
+
+    def _connect(self, link: Link, now_s: float) -> bool:
+        """Connect, if its address is known by now."""
+        name, port = read_address(link.member.address)
+        if now_s < link.ask_s or (host := self._resolver.address(name)) is None:
+            return False
+        if host == UNKNOWN:
+            link.ask_s = now_s + ASK_AGAIN_S
+            return False
         dealer = self._context.socket(zmq.DEALER)
         dealer.linger = 0
         dealer.ipv6 = ":" in host
@@ -102,16 +130,19 @@ class Links:
         dealer.sndhwm = 0  # bounded by the credit window, in bytes
         dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
         dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
-        dealer.curve_serverkey = member.key.encode()
+        dealer.curve_serverkey = link.member.key.encode()
         dealer.curve_publickey = self._identity.public.encode()
         dealer.curve_secretkey = self._identity.secret.encode()
         monitor = dealer.get_monitor_socket(_WATCHED)
         dealer.connect(endpoint(host, port + DATA_OFFSET))
         self._sources.register(dealer)
         self._sources.register(monitor)
-        return Link(member, dealer, monitor, down_s)
+        link.socket, link.monitor = dealer, monitor
+        return True
 
     def _close(self, link: Link) -> None:
+        if link.socket is None:
+            return
         self._sources.unregister(link.socket)
         self._sources.unregister(link.monitor)
         link.socket.disable_monitor()
@@ -133,6 +164,8 @@ class Links:
                 message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)
             except WireError:
                 pass
+            except Exception as error:
+                self._blame(link.member.key, error)
             else:
                 self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
             closed = self._links.get(link.member.key) is not link

@@ -8,6 +8,7 @@ from potluck_agent.laborer import Laborer
 from potluck_agent.outbox import Outbox
 from potluck_agent.outgoing import Outgoing, Parcel
 from potluck_agent.plans import refusal_code
+from potluck_wire.answers import check_timings
 from potluck_wire.limits import MAX_ITEMS, MIB, is_identifier
 from potluck_wire.messages import (
     HOME,
@@ -88,10 +89,12 @@ class Measuring:
         self._laborer.tell(order, buffers, now_s)
 
     def measured(self, message: MeasuredTask) -> None:
-        """It has been timed."""
+        """It has been timed. WireError where something else was measured than what was asked for."""
         if message.task not in self._measures:  # whoever asked is gone
             return
-        key, _ = self._measures.pop(message.task)
+        key, request = self._measures[message.task]
+        check_timings(request, message)
+        del self._measures[message.task]
         answer = Measured(
             task=message.task,
             rows=message.rows,

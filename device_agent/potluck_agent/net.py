@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from potluck_agent import keys
+from potluck_agent import faults, keys
 from potluck_agent.core import Core
 from potluck_agent.door import Door, check_library, self_test
 from potluck_agent.errors import AgentError
@@ -23,11 +23,11 @@ from potluck_agent.events import (
     Action,
     Event,
     FromPeer,
-    FromWorker,
     KillWorker,
     LinkReset,
     PeerRevoked,
     ReadMeter,
+    Report,
     Sender,
     SetMembers,
     Span,
@@ -36,6 +36,7 @@ from potluck_agent.events import (
     Tick,
     ToPeer,
     ToWorker,
+    Undone,
     WorkerDied,
 )
 from potluck_agent.keys import Identity, Peer
@@ -43,10 +44,11 @@ from potluck_agent.links import Links
 from potluck_agent.pairing import Desk
 from potluck_agent.passing import hand_over, receive
 from potluck_agent.reception import Reception
-from potluck_agent.sources import READ, WRITE, Sources
+from potluck_agent.sources import Sources
+from potluck_agent.workplace import Workplace
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_CHUNK_BYTES
+from potluck_wire.limits import MAX_CHUNK_BYTES, clip
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
 from potluck_wire.pairing import Paired
 
@@ -100,18 +102,17 @@ class Net:
     ) -> None:
         check_library()
         self._core, self._identity, self._state_dir = core, identity, state_dir
-        self._trusted, self._start_worker, self._meter, self._note = trusted, start_worker, meter, note
+        self._trusted, self._meter, self._note = trusted, meter, note
         self.desk = Desk(name=name, key=identity.public)
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
         self._owners: dict[str, Peer] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
-        self._worker: Any = None
-        self._worker_events = 0
         self._sources = Sources()
+        self._workplace = Workplace(self._sources, start_worker)
         self._context: Any = zmq.Context()
-        self._links = Links(self._context, self._sources, identity, self._feed)
+        self._links = Links(self._context, self._sources, identity, self._feed, self._blame)
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
@@ -121,7 +122,9 @@ class Net:
             self._context.destroy(0)
             raise
         self.port = self._door.port
-        self._reception = Reception(self._door.listener, self._sources, self.desk, self._trust, state_dir, note)
+        self._reception = Reception(
+            self._door.listener, self._sources, self.desk, self._trust, state_dir, note, core.fault
+        )
         for source in (self._door.zap, *self._door.routers.values()):
             self._sources.register(source)
 
@@ -142,7 +145,7 @@ class Net:
                     self._feed(Tick())
                     wake_s = self._core.wake_s()
                 until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
-                self._supply_worker()
+                self._workplace.supply()
                 self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
         finally:
             self.close()
@@ -155,12 +158,12 @@ class Net:
                 self._read_router(channel)
         if door.zap in ready:
             door.answer_zap()
-        if self._worker is not None and self._worker.socket.fileno() in ready:
+        if self._workplace.has_news(ready):
             self._read_worker()
-            self._supply_worker()
+            self._workplace.supply()
         if door.routers[Channel.DATA] in ready:
             self._read_router(Channel.DATA)
-            self._supply_worker()
+            self._workplace.supply()
         self._links.serve(ready)
         self._reception.serve(ready)
 
@@ -171,8 +174,7 @@ class Net:
             self._note(str(error))
         self._reception.tick(now_s)
         self._links.tick(now_s)
-        if self._worker is not None:
-            self._worker.listen()
+        self._workplace.listen()
         self._feed(Tick())
 
     def close(self) -> None:
@@ -180,9 +182,7 @@ class Net:
         if self._closed:
             return
         self._closed = True
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        self._workplace.fire()
         self._links.close()
         self._reception.hang_up()
         self._sources.close()
@@ -275,32 +275,55 @@ class Net:
         except WireError as error:
             self._perform(self._core.malformed(key, channel, error))
             return
+        except Exception as error:
+            self._blame(key, error)
+            return
         self._feed(FromPeer(sender, message, buffers))
 
     def _feed(self, event: Event) -> None:
-        self._perform(self._core.handle(event, time.monotonic()))
+        now_s = time.monotonic()
+        try:
+            actions = self._core.handle(event, now_s)
+        except Exception as error:  # the last line of defence: whoever it came from is given up, the agent goes on
+            actions = self._core.survive(event, error, now_s)
+        self._perform(actions)
+
+    def _blame(self, key: str, error: Exception) -> None:
+        """What this peer sent could not even be read, for a reason that nobody foresaw."""
+        self._perform(self._core.survive(LinkReset(key), error, time.monotonic()))
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
+        undone = []
         for action in actions:
-            match action:
-                case ToPeer():
-                    self._send(action)
-                case Store():
-                    if self._worker is not None:
-                        self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
-                case ToWorker():
-                    if self._worker is not None:
-                        self._worker.hold(self._loaded(action.message), action.buffers)
-                case StartWorker():
-                    self._hire()
-                case KillWorker():
-                    self._fire()
-                case SetMembers():
-                    self._links.set(action.members)
-                case ReadMeter():
-                    self._read_meter(action)
+            try:
+                self._do(action)
+            except Exception as error:  # the others are carried out all the same: the core counts on them
+                undone.append(Undone(action, _what_failed(action, error)))
+        for event in undone:
+            self._feed(event)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case ToPeer():
+                self._send(action)
+            case Store():
+                with suppress(LookupError):
+                    self._workplace.view("inbound", action.offset, len(action.data))[:] = action.data
+            case ToWorker():
+                self._workplace.hold(self._loaded(action.message), action.buffers)
+            case StartWorker():
+                self._hire()
+            case KillWorker():
+                self._workplace.fire()
+            case SetMembers():
+                self._links.set(action.members)
+            case ReadMeter():
+                self._read_meter(action)
+            case Report():
+                self._note(action.text)
+                faults.keep(self._state_dir, action.text)
 
     def _loaded(self, message: Message) -> Message:
         """An emulated device with something else to do takes longer."""
@@ -312,13 +335,14 @@ class Net:
         channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
         link = self._links.get(action.key) if isinstance(action.message, Value | Chunk) else None
         route = self._routes.get((channel, action.key)) if link is None else None
-        if link is None and route is None:
+        if route is None and (link is None or link.socket is None):
             return
         try:
-            frames = encode(action.message, [self._bytes(part) for part in action.buffers])
-        except (WireError, LookupError) as error:
+            buffers = [self._bytes(part) for part in action.buffers]
+        except LookupError as error:
             self._note(f"cannot send {type(action.message).__name__}: {error}")
             return
+        frames = encode(action.message, buffers)
         with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
             socket = self._door.routers[channel] if link is None else link.socket
             self._sources.use(socket)
@@ -329,11 +353,21 @@ class Net:
             return part
         if part.arena == "zeros":
             return _ZEROS[: part.nbytes]
-        if self._worker is None:
-            raise LookupError("its memory is gone with the worker")
-        arena = self._worker.inbound if part.arena == "inbound" else self._worker.outbound
-        view: memoryview = arena.view(part.offset, part.nbytes)
-        return view
+        return self._workplace.view(part.arena, part.offset, part.nbytes)
+
+    def _hire(self) -> None:
+        try:
+            self._workplace.hire()
+        except (AgentError, OSError) as error:
+            self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
+
+    def _read_worker(self) -> None:
+        try:
+            for event in self._workplace.news():
+                self._feed(event)
+        except Exception as error:
+            died = WorkerDied(FailureCause.CRASHED, "what it says cannot be read")
+            self._perform(self._core.survive(died, error, time.monotonic()))
 
     def _read_meter(self, action: ReadMeter) -> None:
         now_s = time.monotonic()
@@ -349,45 +383,8 @@ class Net:
         )
         self._send(ToPeer(action.key, reading))
 
-    # --- the worker ---------------------------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
-        try:
-            self._worker = self._start_worker()
-        except (AgentError, OSError) as error:
-            self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
-            return
-        self._worker_events = READ
-        self._sources.register(self._worker.socket.fileno())
-
-    def _fire(self) -> None:
-        if self._worker is not None:
-            self._sources.unregister(self._worker.socket.fileno())
-            self._worker.kill()
-            self._worker = None
-
-    def _supply_worker(self) -> None:
-        """Pass on what is held for it, all at once: it wakes once. Poll for room in the pipe only while it is full."""
-        if self._worker is None:
-            return
-        self._worker.flush()
-        events = READ | WRITE if self._worker.wants_write else READ
-        if events != self._worker_events:
-            self._worker_events = events
-            self._sources.watch(self._worker.socket.fileno(), events)
-
-    def _read_worker(self) -> None:
-        worker = self._worker
-        messages: list[tuple[Message, Any]] = []
-        reason: tuple[str, str] | None = None
-        try:
-            messages = worker.receive()
-        except WireError as error:
-            reason = (FailureCause.CRASHED, f"the worker broke the protocol: {error}")
-        for message, buffers in messages:
-            if self._worker is worker:
-                self._feed(FromWorker(message, buffers))
-        if self._worker is worker and (worker.closed or reason is not None):
-            reason = reason or worker.exit_reason()
-            self._fire()
-            self._feed(WorkerDied(*reason))
+def _what_failed(action: Action, error: Exception) -> str:
+    """In one line."""
+    what = type(getattr(action, "message", action)).__name__
+    return clip(f"{what} could not be done: {type(error).__name__}: {error}")

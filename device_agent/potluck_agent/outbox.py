@@ -1,11 +1,13 @@
 """Where the parts of the core put their actions, in order; and what they all need to know about this device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from potluck_agent.events import Action, Buffer, Span, ToPeer
+from potluck_wire.limits import MAX_VALUE_BYTES
 from potluck_wire.messages import NUMBER_OF, Message, Refused
+from potluck_wire.version import show
 
 MIB = 1024 * 1024
 
@@ -36,6 +38,17 @@ class Settings:
     def is_emulated(self) -> bool:
         """Whether it plays another device: then it is times that count, of transfers, too."""
         return self.is_told_times or self.link_bytes_per_s > 0
+
+    def statement(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What this device is and accepts: the owner's limits, and what its worker says of itself."""
+        nothing: dict[str, Any] = {"backends": {}, "dtypes": [], "operators": []}
+        own = {
+            "name": self.name,
+            "version": show(),
+            "memory_bytes": self.memory_bytes,
+            "max_value_bytes": min(MAX_VALUE_BYTES, self.inbound_bytes),
+        }
+        return {**nothing, **facts, **self.facts, **own}
 
 
 class Outbox:

@@ -19,9 +19,11 @@ from potluck_wire.messages import (
     Commit,
     Committed,
     ComputeFailed,
+    Done,
     Drop,
     Dropped,
     Execute,
+    Failed,
     FailureCause,
     Forget,
     LoadSegment,
@@ -66,7 +68,7 @@ class Plans:
                 self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
             return
         try:
-            load = read_load(buffers)
+            load = read_load(buffers, message.run, message.epoch)
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
@@ -177,6 +179,15 @@ class Plans:
         """That run, if it is this notebook's."""
         run = self.runs.get(name)
         return run if run is not None and run.owner == key else None
+
+    def answer_failed(self, done: Done, text: str) -> None:
+        """That an execution went well cannot be told: so it has failed."""
+        run = self.runs.get(done.run)
+        if run is not None:
+            name = Name(done.run, done.epoch, done.program, done.step)
+            failed = Failed(**name._asdict(), cause=FailureCause.INTERNAL, text=text)
+            run.answered(name, (failed, ()))
+            self._out.say(run.owner, failed)
 
     def layout(self, key: str, message: Execute | Abort, run: Run) -> Layout | None:
         """The program that is asked for; None, and the message is refused, where it is not here."""

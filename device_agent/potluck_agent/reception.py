@@ -22,7 +22,8 @@ READ_BYTES = 1024
 class Reception:
     """Visitors of the pairing port.
 
-    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner.
+    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner. `fault` is told what a
+    visitor's bytes raised that nothing may raise; the visitor has to go.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Reception:
         trust: Callable[[Paired], bool],
         state_dir: Path,
         note: Callable[[str], None],
+        fault: Callable[[object, Exception], None],
     ) -> None:
         self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
-        self._state_dir, self._note = state_dir, note
+        self._state_dir, self._note, self._fault = state_dir, note, fault
         self._n_wrong_told = 0
         self._visitor: socket.socket | None = None
         sources.register(listener.fileno())
@@ -43,7 +45,11 @@ class Reception:
     def serve(self, ready: Container[Any]) -> None:
         """Look at whoever has something to say."""
         if self._visitor is not None and self._visitor.fileno() in ready:
-            self._read(self._visitor)
+            try:
+                self._read(self._visitor)
+            except Exception as error:
+                self._fault("a visitor of the pairing port", error)
+                self.hang_up()
         if self._listener.fileno() in ready:
             self._welcome()
 

@@ -1,9 +1,10 @@
 """The devices of a home as a notebook tells them: names, keys and addresses, each checked."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from potluck_agent.events import Member
+from potluck_agent.events import Buffer, Member
+from potluck_wire.checks import record, rows, shown, which
+from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
@@ -11,21 +12,12 @@ from potluck_wire.messages import HOME
 MAX_MEMBERS = 64
 
 
-def read_roster(document: Any) -> tuple[Member, ...]:
+def read_roster(document: Buffer) -> tuple[Member, ...]:
     """The members of a home; WireError where names, keys or addresses do not hold, or two have one name or key."""
-    if not isinstance(document, list) or len(document) > MAX_MEMBERS:
-        raise WireError(WireCode.DOCUMENT, f"a roster is a list of at most {MAX_MEMBERS} members")
-    members = []
-    for row in document:
-        if not isinstance(row, dict) or set(row) != {"name", "key", "address"}:
-            raise WireError(WireCode.DOCUMENT, "a member is an object with name, key and address")
-        if not is_device_name(row["name"]) or row["name"] == HOME or not is_key(row["key"]):
-            raise WireError(WireCode.DOCUMENT, f"no valid name or key: {row['name']!r:.60}")
-        read_address(row["address"])
-        members.append(Member(row["name"], row["key"], row["address"]))
+    members = tuple(Member(**row) for row in parse(document, "the roster", _ROSTER))
     _refuse_twins("name", (member.name for member in members))
     _refuse_twins("key", (member.key for member in members))
-    return tuple(members)
+    return members
 
 
 def _refuse_twins(what: str, values: Iterable[str]) -> None:
@@ -36,6 +28,14 @@ def _refuse_twins(what: str, values: Iterable[str]) -> None:
         seen.add(value)
 
 
+def _is_address(text: object) -> bool:
+    try:
+        read_address(text)
+    except WireError:
+        return False
+    return True
+
+
 def read_address(text: object) -> tuple[str, int]:
     """HOST and base port of `HOST:PORT` (IPv6 hosts in brackets); WireError where it is none."""
     if type(text) is str and len(text) <= 255:
@@ -44,4 +44,14 @@ def read_address(text: object) -> tuple[str, int]:
         sound = plain and all(c.isalnum() or c in ".-:%_" for c in plain) and plain.isascii()
         if sound and port.isdecimal() and port.isascii() and 0 < int(port) <= 65532:
             return plain, int(port)
-    raise WireError(WireCode.DOCUMENT, f"an address is HOST:PORT, got {text!r:.60}")
+    raise WireError(WireCode.DOCUMENT, f"an address is HOST:PORT, got {shown(text)}")
+
+
+_ROSTER = rows(
+    record(
+        name=which(lambda name: is_device_name(name) and name != HOME, "a device's name"),
+        key=which(is_key, "a key"),
+        address=which(_is_address, "HOST:PORT"),
+    ),
+    most=MAX_MEMBERS,
+)

@@ -3,18 +3,20 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from potluck_agent.events import Buffer
-from potluck_agent.executions import Name
+from potluck_agent.executions import Name, check_tellable
 from potluck_agent.layout import Layout, lay_out
+from potluck_wire.checks import anything, one_of, record, rows, which
 from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import is_identifier
-from potluck_wire.messages import Message
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Message, Prepare
 from potluck_wire.program import from_json, is_segment
 from potluck_wire.statement import BACKEND_OF
 
+MAX_SEGMENTS = MESSAGES[NUMBER_OF[Prepare]].buffers[1] - 1  # each has a buffer
+MAX_PROGRAMS = 1024  # of one epoch; a plan has a handful
 MAX_RUNS = 16
 MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
 KEPT_ANSWERS = 32  # whole answers to executions, for repeated requests
@@ -82,31 +84,34 @@ class Load:
     layouts: dict[str, Layout]
 
 
-def read_load(buffers: Sequence[Buffer]) -> Load:
-    """The documents of a `Prepare`; WireError where they do not hold."""
-    document = parse(buffers[0], "the plan")
-    if not isinstance(document, dict) or set(document) != {"segments", "programs"}:
-        raise WireError(WireCode.DOCUMENT, "an object with segments and programs is expected")
-    rows, programs = document["segments"], document["programs"]
-    if not isinstance(rows, list) or not isinstance(programs, list):
-        raise WireError(WireCode.DOCUMENT, "segments and programs are lists")
-    if len(rows) != len(buffers) - 1:
-        raise WireError(WireCode.DOCUMENT, f"{len(rows)} segments are named, {len(buffers) - 1} came")
-    segments = tuple(_piece(row, data) for row, data in zip(rows, buffers[1:], strict=True))
-    layouts = [lay_out(from_json(program)) for program in programs]
+_LOAD = record(
+    segments=rows(
+        record(
+            ("weights",),
+            name=which(is_identifier, "an identifier"),
+            kind=one_of(BACKEND_OF),
+            weights=which(is_segment, "those of NAME or EPOCH/NAME"),
+        ),
+        most=MAX_SEGMENTS,
+    ),
+    programs=rows(anything, most=MAX_PROGRAMS),  # each is checked by `from_json`
+)
+
+
+def read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
+    """The documents of a `Prepare` for this epoch of a run; WireError where they do not hold."""
+    document = parse(buffers[0], "the plan", _LOAD)
+    named = document["segments"]
+    if len(named) != len(buffers) - 1:
+        raise WireError(WireCode.DOCUMENT, f"{len(named)} segments are named, {len(buffers) - 1} came")
+    segments = tuple(
+        Piece(name=piece["name"], kind=piece["kind"], weights=piece.get("weights", ""), document=data)
+        for piece, data in zip(named, buffers[1:], strict=True)
+    )
+    layouts = [lay_out(from_json(program)) for program in document["programs"]]
     for what in ([piece.name for piece in segments], [layout.name for layout in layouts]):
         if len(set(what)) < len(what):
             raise WireError(WireCode.DOCUMENT, "two segments or two programs have one name")
+    for layout in layouts:
+        check_tellable(run, epoch, layout)
     return Load(segments=segments, layouts={layout.name: layout for layout in layouts})
-
-
-def _piece(row: Any, document: Buffer) -> Piece:
-    if not isinstance(row, dict) or row.keys() - {"weights"} != {"name", "kind"}:
-        raise WireError(WireCode.DOCUMENT, "a segment is an object with name and kind, and perhaps weights")
-    if not is_identifier(row["name"]) or row["kind"] not in BACKEND_OF:
-        kinds = ", ".join(BACKEND_OF)
-        raise WireError(WireCode.DOCUMENT, f"a segment has an identifier as name, and is one of {kinds}")
-    weights = row.get("weights", "")
-    if "weights" in row and not is_segment(weights):
-        raise WireError(WireCode.DOCUMENT, f"segment {row['name']}: weights are those of NAME or EPOCH/NAME")
-    return Piece(name=row["name"], kind=row["kind"], weights=weights, document=document)

@@ -17,7 +17,6 @@ from potluck_agent.executions import (
     Unwanted,
     compute_of,
     parcel_of,
-    read_exports,
 )
 from potluck_agent.incoming import Arrival, Incoming, Step
 from potluck_agent.laborer import Laborer
@@ -60,7 +59,7 @@ class Work:
         members: Callable[[str], dict[str, Member]],
     ) -> None:
         self._out, self._laborer, self._hang_s = out, laborer, settings.hang_s
-        self._is_told_times = settings.is_told_times
+        self._is_told_times, self._outbound_bytes = settings.is_told_times, settings.outbound_bytes
         self._incoming, self._outgoing, self._members = incoming, outgoing, members
         self._lane = Lane()
         self.plans = Plans(settings, out, laborer, self._end_epoch)
@@ -143,12 +142,12 @@ class Work:
         self._go_on(execution, ready, now_s)
 
     def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
-        """A task is done."""
+        """A task is done. WireError where the worker tells of values that it cannot have made."""
         task = self._lane.finish(message.tag, message.stop_s - message.start_s)
         if task is None:
             return
         execution = task.execution
-        exports = read_exports(buffers[0], execution.name.prefix)
+        exports = execution.exported(task.index, buffers[0], self._outbound_bytes)
         if execution.over:
             for located in exports.values():
                 self._give_back(located.span, now_s)
@@ -230,13 +229,13 @@ class Work:
             self._fail(execution, cause, f"{to} rejected {parcel.value.name}: {text}", now_s, instruction=index)
 
     def _fail(self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1) -> None:
-        failed = Failed(
-            **execution.name._asdict(),
-            instruction=instruction,
-            cause=cause,
-            text=text,
-        )
+        failed = Failed(**execution.name._asdict(), instruction=instruction, cause=cause, text=text)
         self._end(execution, failed, (), now_s)
+
+    def fail_all(self, cause: str, text: str, now_s: float) -> None:
+        """End every execution; what is loaded stays."""
+        for execution in list(self._executions.values()):
+            self._fail(execution, cause, text, now_s)
 
     def _end(self, execution: Execution, answer: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """An execution is over, well or not: tell, give back every place, and remember the answer."""
@@ -391,8 +390,7 @@ class Work:
         """All that was loaded is lost: every execution fails, every prepare is refused, the runs are forgotten."""
         self._out.add(*self._incoming.clear().actions)
         self._lane.clear()
-        for execution in list(self._executions.values()):
-            self._fail(execution, cause, text, now_s)
+        self.fail_all(cause, text, now_s)
         for about in self._loose:
             self._outgoing.cancel(about)
         self._loose.clear()

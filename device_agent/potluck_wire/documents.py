@@ -1,35 +1,53 @@
-"""JSON documents that ride in buffers, read strictly: what JSON leaves open (sizes, repeated keys, NaN) is refused."""
+"""JSON documents that ride in buffers, read strictly: the one place where a document from outside is looked at first.
+
+What JSON leaves open (sizes, depth, repeated keys, NaN, halves of characters) is refused before anything is built of
+it, and a check (`potluck_wire.checks`) has seen every field before anybody reads one.
+"""
 
 import json
+import math
+import re
 from typing import Any, NoReturn
 
+from potluck_wire.checks import Check, Unfit
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.frames import Buffer
-from potluck_wire.limits import MAX_DOCUMENT_BYTES, MAX_INT
+from potluck_wire.limits import MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_INT
+
+Buffer = bytes | memoryview
 
 
-def parse(data: Buffer, what: str = "the document", max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
-    """The JSON value in `data`; `what` names it in errors.
+def parse(data: Buffer, what: str, check: Check, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+    """The JSON value in `data`, as `check` gives it; `what` names it in errors.
 
     Raises
     ------
     WireError
-        Too long, no UTF-8 or JSON, nested too deep, a key twice in one object, NaN, infinity, an integer past 2**53.
+        Too long, no UTF-8 or JSON, nested too deep, a key twice in one object, NaN, infinity, an integer past 2**53,
+        half of a character, or not what `check` expects. Nothing else is ever raised.
     """
     if len(data) > max_bytes:
         raise WireError(WireCode.SIZE, f"{what} has {len(data)} bytes, at most {max_bytes}")
+    raw = bytes(data)
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper(raw):
+        raise WireError(WireCode.DOCUMENT, f"{what} is nested deeper than {MAX_DEPTH}, or not JSON")
     try:
-        return json.loads(
-            bytes(data).decode(),
-            object_pairs_hook=_once,
-            parse_constant=_refuse,
-            parse_int=_whole,
-            parse_float=_finite,
-        )
+        document = _decode(raw.decode())
+        if b"\\u" in raw:
+            json.dumps(document, ensure_ascii=False).encode()  # half of a character cannot be encoded
     except WireError as error:
         raise WireError(error.code, f"{what}: {error.text}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise WireError(WireCode.DOCUMENT, f"{what} is not JSON ({type(error).__name__})") from error
+    return fit(document, what, check)
+
+
+def fit(document: Any, what: str, check: Check) -> Any:
+    """A parsed document as `check` gives it; WireError with the place of what does not hold."""
+    try:
+        return check(document)
+    except Unfit as unfit:
+        where = f"{unfit.place.lstrip('.')} of {what}" if unfit.place else what
+        raise WireError(WireCode.DOCUMENT, f"{where} {unfit}") from None
 
 
 def dump(document: Any) -> bytes:
@@ -37,7 +55,17 @@ def dump(document: Any) -> bytes:
     return _encode(document).encode()
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # made once: `json.dumps` makes it each time
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # an open one goes to the end: no second try
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _is_deeper(raw: bytes) -> bool:
+    """Whether brackets nest deeper than `MAX_DEPTH`, or do not match: layer after layer is taken off, from inside."""
+    brackets = _STRING.sub(b"", raw).translate(_AS_SQUARE, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -60,6 +88,13 @@ def _whole(digits: str) -> int:
 
 def _finite(digits: str) -> float:
     number = float(digits)
-    if number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         raise WireError(WireCode.DOCUMENT, f"the number {digits[:20]} is not finite")
     return number
+
+
+# Made once: `json.loads` and `json.dumps` make them each time.
+_decode = json.JSONDecoder(
+    object_pairs_hook=_once, parse_constant=_refuse, parse_int=_whole, parse_float=_finite
+).decode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 
+from potluck_wire.checks import shown
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import (
     MAX_BIN_BYTES,
@@ -86,7 +87,7 @@ def decode(frames: Sequence[Any], channel: Channel) -> tuple[Message, tuple[Buff
     number, pairs = document
     schema = SCHEMAS.get(number) if type(number) is int else None
     if schema is None:
-        raise WireError(WireCode.NUMBER, f"no message has the number {number!r:.40}")
+        raise WireError(WireCode.NUMBER, f"no message has the number {shown(number)}")
     entry = schema.entry
     if entry.channel is not channel:
         raise WireError(WireCode.CHANNEL, f"{entry.type.__name__} does not belong on the {channel.value} channel")

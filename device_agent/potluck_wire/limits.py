@@ -23,6 +23,9 @@ MAX_INT = 2**53  # what a double holds exactly, so that no reader in any languag
 MAX_PAIRING_BYTES = KIB  # one whole pairing message: it is read before anybody is trusted
 MAX_MESSAGE_BYTES = 64 * MIB  # header and buffers together: documents are small, tensors travel in chunks
 MAX_DOCUMENT_BYTES = 4 * MIB  # one JSON document; a program of 20,000 instructions takes about 2 MiB
+MAX_DEPTH = 16  # lists and objects in one another in a JSON document; a plan has 8
+
+MAX_CLOCK_S = 1e10  # 300 years: any monotonic clock; what is reckoned with one stays within 2**53
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
 

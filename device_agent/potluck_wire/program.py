@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from potluck_wire.checks import anything
 from potluck_wire.documents import dump, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
@@ -57,6 +58,7 @@ SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
 # op -> ((fewest, most) inputs, (fewest, most) outputs)
 MAX_VALUES = 4096  # inputs or outputs of one instruction: `state` of a whole segment
+SURELY_TOLD = 200  # so many, with the longest names, fit into the message by which a worker is told an instruction
 _ONE, _NONE, _ANY, _SOME = (1, 1), (0, 0), (0, MAX_VALUES), (1, MAX_VALUES)
 ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "send": (_ONE, _NONE),
@@ -136,7 +138,7 @@ def loads(data: Buffer) -> Program:
     WireError
         On anything but a program that holds; see `from_json`.
     """
-    return from_json(parse(data, "the program"))
+    return from_json(parse(data, "the program", anything))
 
 
 def from_json(document: Any) -> Program:

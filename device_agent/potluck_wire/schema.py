@@ -5,76 +5,27 @@ until somebody uses it, and the header of a chunk takes a dozen bytes.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, get_args, get_origin
 
+from potluck_wire import checks
+from potluck_wire.checks import Check, Unfit
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import MAX_BIN_BYTES, MAX_INT, MAX_ITEMS, MAX_STR_BYTES, MAX_WORKER_ITEMS, clip
+from potluck_wire.limits import MAX_ITEMS, MAX_WORKER_ITEMS, clip
 from potluck_wire.messages import MESSAGES, Channel, Entry, Message
 
 Plain = Callable[[Any], Any]
-Check = Callable[[Any], Any]  # a value as it came -> the value as the message holds it; raises _Unfit
 
 TEXTS = frozenset({"text", "reason"})  # fields for people: clipped by the sender rather than refused
 
 
-class _Unfit(Exception):
-    """A value that its field cannot hold; says what was expected."""
-
-
-def _check_int(low: int) -> Check:
-    def check(value: Any) -> int:
-        if type(value) is not int or not low <= value <= MAX_INT:
-            raise _Unfit(f"an integer in {low}..2**53")
-        return value
-
-    return check
-
-
-def _check_float(value: Any) -> float:
-    if type(value) is not float or not math.isfinite(value):
-        raise _Unfit("a finite float")
-    return value
-
-
-def _check_bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _Unfit("true or false")
-    return value
-
-
-def _check_str(value: Any) -> str:
-    # A character takes at most four bytes, so only long strings have to be encoded to be measured.
-    if type(value) is not str or (
-        4 * len(value) > MAX_STR_BYTES and len(value.encode(errors="replace")) > MAX_STR_BYTES
-    ):
-        raise _Unfit(f"a string of at most {MAX_STR_BYTES} bytes")
-    return value
-
-
-def _check_bytes(value: Any) -> bytes:
-    if type(value) is not bytes or len(value) > MAX_BIN_BYTES:
-        raise _Unfit(f"at most {MAX_BIN_BYTES} bytes")
-    return value
-
-
-def _check_tuple(item: Check, most: int) -> Check:
-    def check(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list or len(value) > most:
-            raise _Unfit(f"a list of at most {most} entries")
-        return tuple([item(entry) for entry in value])
-
-    return check
-
-
 _PLAIN: dict[Any, Check] = {
-    int: _check_int(0),
-    float: _check_float,
-    bool: _check_bool,
-    str: _check_str,
-    bytes: _check_bytes,
+    int: checks.integer(),
+    float: checks.floating,
+    bool: checks.boolean,
+    str: checks.text,
+    bytes: checks.raw,
 }
 
 
@@ -82,11 +33,11 @@ def _compile(field: "dataclasses.Field[Any]", channel: Channel) -> Check:
     """The check of one field. Integers are not negative, unless -1 is the field's default (it stands for "none")."""
     most = MAX_WORKER_ITEMS if channel is Channel.WORKER else MAX_ITEMS
     if field.type is int and field.default == -1:
-        return _check_int(-1)
+        return checks.integer(-1)
     if field.type in _PLAIN:
         return _PLAIN[field.type]
     if get_origin(field.type) is tuple:
-        return _check_tuple(_PLAIN[get_args(field.type)[0]], most)
+        return checks.rows(_PLAIN[get_args(field.type)[0]], most)
     raise TypeError(f"a message cannot have a field of type {field.type}")
 
 
@@ -107,32 +58,33 @@ class Schema:
     def pack(self, message: Message) -> dict[str, Any]:
         """The fields that are not at their default, checked: what one side packs the other accepts."""
         packed: dict[str, Any] = {}
-        name, value = "", None
+        name = ""
         try:
             for (name, default, kind, plain, check), value in zip(self.fields, self.get(message), strict=True):
                 if value != default or type(value) is not kind:
                     packed[name] = value = value if plain is None else plain(value)
                     check(value)
-        except _Unfit as unfit:
-            raise self._refusal(name, unfit, value) from None
+        except Unfit as unfit:
+            raise self._refusal(name, unfit) from None
         return packed
 
     def unpack(self, pairs: Iterable[tuple[str, Any]]) -> Message:
         """The message with these fields; WireError on an unknown, repeated or unfit one."""
-        checks, values = self.checks, {}
-        name, value = "", None
+        known, values = self.checks, {}
+        name = ""
         try:
             for name, value in pairs:
-                if name in values or name not in checks:
+                if name in values or name not in known:
                     how = f"has {name!r:.40} twice" if name in values else f"has no field {name!r:.40}"
                     raise WireError(WireCode.FIELD, f"{self.entry.type.__name__} {how}")
-                values[name] = checks[name](value)
-        except _Unfit as unfit:
-            raise self._refusal(name, unfit, value) from None
+                values[name] = known[name](value)
+        except Unfit as unfit:
+            raise self._refusal(name, unfit) from None
         return self.entry.type(**values)
 
-    def _refusal(self, name: str, unfit: _Unfit, value: Any) -> WireError:
-        return WireError(WireCode.FIELD, f"{self.entry.type.__name__}.{name} must be {unfit}, got {value!r:.40}")
+    def _refusal(self, name: str, unfit: Unfit) -> WireError:
+        place = f"{self.entry.type.__name__}.{name}{unfit.place}"
+        return WireError(WireCode.FIELD, f"{place} {unfit}")
 
 
 def _plain(field: "dataclasses.Field[Any]") -> Plain | None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any
+from typing import Any, cast
 
+from potluck_wire.checks import Unfit, record, text, which
 from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
@@ -23,18 +24,33 @@ def read(data: Buffer) -> dict[str, Any]:
     WireError
         With code `document`: no JSON object, a required key is missing, or a known key has another type.
     """
-    statement = parse(data, "the capability statement")
-    if type(statement) is not dict:
-        raise WireError(WireCode.DOCUMENT, "the capability statement is not an object")
-    for key, (fits, expected, default, _) in FIELDS.items():
-        if key not in statement:
-            if default is REQUIRED:
-                raise WireError(WireCode.DOCUMENT, f"the capability statement lacks {key}")
-            statement[key] = copy(default)
-        elif not fits(statement[key]):
-            got = repr(statement[key])[:40]
-            raise WireError(WireCode.DOCUMENT, f"{key} of the capability statement must be {expected}, got {got}")
+    statement: dict[str, Any] = parse(data, "the capability statement", _check)
+    for key, (_, _, default, _) in FIELDS.items():
+        if default is REQUIRED and key not in statement:
+            raise WireError(WireCode.DOCUMENT, f"the capability statement lacks {key}")
+        statement.setdefault(key, copy(default))
     return statement
+
+
+def read_facts(data: Buffer) -> dict[str, Any]:
+    """What a worker says of itself with `WorkerReady`: its part of the statement, what bounds it and what it counts.
+
+    Raises
+    ------
+    WireError
+        With code `document`, on any other key and on another type.
+    """
+    return cast(dict[str, Any], parse(data, "what the worker says of itself", _FACTS))
+
+
+def _check(value: Any) -> Any:
+    """An object whose known keys have their types."""
+    if type(value) is not dict:
+        raise Unfit("an object", value)
+    for key, entry in value.items():
+        if key in FIELDS and not FIELDS[key][0](entry):
+            raise Unfit(FIELDS[key][1], entry, key)
+    return value
 
 
 def _is_count(value: Any) -> bool:
@@ -108,3 +124,11 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
     "version": (_is_text, "a text", "", "of the protocol, as `major.minor`"),
     "max_value_bytes": (_or_none(_is_count), "a count or null", None, "the largest single value it takes"),
 }
+
+_OWN = ("backends", "dtypes", "operators", "overhead_s", "copy_bytes_per_s")  # what the worker knows of all that
+_FACTS = record(
+    (*_OWN, "bounds", "memory_counted"),
+    **{key: which(FIELDS[key][0], FIELDS[key][1]) for key in _OWN},
+    bounds=which(_is_texts, "{name: what holds}"),
+    memory_counted=text,
+)

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import psutil
 import zmq
 from tests.patience import PATIENCE_S
 
+from potluck_agent import faults
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PAIRING_OFFSET, PULSE_OFFSET
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
@@ -53,11 +54,14 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @contextmanager
-def agent(directory: Path, *arguments: str, name: str = "jetson", port: int = 0) -> Iterator[RunningAgent]:
-    """An agent that is ready; afterwards it is stopped, and nothing of it may be left."""
+def agent(
+    directory: Path, *arguments: str, name: str = "jetson", port: int = 0, program: Sequence[str] = ("potluck_agent",)
+) -> Iterator[RunningAgent]:
+    """An agent that is ready; afterwards it is stopped, nothing of it may be left, and no fault may have happened."""
     fixed = ["--name", name, "--port", str(port), "--bind", "127.0.0.1", "--state", str(directory), "--json"]
     mdns = [] if "--mdns" in arguments else ["--no-mdns"]
-    line = [sys.executable, "-m", "potluck_agent", *fixed, *mdns, *(a for a in arguments if a != "--mdns")]
+    module = [] if program[0].endswith(".py") else ["-m"]
+    line = [sys.executable, *module, *program, "start", *fixed, *mdns, *(a for a in arguments if a != "--mdns")]
     process = subprocess.Popen([*line, "--die-with-parent"], stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
     try:
@@ -77,6 +81,13 @@ def agent(directory: Path, *arguments: str, name: str = "jetson", port: int = 0)
             process.stdout.close()
         _, left = psutil.wait_procs(children, PATIENCE_S)
         assert not left
+    assert not faults_of(directory), faults_of(directory)
+
+
+def faults_of(directory: Path) -> str:
+    """What an agent with this state directory has reported that must not happen."""
+    path = directory / faults.FILE
+    return path.read_text() if path.exists() else ""
 
 
 class RawPeer:

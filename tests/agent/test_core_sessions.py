@@ -143,7 +143,7 @@ ROW = {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"}
 )
 def test_refuses_rosters_that_do_not_hold(rows):
     with pytest.raises(WireError):
-        read_roster(rows)
+        read_roster(json.dumps(rows).encode())
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_weights_that_name_no_segment_are_refused(weights):
     document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
     (answer,) = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
     assert answer.message.code == RefusalCode.DOCUMENT
-    assert "weights are those of NAME or EPOCH/NAME" in answer.message.text
+    assert "segments[0].weights of the plan must be those of NAME or EPOCH/NAME" in answer.message.text
 
 
 def test_prepare_loads_every_segment_once_and_then_says_so():

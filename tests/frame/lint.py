@@ -29,6 +29,7 @@ PRINTS = {
 STARTS_AGENTS = {
     "sdk/potluck/lab/local.py": "starts agents on this machine",
     "sdk/potluck/bench/interpreter.py": "measures the agent's interpreter against eager torch",
+    "sdk/potluck/testing/worker.py": "starts an agent whose worker was taken over",
     "sdk/potluck/bench/split_lab.py": "measures a divided request in the agent's interpreter",
 }
 WALL_TIME = {
@@ -50,7 +51,7 @@ FLOORS = (
     {"lab"},
     {"run"},
     {"home", "display"},
-    {"bench", "commands"},
+    {"bench", "commands", "testing"},
 )
 
 # Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write files).

@@ -19,6 +19,8 @@ from potluck_wire.limits import clip
 from potluck_wire.messages import Channel, Configure, FailureCause, Message
 from potluck_wire.stream import Reader, pack
 
+PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py")),)  # what a worker runs
+
 # What a library needs to be found at all; nothing that could carry a secret.
 KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
 ENDING_S = 0.5  # a process that closed its pipe by ending is gone within this; its own last word is the true reason
@@ -156,12 +158,13 @@ def start(
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
     fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
     handles = ["stdin" if sys.platform == "win32" else str(theirs.fileno()), inbound.handle, outbound.handle]
-    main = Path(__file__).resolve().with_name("__main__.py")
     try:
         process = subprocess.Popen(
-            [sys.executable, "-E", "-P", "-B", str(main), *handles],
+            [sys.executable, "-E", "-P", "-B", *PROGRAM, *handles],
             env=_environment(os.environ, threads),
-            cwd=main.anchor,  # it moves into a folder that does not exist any more once its libraries are loaded
+            cwd=Path(
+                PROGRAM[0]
+            ).anchor,  # it moves into a folder that does not exist any more once its libraries are loaded
             pass_fds=fds,
             stdin=subprocess.PIPE if sys.platform == "win32" else subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment
 from potluck.schedule.compiled import LATE, Assembler, Compiled, Feed, Note, Result
-from potluck_wire.program import MAX_VALUES
+from potluck_wire.program import SURELY_TOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +114,8 @@ def compile_move(name: str, holders: Holders, wanted: Sequence[Target], *, home:
                 else:
                     move.over(slots, device, target.segment, state)
             for source, rows in own.items():
-                for first in range(0, len(rows), MAX_VALUES):
-                    move.within(device, source, target.segment, rows[first : first + MAX_VALUES])
+                for first in range(0, len(rows), SURELY_TOLD):
+                    move.within(device, source, target.segment, rows[first : first + SURELY_TOLD])
     return move.programs.finish()
 
 

@@ -36,6 +36,7 @@ from potluck.sessions.pulse import Pulse
 from potluck.sessions.questions import Questions
 from potluck.sessions.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
+from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
     MESSAGES,
@@ -87,7 +88,7 @@ class Controller:
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
-        self._now_s, self._actions = now_s, []
+        self._now_s = now_s
         if isinstance(event, Received):
             self._receive(event)
         elif isinstance(event, Launch):
@@ -106,7 +107,24 @@ class Controller:
             self._lose(event.device, event.error)
         else:
             self._tick()
-        return self._actions
+        return self._taken()
+
+    def _taken(self) -> list[Action]:
+        taken, self._actions = self._actions, []
+        return taken
+
+    def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
+        """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up: a
+        device loses its session, a ticket is rejected; what came from nobody costs every session."""
+        self._now_s = now_s
+        text = f"what it led to could not be handled ({type(error).__name__}); this is a fault of potluck's."
+        if isinstance(event, Join | Gather | Deliver | Launch):
+            self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
+            self._forsake(event.ticket)
+        device = getattr(event, "device", "")
+        for lost in (device,) if device else () if hasattr(event, "ticket") else tuple(self._peers):
+            self._lose(lost, ProtocolError(text, device=lost))
+        return self._taken()
 
     def _join(self, event: Join) -> None:
         if event.device in self._peers:
@@ -180,7 +198,14 @@ class Controller:
         if (peer := self._peers.get(event.device)) is None:
             return
         peer.pulse.heard(self._now_s)
-        if isinstance(message := event.message, Pong):
+        try:
+            self._take_in(event, peer, event.message)
+        except WireError as error:  # the one answer to whatever an agent says that does not hold
+            self._lose(event.device, ProtocolError(f"it broke the protocol ({error}).", device=event.device))
+
+    def _take_in(self, event: Received, peer: Peer, message: Message) -> None:
+        if isinstance(message, Pong):
+            check_clock(message.clock_s)
             peer.pulse.pong(message, self._now_s)
         elif isinstance(message, (Value, Chunk, Credit, Rejected)):
             self._receive_data(event.device, peer, message, event.buffers)
@@ -188,11 +213,7 @@ class Controller:
             self._receive_control(event, peer, message)
 
     def _receive_control(self, event: Received, peer: Peer, message: Message) -> None:
-        try:
-            check(State.OPENING if peer.session is None else State.OPEN, message, AGENT)
-        except WireError as error:
-            self._lose(event.device, ProtocolError(f"it broke the protocol ({error}).", device=event.device))
-            return
+        check(State.OPENING if peer.session is None else State.OPEN, message, AGENT)
         if isinstance(message, Done):
             self._done(event.device, message, event.buffers)
         elif isinstance(message, Failed):
@@ -205,16 +226,15 @@ class Controller:
             timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
             self._actions.append(Heard(device=event.device, message=timed))
         elif isinstance(message, Goodbye):
-            self._lose(event.device, DeviceGone(f"the agent said goodbye: {message.reason}.", device=event.device))
+            self._lose(
+                event.device,
+                DeviceGone(f"the agent said goodbye: {failures.clean(message.reason)}.", device=event.device),
+            )
         else:
             self._actions += self._questions.answered(event.device, message, event.buffers)
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
-        try:
-            said = statement.read(buffers[0])
-        except WireError as error:
-            self._lose(device, ProtocolError(f"its capability statement does not hold ({error}).", device=device))
-            return
+        said = statement.read(buffers[0])
         version = message.major, message.minor
         peer.session = Session(device=device, name=message.name, version=version, capability=said)
         self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
@@ -230,11 +250,7 @@ class Controller:
         self._actions += self._questions.refused(device, message, error)
 
     def _receive_data(self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]) -> None:
-        try:
-            letters, arrived = peer.traffic.receive(message, buffers)
-        except WireError as error:
-            self._lose(device, ProtocolError(f"it broke the rules of streaming ({error}).", device=device))
-            return
+        letters, arrived = peer.traffic.receive(message, buffers)
         self._post(device, letters)
         while peer.traffic.probed:
             ticket = int(peer.traffic.probed.pop().name.removeprefix("home-"))
@@ -271,11 +287,7 @@ class Controller:
         if launched is None or device in launched.timelines:
             return
         pulse = self._peers[device].pulse
-        try:
-            launched.timelines[device] = read_timeline(message, buffers[0], pulse.offset_s or 0.0)
-        except (ValueError, TypeError) as error:
-            self._lose(device, ProtocolError(f"its timeline cannot be read ({error}).", device=device))
-            return
+        launched.timelines[device] = read_timeline(message, buffers[0], pulse.offset_s or 0.0)
         launched.running.discard(device)
         pulse.usual_s = max(pulse.usual_s or 0.0, self._now_s - launched.start_s)
         self._finish(launched)

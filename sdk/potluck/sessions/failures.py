@@ -92,7 +92,7 @@ def refused(device: str, message: Refused) -> PotluckError:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
         return _too_large(device, text)
-    return RefusedError(f"it declined {what} ({message.code}): {text}", device=device, code=message.code)
+    return RefusedError(f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code)
 
 
 _LESS = "Give it fewer layers or rows, or raise its --memory."
@@ -119,7 +119,7 @@ def _too_large(device: str, text: str) -> OutOfMemory:
 
 def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
     """A value was not taken."""
-    text = f"it did not take the value {value.name!r} ({message.code}): {clean(message.text)}"
+    text = f"it did not take the value {value.name!r} ({clean(message.code)}): {clean(message.text)}"
     if message.code == RefusalCode.MEMORY:
         return OutOfMemory(text, device=device, needed_bytes=value.nbytes)
     return RefusedError(text, device=device, code=message.code)

@@ -5,6 +5,7 @@ Three CURVE connections per agent (control, data, pulse). Everything else of the
 """
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -56,6 +57,7 @@ _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_P
 # Handshakes that must fail on one socket before that means another key. One that took longer than HANDSHAKE_S looks
 # the same, as does one with an agent that just ends; of the former only two fit into JOIN_S. libzmq tries again itself.
 _FAILED_OFTEN = 3
+_FAULTS = logging.getLogger("potluck.faults")  # what must not happen and did; silent in an honest home
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class Link:
             )
         self._keys = keys
         self._heard: Callable[[str, Any], None] = lambda device, news: None
-        self._controller = Controller(name)
+        self._name, self._controller = name, Controller(name)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[str, _Connection] = {}
         self._futures: dict[int, Future[Any]] = {}
@@ -184,8 +186,34 @@ class Link:
             self._shut_down()
 
     def _feed(self, event: Event) -> None:
-        for action in self._controller.handle(event, time.monotonic()):
-            self._act(action)
+        now_s = time.monotonic()
+        try:
+            actions = self._controller.handle(event, now_s)
+        except Exception as error:  # the last line of defence: one device or one ticket ends, the link goes on
+            actions = self._survive(event, error, now_s)
+        for action in actions:
+            try:
+                self._act(action)
+            except Exception as error:  # the others are carried out all the same: somebody waits for them
+                _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
+                if device := getattr(action, "device", ""):
+                    text = f"it could not be told or reached ({type(error).__name__}: {error})."
+                    self._submitted.append(Lost(device=device, error=ProtocolError(text, device=device)))
+
+    def _survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
+        _FAULTS.exception("a fault in the link while handling %.500r", event)
+        try:
+            return self._controller.survive(event, error, now_s)
+        except Exception:  # nothing that is left can be relied on
+            _FAULTS.exception("all sessions end")
+            self._controller = Controller(self._name)
+            ended = ProtocolError("the sessions of this home had to end; this is a fault of potluck's.")
+            lost = [Heard(device=device, message=ended) for device in self._connections]
+            return [
+                *(Reject(ticket=ticket, error=ended) for ticket in tuple(self._futures)),
+                *lost,
+                *(Disconnect(device=heard.device) for heard in lost),
+            ]
 
     def _read(self, source: Any) -> None:
         if source == self._wake_read:
@@ -206,6 +234,11 @@ class Link:
                 message, buffers = decode([getattr(frame, "buffer", frame) for frame in frames], channel)
             except WireError as error:
                 self._feed(Lost(device=device, error=ProtocolError(f"it broke the protocol ({error}).", device=device)))
+                return
+            except Exception as error:
+                _FAULTS.exception("a fault in the link while reading from %s", device)
+                text = f"what it says cannot be read ({type(error).__name__})."
+                self._feed(Lost(device=device, error=ProtocolError(text, device=device)))
                 return
             self._feed(Received(device=device, message=message, buffers=buffers))
 

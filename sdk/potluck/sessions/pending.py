@@ -1,6 +1,5 @@
 """What the controller waits for: sessions and executions. Records only."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +8,7 @@ from potluck.errors import PotluckError
 from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
 from potluck.sessions.pulse import Pulse
 from potluck.sessions.traffic import Place, Raw, Traffic
+from potluck_wire import answers
 from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare
 
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
@@ -28,8 +28,8 @@ def is_over(drop: Drop, asked: Message | Launch) -> bool:
 
 
 def read_timeline(message: Done, document: Any, offset_s: float) -> Timeline:
-    """What a device did, on our clock. ValueError or TypeError where it cannot be read."""
-    rows = tuple((int(i), start + offset_s, stop + offset_s) for i, start, stop in json.loads(bytes(document)))
+    """What a device did, on our clock. WireError where it does not hold."""
+    rows = tuple([(i, start + offset_s, stop + offset_s) for i, start, stop in answers.read_timeline(document)])
     return Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from potluck.errors import PotluckError
 from potluck.sessions.events import Action, Payload, Reject, Resolve
+from potluck_wire.answers import check_seconds, check_timings
 from potluck_wire.messages import (
     NUMBER_OF,
     Commit,
@@ -69,9 +70,13 @@ class Questions:
         return [Resolve(ticket=ticket, result=now_s - asked.since_s)] if asked else []
 
     def answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> list[Action]:
-        """A device has said this."""
+        """A device has said this. WireError where it is no answer to what was asked."""
         for ticket, question in self._open(device):
             if ANSWERS.get(type(question)) is type(message) and _subject(question) == _subject(message):
+                if isinstance(question, Measure) and isinstance(message, Measured):
+                    check_timings(question, message)
+                if isinstance(question, Probe) and isinstance(message, Probed):
+                    check_seconds(question, message)
                 asked = self._asked[ticket]
                 del asked.waiting[device]
                 asked.answers[device] = (message, buffers)

@@ -121,10 +121,9 @@ class Traffic:
         raise WireError(WireCode.CHANNEL, f"{type(message).__name__} on the data channel")
 
     def _begin(self, value: Value, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
-        code = self._wants(value)
-        if code:
+        if code := self._wants(value):
             return [(Rejected(transfer=value.transfer, code=code, text="the notebook does not expect it"), ())], []
-        self._incoming[value.transfer] = _Incoming(Assembly(value), bytearray(value.nbytes))
+        self._incoming[value.transfer] = _Incoming(Assembly(value), bytearray())  # as large as what has really come
         return self._continue(value.transfer, 0, buffers)
 
     def _continue(self, transfer: int, index: int, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
@@ -132,8 +131,8 @@ class Traffic:
         if incoming is None:  # rejected a moment ago; its chunks were under way
             return [], []
         assembly = incoming.assembly
-        start, stop = assembly.accept(index, len(buffers[0]))
-        incoming.data[start:stop] = buffers[0]
+        assembly.accept(index, len(buffers[0]))
+        incoming.data += buffers[0]
         letters: list[Letter] = [(credit, ()) for credit in self._account.take(assembly)]
         if not assembly.complete:
             return letters, []

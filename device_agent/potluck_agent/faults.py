@@ -1,0 +1,30 @@
+"""What must never happen and did: told in a text that a developer can work with, and kept for the owner.
+
+An honest home has no such file; the tests see to it that none of theirs has one.
+"""
+
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+FILE = "faults.txt"
+MAX_FILE_BYTES = 1024 * 1024  # then no more is kept: whoever can cause faults could fill the disk
+N_EVENTS = 20  # before it, in the report
+
+
+def report(event: object, error: BaseException, history: Sequence[tuple[float, str]]) -> str:
+    """The event that raised, where, and what had happened before."""
+    told = "".join(traceback.format_exception(error))
+    before = "".join(f"  {at_s:.3f} {line}\n" for at_s, line in history[-N_EVENTS:])
+    what = repr(getattr(event, "message", event))[:500]
+    return f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before it:\n{before}"
+
+
+def keep(directory: Path, text: str) -> None:
+    """Append it to the file of faults; where that is impossible the agent goes on all the same."""
+    path = directory / FILE
+    with suppress(OSError):
+        if not path.exists() or path.stat().st_size < MAX_FILE_BYTES:
+            with path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text + "\n")

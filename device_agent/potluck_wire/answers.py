@@ -1,0 +1,91 @@
+"""What devices and workers answer in documents and in lists that belong together, each with its check.
+
+Whoever answers may have been taken over: an agent believes its worker, and a notebook its agents, no further than this.
+"""
+
+from typing import Any, cast
+
+from potluck_wire.checks import Unfit, integer, number, row, rows, which
+from potluck_wire.documents import Buffer, parse
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CLOCK_S, MAX_DIMENSIONS
+from potluck_wire.messages import Computed, Measure, Measured, MeasuredTask, Probe, Probed
+from potluck_wire.program import MAX_INSTRUCTIONS, MAX_VALUES
+from potluck_wire.tensors import DTYPES, nbytes
+
+SLACK_S = 1.0  # clocks of coarse steps
+
+Timeline = tuple[tuple[int, float, float], ...]  # instruction, start_s, stop_s
+Export = tuple[str, int, int, str, tuple[int, ...]]  # value, offset, nbytes, dtype, shape
+
+
+def _moments(value: Any) -> tuple[int, float, float]:
+    """One row of a timeline. Written out: there are dozens in every step."""
+    if type(value) is list and len(value) == 3:
+        index, start_s, stop_s = value
+        if type(index) is int and 0 <= index < MAX_INSTRUCTIONS:
+            return index, number(start_s), number(stop_s)
+    raise Unfit("[instruction, start_s, stop_s]", value)
+
+
+_TIMELINE = rows(_moments, most=MAX_INSTRUCTIONS)
+_KEY = which(lambda value: type(value) is str and len(value) <= 512, "the key of a value")
+_DTYPE = which(lambda value: type(value) is str and value in DTYPES, "an element type")
+_SHAPE = rows(integer(), most=MAX_DIMENSIONS)
+_EXPORTS = rows(row(_KEY, integer(), integer(), _DTYPE, _SHAPE), most=MAX_VALUES)
+
+
+def read_timeline(document: Buffer) -> Timeline:
+    """Buffer 0 of `Done`: what was done when. WireError where it does not hold."""
+    return cast(Timeline, parse(document, "the timeline", _TIMELINE, MAX_BUFFER_BYTES))
+
+
+def read_exports(document: Buffer, expected: tuple[str, ...], arena_bytes: int) -> tuple[Export, ...]:
+    """Buffer 0 of `Computed`: where in the outbound memory of `arena_bytes` the values `expected` lie.
+
+    Raises
+    ------
+    WireError
+        Where other values are told, one does not lie within the memory, or type, shape and bytes do not fit.
+    """
+    if not expected and len(document) == 2:  # nothing to be told, and nothing is: most tasks
+        document = bytes(document)
+        if document == b"[]":
+            return ()
+    exports = cast(tuple[Export, ...], parse(document, "what a task has made", _EXPORTS))
+    if tuple([export[0] for export in exports]) != expected:
+        raise WireError(WireCode.DOCUMENT, f"{len(exports)} values are told, {len(expected)} others were asked for")
+    for key, offset, count, dtype, shape in exports:
+        if nbytes(dtype, shape) != count or offset + count > arena_bytes:
+            raise WireError(
+                WireCode.TENSOR, f"{key:.60}: {count} bytes at {offset} are no {dtype} of {list(shape)} here"
+            )
+    return exports
+
+
+def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
+    """WireError where a measurement does not tell one time for each of the `rows` that were asked for."""
+    n_rows = len(asked.rows)
+    lengths = len(told.forward_s), len(told.memory_bytes), len(told.backward_s)
+    if told.rows != asked.rows or lengths != (n_rows, n_rows, n_rows if asked.train else 0):
+        raise WireError(WireCode.FIELD, f"times for {len(told.rows)} batch sizes, {n_rows} were asked for")
+    if min((told.update_s, *told.forward_s, *told.backward_s)) < 0:
+        raise WireError(WireCode.FIELD, "a time below zero")
+
+
+def check_seconds(asked: Probe, told: Probed) -> None:
+    """WireError where a probe of a link does not tell how long each of its repeats took."""
+    if len(told.seconds) != asked.repeats or min(told.seconds, default=0) < 0:
+        raise WireError(WireCode.FIELD, f"{len(told.seconds)} times for {asked.repeats} repeats")
+
+
+def check_clock(clock_s: float) -> None:
+    """WireError where a device's clock cannot be one."""
+    if not 0 <= clock_s <= MAX_CLOCK_S:
+        raise WireError(WireCode.FIELD, f"a clock at {clock_s:g} s")
+
+
+def check_moments(told: Computed, now_s: float) -> None:
+    """WireError where a task was not done between the start of the clock (this machine's own) and now."""
+    if not 0 <= told.start_s <= told.stop_s <= now_s + SLACK_S:
+        raise WireError(WireCode.FIELD, f"a task done from {told.start_s:g} to {told.stop_s:g} s, at {now_s:g} s")

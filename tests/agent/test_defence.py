@@ -1,0 +1,230 @@
+"""The last line of defence: what raises that nothing may raise costs whoever it came from, and never the agent."""
+
+import pytest
+from tests.agent.agents import Keys, RawPeer, agent, faults_of
+from tests.agent.core_talk import (
+    EIGHT,
+    MEMBER_KEY,
+    MEMBER_SENDER,
+    OTHER_SENDER,
+    OWNER_KEY,
+    OWNER_SENDER,
+    READY,
+    RUN,
+    Talk,
+    add,
+    recv,
+    send,
+    value,
+)
+
+from potluck_agent import faults
+from potluck_agent.events import (
+    FromPeer,
+    FromWorker,
+    KillWorker,
+    LinkReset,
+    Report,
+    SetMembers,
+    StartWorker,
+    Store,
+    Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
+    WorkerDied,
+)
+from potluck_wire.messages import (
+    Chunk,
+    Compute,
+    Computed,
+    Done,
+    Drop,
+    Dropped,
+    Failed,
+    FailureCause,
+    Goodbye,
+    Hello,
+    Measure,
+    MeasureTask,
+    Ping,
+    Pong,
+    Prepared,
+    RefusalCode,
+    Refused,
+    Value,
+    Welcome,
+    WorkerReady,
+)
+
+FAULT = TypeError("unhashable")
+
+
+def at_work():
+    """A step whose one task is with the worker."""
+    talk = Talk().begin().roster().load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a", "phone"))
+    talk.hear(RUN)
+    talk.hear(value(), EIGHT)
+    talk.hear(value("y"), EIGHT, sender=MEMBER_SENDER)
+    return talk
+
+
+def survive(talk, event):
+    actions = talk.core.survive(event, FAULT, talk.now_s)
+    report, *others = actions
+    assert isinstance(report, Report)
+    assert "TypeError: unhashable" in report.text
+    assert "FromPeer Hello" in report.text  # what had happened before
+    assert talk.core.n_faults == 1
+    return others
+
+
+def messages(actions, kind):
+    return [a.message for a in actions if isinstance(getattr(a, "message", None), kind)]
+
+
+def test_a_notebook_that_caused_it_loses_its_session_and_another_works_on():
+    talk = at_work()
+    talk.hear(Hello(major=1), sender=OTHER_SENDER)
+    actions = survive(talk, FromPeer(OWNER_SENDER, Drop(run="r")))
+    assert actions[0].message == Goodbye(reason="a fault in the agent (TypeError), see its report")
+    assert messages(actions, Failed)[0].cause == FailureCause.CANCELLED
+    assert talk.core.n_sessions == 1
+    assert talk.hear(Drop(run="s"), sender=OTHER_SENDER) == [ToPeer(OTHER_SENDER.key, Dropped(run="s"))]
+
+
+def test_a_member_that_caused_it_costs_the_steps_and_nothing_else():
+    talk = at_work()
+    actions = survive(talk, FromPeer(MEMBER_SENDER, Chunk(transfer=1), (b"",)))
+    assert [failed.cause for failed in messages(actions, Failed)] == [FailureCause.PEER_LOST]
+    assert talk.core.n_sessions == 1
+
+
+@pytest.mark.parametrize("event", [FromWorker(Computed(tag=1)), WorkerDied(FailureCause.CRASHED, "x")])
+def test_a_worker_that_caused_it_is_ended(event):
+    talk = at_work()
+    actions = survive(talk, event)
+    assert any(isinstance(action, KillWorker) for action in actions)
+    assert [failed.cause for failed in messages(actions, Failed)] == [FailureCause.INTERNAL]
+    assert talk.core.n_sessions == 1
+
+
+def test_bytes_that_could_not_even_be_read_cost_their_sender():
+    talk = at_work()
+    assert messages(survive(talk, LinkReset(OWNER_KEY)), Goodbye)
+    assert talk.core.n_sessions == 0
+
+
+def test_where_nobody_is_to_blame_everything_begins_anew():
+    talk = at_work()
+    actions = talk.core.survive(Tick(), FAULT, talk.now_s)
+    assert talk.core.n_sessions == 0
+    assert {type(action) for action in actions} == {Report, ToPeer, SetMembers, KillWorker}
+    assert StartWorker() in talk.hear(Hello(major=1))
+    (welcome,) = talk.work(WorkerReady(), READY)
+    assert isinstance(welcome.message, Welcome)
+
+
+def test_where_the_ordinary_path_fails_too_everything_begins_anew(monkeypatch):
+    talk = at_work()
+    monkeypatch.setattr(talk.core._work.plans, "leave", lambda *_: 1 / 0)
+    actions = talk.core.survive(FromPeer(OWNER_SENDER, Drop(run="r")), FAULT, talk.now_s)
+    assert talk.core.n_faults == 2
+    assert KillWorker("a fault in the agent") in actions
+    assert messages(talk.load(recv("x")).hear(RUN), Refused)  # no session: it has to say hello first
+    assert messages(talk.begin().load(recv("x")).hear(RUN), Goodbye) == []
+
+
+# --- actions that could not be carried out ----------------------------------------------------------------------------
+
+
+def undone(talk, action):
+    report, *others = talk.core.handle(Undone(action, "why"), talk.now_s)
+    assert report == Report("why")
+    assert talk.core.n_faults == 1
+    return others
+
+
+def test_a_task_that_the_worker_cannot_be_told_fails_its_step():
+    talk = at_work()
+    (failed,) = messages(undone(talk, ToWorker(Compute(tag=1))), Failed)
+    assert (failed.instruction, failed.cause, failed.text) == (2, FailureCause.INTERNAL, "why")
+
+
+def test_a_measurement_that_the_worker_cannot_be_told_is_refused():
+    talk = Talk().begin()
+    talk.hear(Measure(task="t", rows=(1,)), b"{}")
+    (refused,) = messages(undone(talk, ToWorker(MeasureTask(task="t"))), Refused)
+    assert (refused.code, refused.text) == (RefusalCode.DOCUMENT, "t: why")
+
+
+@pytest.mark.parametrize("action", [Store(0, b""), StartWorker(), ToWorker(WorkerReady())])
+def test_a_worker_that_misses_something_is_ended(action):
+    talk = at_work()
+    assert any(isinstance(action, KillWorker) for action in undone(talk, action))
+
+
+def test_a_value_that_cannot_be_sent_fails_its_step():
+    talk = at_work()
+    rows = b'[["r/1/p/0/a",0,8,"float32",[2]]]'
+    talk.core.reach(MEMBER_KEY)
+    (sent,) = messages(talk.work(Computed(tag=1), rows), Value)
+    (failed,) = messages(undone(talk, ToPeer(MEMBER_KEY, sent)), Failed)
+    assert failed.cause == FailureCause.PEER_LOST
+
+
+def test_an_answer_that_cannot_be_sent_is_a_failure_and_remembered_as_one():
+    talk = Talk().begin().load(recv("x"))
+    talk.hear(value(), EIGHT)
+    (done,) = messages(talk.hear(RUN), Done)
+    (failed,) = undone(talk, ToPeer(OWNER_KEY, done, (b"[]",)))
+    assert failed.message.cause == FailureCause.INTERNAL
+    assert talk.hear(RUN) == [failed]
+
+
+def test_a_notebook_that_cannot_be_answered_loses_its_session():
+    talk = at_work()
+    assert messages(undone(talk, ToPeer(OWNER_KEY, Prepared())), Goodbye)
+    assert talk.core.n_sessions == 0
+    assert talk.core.handle(Undone(ToPeer(OWNER_KEY, Goodbye()), "why"), talk.now_s) == [Report("why")]
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+BREAKS = """
+import sys
+from potluck_agent import arguments, main, work
+from potluck_agent.plans import Plans
+
+def raises(*_):
+    raise TypeError("unhashable")
+
+Plans.drop = raises
+sys.exit(main.run(arguments.read(sys.argv[1:])))
+"""
+
+
+def test_a_real_agent_lives_on_and_keeps_a_report(tmp_path):
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    ada, bob, state = Keys(), Keys(), tmp_path / "state"
+    trust = ("--trust", f"{ada.public}:ada", "--trust", f"{bob.public}:bob")
+    with (
+        agent(state, *trust, program=(str(tmp_path / "breaks.py"),)) as jetson,
+        RawPeer(jetson.port, jetson.key, ada) as first,
+        RawPeer(jetson.port, jetson.key, bob) as second,
+    ):
+        for peer in (first, second):
+            assert isinstance(peer.ask(Hello(major=1)), Welcome)
+        assert isinstance(first.ask(Drop(run="r")), Goodbye)
+        assert isinstance(second.ask(Ping(seq=1)), Pong)
+        assert isinstance(second.ask(Measure(task="t"), b"{}"), Refused)
+        assert isinstance(first.ask(Hello(major=1)), Welcome)
+        assert "TypeError: unhashable" in faults_of(state)
+        (state / faults.FILE).unlink()
+
+
+def test_a_report_fills_no_disk(tmp_path):
+    for _ in range(5):
+        faults.keep(tmp_path, "x" * (faults.MAX_FILE_BYTES // 2))
+    assert (tmp_path / faults.FILE).stat().st_size < 2 * faults.MAX_FILE_BYTES
+    faults.keep(tmp_path / "nowhere", "x")

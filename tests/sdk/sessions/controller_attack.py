@@ -1,0 +1,165 @@
+"""A controller under attack: devices that say what they like while a notebook works with them.
+
+Every message that the controller wants sent is made as the edge would make it.
+"""
+
+import json
+import random
+from typing import Any
+
+from tests.agent.core_play import RUNS, document, message
+from tests.fuzz import RAW, some
+from tests.sdk.sessions.controller_play import FEED, STATEMENT
+
+from potluck.errors import DeviceGone
+from potluck.sessions.controller import Controller
+from potluck.sessions.events import (
+    Address,
+    Deliver,
+    Forsake,
+    Gather,
+    Join,
+    Launch,
+    Leave,
+    Lost,
+    Received,
+    Resolve,
+    Send,
+    Tick,
+)
+from potluck_wire import messages as m
+from potluck_wire.frames import encode
+from potluck_wire.version import VERSION
+
+DEVICES = ("a", "b")
+SAID = [e for e in m.MESSAGES.values() if e.channel in (m.Channel.CONTROL, m.Channel.DATA, m.Channel.PULSE)]
+ASKED: tuple[type[m.Message], ...] = (m.Prepare, m.Commit, m.Drop, m.Measure, m.Probe, m.Roster, m.Meter)
+TIMELINE = [[0, 1.0, 2.0], [1, 2.0, 2.5]]
+
+
+class ControllerPlay:
+    """A controller with two devices that have been welcomed, and a step under way on both."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.controller, self.now_s, self._ticket = Controller(), 100.0, 0
+        self.sent: list[Send] = []  # what devices were told lately
+        for device in DEVICES:
+            self._join(device)
+            self.do(
+                Received(device=device, message=m.Welcome(major=VERSION[0], minor=VERSION[1]), buffers=(STATEMENT,))
+            )
+        self.do(self._launch(rng))
+
+    def do(self, event: Any) -> None:
+        """Hand it over, and look at what it leads to."""
+        for action in self.controller.handle(event, self.now_s):
+            if isinstance(action, Send):
+                encode(action.message, action.buffers)
+                self.sent = [*self.sent[-7:], action]
+            elif isinstance(action, Resolve):
+                repr(action.result)
+
+    def _new(self) -> int:
+        self._ticket += 1
+        return self._ticket
+
+    def _join(self, device: str) -> None:
+        self.do(Join(ticket=self._new(), device=device, address=Address(host="h", port=1), key="k"))
+
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    MOVES = ((45, "_answer"), (25, "_anything"), (10, "_ask"), (8, "_launch"), (6, "_tick"), (6, "_other"))
+
+    def move(self, rng: random.Random) -> None:
+        """One event."""
+        for device in DEVICES:
+            if self.controller.session(device) is None and rng.random() < 0.5:
+                self._join(device)
+                welcome = m.Welcome(major=1, minor=rng.choice((0, 5)))
+                said = STATEMENT if rng.random() < 0.8 else document(json.loads(STATEMENT), rng)
+                self.do(Received(device=device, message=welcome, buffers=(said,)))
+        self.do(getattr(self, some(rng, self.MOVES))(rng))
+
+    def _tick(self, rng: random.Random) -> Any:
+        self.now_s += rng.choice((0.05, 0.3, 0.3, 3.0, 70.0))
+        return Tick()
+
+    def _other(self, rng: random.Random) -> Any:
+        device, ticket = rng.choice(DEVICES), rng.randint(1, self._new())
+        return rng.choice(
+            (
+                Leave(device=device),
+                Forsake(ticket=ticket),
+                Forsake(ticket=ticket),
+                Lost(device=device, error=DeviceGone("why", device=device)),
+                Deliver(ticket=self._new(), device=device, nbytes=rng.choice((0, 1, 300_000))),
+                Deliver(ticket=self._new(), device=device, nbytes=8),
+            )
+        )
+
+    def _launch(self, rng: random.Random) -> Any:
+        values = {device: rng.choice((("x",), ("x", "y"), ())) for device in DEVICES}
+        return Launch(
+            ticket=self._new(), run=rng.choice(RUNS), epoch=1, program="p", step=rng.choice((0, 1, 2)), devices=DEVICES,
+            feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {}, expects=values, lane=rng.choice(("", "train")),
+            together=rng.random() < 0.3, request=rng.random() < 0.3,
+        )  # fmt: skip
+
+    def _ask(self, rng: random.Random) -> Any:
+        kind = rng.choice(ASKED)
+        known = {"epoch": 1} if kind in (m.Prepare, m.Commit) else {}
+        asked = message(kind, rng, **known)
+        buffers = (b"{}",) * m.MESSAGES[m.NUMBER_OF[kind]].buffers[0]
+        return Gather(ticket=self._new(), requests=dict.fromkeys(DEVICES, (asked, buffers)))
+
+    def _anything(self, rng: random.Random) -> Any:
+        """Any message that decodes, from a side that may or may not send it."""
+        entry = rng.choice(SAID)
+        buffers = (rng.choice(RAW),) * entry.buffers[0]
+        known = {"major": 1} if entry.type in (m.Hello, m.Welcome) else {}
+        return Received(device=rng.choice(DEVICES), message=message(entry.type, rng, **known), buffers=buffers)
+
+    def _answer(self, rng: random.Random) -> Any:
+        """What fits the last things that were sent, right or wrong in one place."""
+        told = rng.choice(self.sent)
+        said, buffers = _reply(told.message, rng)
+        return Received(device=told.device, message=said, buffers=buffers)
+
+
+def _reply(told: m.Message, rng: random.Random) -> tuple[m.Message, tuple[bytes, ...]]:
+    match told:
+        case m.Hello():
+            return m.Welcome(major=1, minor=5, name="a"), (document(json.loads(STATEMENT), rng),)
+        case m.Ping():
+            return message(m.Pong, rng, seq=told.seq), ()
+        case m.Execute() | m.Abort():
+            where = {"run": told.run, "epoch": told.epoch, "program": told.program, "step": told.step}
+            return _outcome(where, rng)
+        case m.Prepare() | m.Commit() | m.Drop():
+            kind = {m.Prepare: m.Prepared, m.Commit: m.Committed, m.Drop: m.Dropped}[type(told)]
+            refusal = message(m.Refused, rng, about=m.NUMBER_OF[type(told)], run=told.run, epoch=max(0, told.epoch))
+            return rng.choice((kind(run=told.run, epoch=told.epoch), refusal)), ()
+        case m.Measure():
+            n = len(told.rows)
+            times, back = (0.1,) * n, (0.1,) * n if told.train else ()
+            good = m.Measured(task=told.task, rows=told.rows, forward_s=times, backward_s=back, memory_bytes=(1,) * n)
+            return rng.choice((good, message(m.Measured, rng, task=told.task))), ()
+        case m.Probe():
+            return message(m.Probed, rng, task=told.task, peer=told.peer), ()
+        case m.Value():
+            good = m.Credit(transfer=told.transfer, received_bytes=told.nbytes, done=True)
+            wrong = message(rng.choice((m.Credit, m.Rejected)), rng, transfer=told.transfer)
+            return rng.choice((good, wrong)), ()
+    return message(m.Reading, rng), ()
+
+
+def _outcome(where: dict[str, Any], rng: random.Random) -> tuple[m.Message, tuple[bytes, ...]]:
+    """The end of a step, or one of its values."""
+    if rng.random() < 0.4:
+        known = {"shape": (2,), "nbytes": 8, "chunk_bytes": rng.choice((4, 8)), "dtype": "float32"}
+        known = known if rng.random() < 0.8 else {}
+        value = message(m.Value, rng, **where, **{"name": rng.choice(("x", "y")), **known})  # type: ignore[arg-type]
+        return value, (bytes(min(8, value.chunk_bytes)),)
+    if rng.random() < 0.6:
+        return message(m.Done, rng, **where), (document(TIMELINE, rng),)
+    return message(m.Failed, rng, **where), ()

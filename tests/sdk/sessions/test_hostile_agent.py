@@ -1,0 +1,62 @@
+"""A real link with an agent that was taken over and one that was not: whatever the one says, the other works on."""
+
+import pytest
+import zmq
+from tests.patience import PATIENCE_S
+
+from potluck.errors import PotluckError
+from potluck.sessions.events import Gather, Join, Launch, Leave
+from potluck.sessions.link import Keys, Link
+from potluck.sessions.traffic import Raw
+from potluck.testing.agent import DOES, HONEST, TakenOver
+from potluck_wire.messages import Measure, Prepare, Probe
+
+FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))
+
+
+@pytest.fixture(scope="module")
+def link():
+    """One link for all rows: it has to outlive them all, without a fault."""
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    made = Link(Keys(public=public, secret=secret))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def friend(link):
+    with TakenOver(HONEST) as agent:
+        link.ask(Join(device="friend", address=agent.address, key=agent.key)).result(PATIENCE_S)
+        yield "friend"
+
+
+def ask_all(link, device):
+    """All that a notebook asks of a device, at once."""
+    launch = Launch(run=device, epoch=1, program="p", step=0, devices=(device,), feeds={device: {"x": FEED}},
+                    expects={device: ("y",)})  # fmt: skip
+    questions = (
+        Gather(requests={device: (Prepare(run=device, epoch=1), (b"{}",))}),
+        Gather(requests={device: (Measure(task="t", rows=(1, 2)), (b"{}",))}),
+        Gather(requests={device: (Probe(task="t", peer="home", repeats=2), ())}),
+        launch,
+    )
+    return [link.ask(question) for question in questions]
+
+
+def errors_of(futures):
+    return [future.exception(PATIENCE_S) for future in futures]
+
+
+@pytest.mark.parametrize("row", DOES)
+def test_the_link_outlives_an_agent(link, friend, row):
+    with TakenOver(row) as agent:
+        futures = [link.ask(Join(device="foe", address=agent.address, key=agent.key))]
+        if futures[0].exception(PATIENCE_S) is None:
+            futures += ask_all(link, "foe")
+        assert agent.did.wait(PATIENCE_S)
+        assert errors_of(ask_all(link, friend)) == [None] * 4
+        link.tell(Leave(device="foe"))
+        errors = [error for error in errors_of(futures) if error is not None]
+    assert all(isinstance(error, PotluckError) for error in errors)
+    assert "\x1b" not in "".join(map(str, errors))
+    assert link.connected(friend)
