@@ -33,7 +33,8 @@ class Profile:
     """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured.
 
     `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
-    known; layer i is the nodes [bounds[i], bounds[i + 1]).
+    known; layer i is the nodes [bounds[i], bounds[i + 1]). `excluded`: devices that were asked and could not be measured,
+    and why; problems name them, too.
 
     Asked "what if", it answers with a profile of the home as it would be: `with_device`, `without_device`,
     `with_medium`. The times of a device that is not there are estimated, and say so.
@@ -49,6 +50,7 @@ class Profile:
     home: str = ""
     graph: "ModelGraph | None" = None
     bounds: tuple[int, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self, workload: Training | Inference, qoe: QoE | None = None) -> Problem:
         """The planning problem of this workload under these limits.
@@ -78,7 +80,7 @@ class Profile:
             target_bytes=measured.target_bytes if isinstance(workload, Training) else 0,
             result_bytes=4 if isinstance(workload, Training) else measured.result_bytes,
             home=self.home,
-            excluded=excluded,
+            excluded={**self.excluded, **excluded},
             weight_copies=measured.weight_copies,
         )
 
