@@ -185,9 +185,9 @@ def small_home():
 
 
 def wide_model():
-    """25 MiB of weights; training needs more than `tiny` has."""
+    """36 MiB of weights; training needs more than `tiny` has."""
     nn = torch.nn
-    net = nn.Sequential(nn.Linear(8, 2560), nn.ReLU(), nn.Linear(2560, 2560), nn.ReLU(), nn.Linear(2560, 4))
+    net = nn.Sequential(nn.Linear(8, 3072), nn.ReLU(), nn.Linear(3072, 3072), nn.ReLU(), nn.Linear(3072, 4))
     x, y = make_data("mlp", 6)
     return potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
 
