@@ -1,10 +1,9 @@
 """The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
 
 It decides who may say what, and hands everything else to its parts: `Work` (plans, programs, values), `Measuring`
-(layers, links, power) and `Laborer` (the worker). The last events are kept, so that a crash report can be replayed.
+(layers, links, power) and `Laborer` (the worker).
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,9 +70,6 @@ from potluck_wire.messages import (
 from potluck_wire.session import CONTROLLER, State, check
 from potluck_wire.version import VERSION, agree, show
 
-KEPT_EVENTS = 200
-FREQUENT = (Chunk, Credit, Ping)  # not worth a line in the record
-
 
 @dataclass(slots=True)
 class Session:
@@ -98,7 +94,6 @@ class Core:
         self._n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
         self._radio_s = 0.0
         self._last_s: float | None = None
-        self._history: deque[tuple[float, str, Any]] = deque(maxlen=KEPT_EVENTS)
         self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
             Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
             Roster: self._roster,
@@ -137,8 +132,6 @@ class Core:
                 self._lose_member(event.key, now_s)
             case Tick():
                 self._tick(now_s)
-        if not isinstance(event, Tick) and not isinstance(getattr(event, "message", None), FREQUENT):
-            self._history.append((now_s, type(event).__name__, getattr(event, "message", event)))
         if self._laborer.state == READY:
             self._work.feed(now_s)
         self._out.add(*self._outgoing.pump(now_s), *self._incoming.credit(now_s))
@@ -152,11 +145,6 @@ class Core:
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)
-
-    @property
-    def history(self) -> list[tuple[float, str]]:
-        """The last events: when, and one line of what happened, never the bytes."""
-        return [(at_s, clip(f"{kind} {what}"[:200])) for at_s, kind, what in self._history]
 
     @property
     def n_sessions(self) -> int:

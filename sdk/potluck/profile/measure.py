@@ -125,7 +125,7 @@ def profile(
     """The profile of `model` on these devices, by default on every ready one; times in `store` are not measured again.
 
     A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning, and
-    its plans will say so (`excluded`); it is an error where all are. One that has no torch is not measured for training.
+    plans will say so (`excluded`); it is an error where all are. One that has no torch is not measured for training.
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]

@@ -33,8 +33,8 @@ class Profile:
     """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured.
 
     `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
-    known; layer i is the nodes [bounds[i], bounds[i + 1]). `excluded`: devices that were asked and could not be measured,
-    and why; problems name them, too.
+    known; layer i is the nodes [bounds[i], bounds[i + 1]). `excluded`: why devices that were asked could not be
+    measured; problems name them, too.
 
     Asked "what if", it answers with a profile of the home as it would be: `with_device`, `without_device`,
     `with_medium`. The times of a device that is not there are estimated, and say so.

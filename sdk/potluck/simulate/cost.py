@@ -11,10 +11,9 @@ from potluck.errors import UserError
 from potluck.records import Device, LayerCost, Network, Problem, Training
 from potluck.schedule.rows import overlaps
 
-
 # What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by how many of them its
-# state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW (two): p *= 1 - wd, m and v towards g and
-# g * g, the root of v, divided and with eps, p += m / it; none of these is fused on a processor.
+# state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW (two): p *= 1 - wd, m towards g, v *= b,
+# v += g * g, the root of v, divided, plus eps, p += m / it; each is an operator of its own.
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
