@@ -141,7 +141,7 @@ def _pieces(parameter: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _split(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    return tensor.reshape(-1).split(PIECE_NUMBERS) if tensor.numel() > PIECE_NUMBERS else (tensor,)
+    return torch.split(tensor.reshape(-1), PIECE_NUMBERS) if tensor.numel() > PIECE_NUMBERS else (tensor,)
 
 
 def _blank(slot: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What optimizer steps and copies take on a device that is estimated: as many bytes as they pass, at its memory's rate."""
+"""Optimizer steps and copies of estimated devices: as many bytes as they pass, at the rate of the memory."""
 
 import pytest
 
