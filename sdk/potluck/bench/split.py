@@ -2,7 +2,7 @@
 
 The paper's networks on its robot and server (Intra-DP, section V-A), their operators' seconds by
 roofline, at bandwidths from 0 to 50 MB/s, carried out in virtual time. Then the same robot and server in a lab, where
-all takes `lab_times` as long as at home: `split_lab`.
+all takes `lab_times` as long as at home, or as long as this machine needs: `split_lab`.
 """
 
 import time
