@@ -94,8 +94,8 @@ def ratio(seconds: Mapping[str, tuple[float, ...]], ours: str, theirs: str) -> f
 
 def document(result: Result) -> dict[str, object]:
     """The result as JSON data."""
-    said = {"name": result.name, "figures": dict(result.figures), "settings": dict(result.settings)}
-    return said | ({"notes": list(result.notes)} if result.notes else {})
+    notes: dict[str, object] = {"notes": list(result.notes)} if result.notes else {}
+    return {"name": result.name, "figures": dict(result.figures), "settings": dict(result.settings), **notes}
 
 
 def text(result: Result) -> str:
