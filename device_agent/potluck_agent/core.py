@@ -1,7 +1,7 @@
 """The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
 
 It decides who may say what, and hands everything else to its parts: `Work` (plans, programs, values), `Measuring`
-(layers, links, power) and `Laborer` (the worker). The last events are kept, so that a crash report can be replayed.
+(layers, links, power) and `Laborer` (the worker).
 """
 
 from collections import deque
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from potluck_agent import faults
 from potluck_agent.events import (
     OWNER,
     Action,
@@ -32,7 +33,6 @@ from potluck_agent.events import (
     WorkerDied,
 )
 from potluck_agent.exchange import Exchange
-from potluck_agent.faults import report
 from potluck_agent.incoming import Incoming
 from potluck_agent.laborer import READY, Laborer
 from potluck_agent.measuring import Measuring
@@ -53,7 +53,6 @@ from potluck_wire.messages import (
     Compute,
     Computed,
     ComputeFailed,
-    Credit,
     Done,
     Drop,
     Execute,
@@ -83,9 +82,6 @@ from potluck_wire.messages import (
 from potluck_wire.session import CONTROLLER, State, check
 from potluck_wire.version import VERSION, agree
 
-KEPT_EVENTS = 200
-FREQUENT = (Chunk, Credit, Ping)  # not worth a line in the record
-
 
 @dataclass(slots=True)
 class Session:
@@ -103,7 +99,7 @@ class Core:
         self._settings, self._out = settings, Outbox()
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
-        self._history: deque[tuple[float, str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self._latest: deque[tuple[float, Event]] = deque(maxlen=faults.N_EVENTS)  # what the report of a fault tells
         self._set_up()
 
     def _set_up(self) -> None:
@@ -153,8 +149,8 @@ class Core:
                 self._undone(event, now_s)
             case Tick():
                 self._tick(now_s)
-        if not isinstance(event, Tick) and not isinstance(getattr(event, "message", None), FREQUENT):
-            self._history.append((now_s, type(event).__name__, getattr(event, "message", event)))
+        if not isinstance(event, Tick):
+            self._latest.append((now_s, event))
         return self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> list[Action]:
@@ -172,11 +168,6 @@ class Core:
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)
-
-    @property
-    def history(self) -> list[tuple[float, str]]:
-        """The last events: when, and one line of what happened, never the bytes."""
-        return [(at_s, clip(f"{kind} {what}"[:200])) for at_s, kind, what in self._history]
 
     @property
     def n_sessions(self) -> int:
@@ -338,7 +329,7 @@ class Core:
     def fault(self, what: object, error: Exception) -> None:
         """Something raised what nothing may raise; it is counted, and told with the next actions."""
         self.n_faults += 1
-        self._out.add(Report(report(what, error, self.history)))
+        self._out.add(Report(faults.report(what, error, self._latest)))
 
     def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up.

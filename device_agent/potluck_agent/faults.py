@@ -4,7 +4,7 @@ An honest home has no such file; the tests see to it that none of theirs has one
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +13,16 @@ MAX_FILE_BYTES = 1024 * 1024  # then no more is kept: whoever can cause faults c
 N_EVENTS = 20  # before it, in the report
 
 
-def report(event: object, error: BaseException, history: Sequence[tuple[float, str]]) -> str:
-    """The event that raised, where, and what had happened before."""
+def report(event: object, error: BaseException, latest: Iterable[tuple[float, object]]) -> str:
+    """The event that raised, where, and what had happened before: (when, event), the oldest first."""
     told = "".join(traceback.format_exception(error))
-    before = "".join(f"  {at_s:.3f} {line}\n" for at_s, line in history[-N_EVENTS:])
-    what = repr(getattr(event, "message", event))[:500]
+    before = "".join(f"  {at_s:.3f} {type(each).__name__} {_told(each)[:200]}\n" for at_s, each in latest)
+    what = _told(event)[:500]
     return f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before it:\n{before}"
+
+
+def _told(event: object) -> str:
+    return repr(getattr(event, "message", event))
 
 
 def keep(directory: Path, text: str) -> None:

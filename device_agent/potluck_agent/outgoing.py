@@ -11,15 +11,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.events import Span, ToPeer
-from potluck_wire.chunks import Departure
-from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
+from potluck_wire.chunks import Departure, largest_chunk_bytes
+from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import Chunk, Credit, Value
 
 MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
 CATCH_UP_S = 0.05  # a pace is made up for when the loop came that much late for what waited; not more: no bursts
 FAST_CHUNK_S = 0.02  # a link that carries more than the usual chunk in so long gets larger ones: 2 MiB at 100 MiB/s
-PARTS = 8  # above 1 MiB no larger than such a part of the value: while one is encrypted another is on its way
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -107,7 +106,7 @@ class Outgoing:
 
     def _chunk_bytes_for(self, parcel: Parcel) -> int:
         fast_bytes = self._fast_chunk_bytes.get(parcel.key, self._chunk_bytes)
-        return min(fast_bytes, max(MIB, parcel.value.nbytes // PARTS))
+        return min(fast_bytes, largest_chunk_bytes(parcel.value.nbytes))
 
     def restart(self, key: str) -> None:
         """The connection to this receiver is a new one: everything under way begins anew. Repeats are recognised."""

@@ -5,9 +5,11 @@ anything else is a broken peer, not a bad network.
 """
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CREDIT_BYTES, CREDIT_CHUNKS, MAX_CHUNK_BYTES, MAX_ITEMS, MAX_VALUE_BYTES
+from potluck_wire.limits import CREDIT_BYTES, CREDIT_CHUNKS, MAX_CHUNK_BYTES, MAX_ITEMS, MAX_VALUE_BYTES, MIB
 from potluck_wire.messages import Credit, Value
 from potluck_wire.tensors import nbytes as tensor_nbytes
+
+PARTS = 8  # above 1 MiB no larger than such a part of the value: while one is encrypted another is on its way
 
 
 def split(nbytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
@@ -19,6 +21,11 @@ def split(nbytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
     if chunk_bytes < 1 or nbytes < 0:
         raise WireError(WireCode.CHUNK, f"cannot cut {nbytes} bytes into chunks of {chunk_bytes}")
     return tuple((start, min(start + chunk_bytes, nbytes)) for start in range(0, max(nbytes, 1), chunk_bytes))
+
+
+def largest_chunk_bytes(nbytes: int) -> int:
+    """The size of the chunks of a value of `nbytes` on a link that is fast enough."""
+    return min(MAX_CHUNK_BYTES, max(MIB, nbytes // PARTS))
 
 
 class Assembly:

@@ -47,8 +47,9 @@ class Device:
 
     `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w` computing, `radio_w` on
     top while sending or receiving. `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of
-    slicing, adding and updating tensors. `host` names the physical machine: devices of one host share its processor.
-    `host_cores`: how many of them it lets compute at full speed at once; None: no other one is in its way.
+    slicing and adding tensors, in bytes of result (by default that of a slow processor's core). `host` names the
+    physical machine: devices of one host share its processor. `host_cores`: how many of them it lets compute at full
+    speed at once; None: no other one is in its way.
     """
 
     name: str
@@ -195,7 +196,7 @@ class Layer:
 class LayerCost:
     """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between.
 
-    `update_s`: one step of AdamW on its parameters; None where nobody measured it.
+    `update_s`: one step of AdamW on its parameters; None where nobody measured or estimated it.
     """
 
     rows: tuple[int, ...]

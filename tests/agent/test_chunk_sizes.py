@@ -3,7 +3,8 @@
 import pytest
 
 from potluck_agent.events import Span
-from potluck_agent.outgoing import FAST_CHUNK_S, PARTS, Outgoing, Parcel
+from potluck_agent.outgoing import FAST_CHUNK_S, Outgoing, Parcel
+from potluck_wire.chunks import PARTS
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES
 from potluck_wire.messages import Credit, Value
 

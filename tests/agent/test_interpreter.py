@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from potluck_agent.worker import optimizers
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_agent.worker.operators import OVERLOADS
 from potluck_agent.worker.training import Segment
@@ -253,9 +254,11 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.parametrize("piece_numbers", [optimizers.PIECE_NUMBERS, 8])
 @pytest.mark.parametrize(("options", "make"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_optimizers_are_torchs_own_and_their_state_moves(options, make):
+def test_optimizers_are_torchs_own_and_their_state_moves(options, make, piece_numbers, monkeypatch):
     """Half of the steps on one segment, the rest on another that got its state: the same as torch's optimizer."""
+    monkeypatch.setattr(optimizers, "PIECE_NUMBERS", piece_numbers)
     first, second, net = Segment(LINEAR), Segment(LINEAR), torch.nn.Linear(4, 4)
     first.write("w", net.weight.detach())
     first.write("b", net.bias.detach())

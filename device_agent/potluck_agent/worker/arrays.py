@@ -47,6 +47,9 @@ class Arrays(Protocol):
     def storage(self, array: Any) -> tuple[int, int]:
         """Where its memory is, and how many bytes that are."""
 
+    def live_bytes(self) -> int:
+        """Bytes of all arrays that are alive, whoever holds them, as far as Python can list them."""
+
     def to_numpy(self, array: Any) -> Any:
         """The same elements for numpy, not copied where that is possible."""
 

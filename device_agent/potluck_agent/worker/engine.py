@@ -169,10 +169,13 @@ class Engine:
         self._base_bytes += (memory.allocated_bytes() or 0) - before_bytes
 
     def _set_base(self) -> None:
-        """What is there while nothing is held for anybody is the libraries': kernels and buffers made at first use."""
+        """What is there while nothing is held for anybody is the libraries': kernels and buffers made at first use.
+
+        A tensor is never theirs: one that is still alive then goes on being counted as held.
+        """
         if not self._segments and not self._values:
             gc.collect()
-            self._base_bytes = memory.allocated_bytes() or 0
+            self._base_bytes = (memory.allocated_bytes() or 0) - self._arrays.live_bytes()
 
     def _forget(self, message: Forget, buffers: Buffers) -> None:
         """Segments, values, and what unfinished executions keep for backward runs that will not come."""

@@ -1,5 +1,6 @@
 """Tensors of torch; see `arrays`."""
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,12 @@ def storage(array: torch.Tensor) -> tuple[int, int]:
     """Where its memory is, and how many bytes that are."""
     whole = array.untyped_storage()
     return whole.data_ptr(), whole.nbytes()
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that Python knows of, whoever holds them: each storage once."""
+    tensors = (made for made in gc.get_objects() if type(made) is torch.Tensor and made.device.type == "cpu")
+    return sum(dict(map(storage, tensors)).values())
 
 
 def to_numpy(array: torch.Tensor) -> Any:

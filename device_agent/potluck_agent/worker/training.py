@@ -170,20 +170,21 @@ class Segment:
         return tuple(x.to(DTYPES[port.dtype]) for x, port in zip(made, self.graph.inputs, strict=True))
 
     def kept_bytes(self, inputs: Sequence[torch.Tensor]) -> int:
-        """Bytes that one forward in training keeps for backward, beside the parameters."""
+        """Bytes that one forward in training keeps for backward, beside the parameters.
+
+        Nothing is left for autograd to keep: a tensor that its own graph keeps would never be freed.
+        """
         own = {t.untyped_storage().data_ptr() for t in self._state}
-        seen: dict[int, int] = {}
+        kept: dict[int, torch.UntypedStorage] = {}  # alive until all are counted, so that no address is used twice
 
-        def note(tensor: torch.Tensor) -> torch.Tensor:
+        def note(tensor: torch.Tensor) -> None:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            kept[storage.data_ptr()] = storage
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing):
             self.forward(inputs, key="\0kept", train=True)
-        self._kept.pop("\0kept")
-        return sum(seen.values())
+        self.forget("\0kept")
+        return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

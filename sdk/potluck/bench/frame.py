@@ -16,12 +16,13 @@ from potluck.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Figures by key; `goals` says, for some of them, what is aimed at: ("<=", 100.0)."""
+    """Figures by key; `goals` says, for some of them, what is aimed at: ("<=", 100.0). `notes`: how to read them."""
 
     name: str
     figures: Mapping[str, float]
     settings: Mapping[str, float | str]
     goals: Mapping[str, tuple[str, float]]
+    notes: tuple[str, ...] = ()
 
 
 def run(name: str, changes: Mapping[str, float]) -> Result:
@@ -93,7 +94,8 @@ def ratio(seconds: Mapping[str, tuple[float, ...]], ours: str, theirs: str) -> f
 
 def document(result: Result) -> dict[str, object]:
     """The result as JSON data."""
-    return {"name": result.name, "figures": dict(result.figures), "settings": dict(result.settings)}
+    notes: dict[str, object] = {"notes": list(result.notes)} if result.notes else {}
+    return {"name": result.name, "figures": dict(result.figures), "settings": dict(result.settings), **notes}
 
 
 def text(result: Result) -> str:
@@ -104,6 +106,6 @@ def text(result: Result) -> str:
         met = {"<=": value <= goal, ">=": value >= goal}.get(sign)
         verdict = "" if met is None else "met" if met else "missed"
         rows.append((key, units.three_digits(value), f"{sign} {goal:g}" if sign else "", verdict))
-    notes = (", ".join(f"{key} {value}" for key, value in result.settings.items()),)
+    notes = (*result.notes, ", ".join(f"{key} {value}" for key, value in result.settings.items()))
     columns = ("figure", ">measured", ">goal", "")
     return texts.render(Table(title=f"bench {result.name}", columns=columns, rows=tuple(rows), notes=notes))

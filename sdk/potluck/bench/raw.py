@@ -26,7 +26,7 @@ class RawStream:
     curve
         Encrypt, or not.
     frame_bytes
-        Size of every frame but the last of a transfer.
+        Size of every frame but the last of a transfer, at most.
     """
 
     def __init__(self, *, curve: bool, frame_bytes: int) -> None:
@@ -53,10 +53,14 @@ class RawStream:
         self._context.destroy(linger=0)
         self._receiver.communicate()  # closing its input ends it
 
-    def transfer(self, nbytes: int) -> float:
-        """Send `nbytes` in frames and wait until the receiver has them all; returns the seconds that took."""
-        whole, rest = divmod(nbytes, len(self._frame))
-        frames = [self._frame] * whole + ([self._frame[:rest]] if rest else [])
+    def transfer(self, nbytes: int, frame_bytes: int = 0) -> float:
+        """Send `nbytes` in frames and wait until the receiver has them all; returns the seconds that took.
+
+        `frame_bytes`: smaller frames than usual.
+        """
+        frame = self._frame[:frame_bytes] if frame_bytes else self._frame
+        whole, rest = divmod(nbytes, len(frame))
+        frames = [frame] * whole + ([frame[:rest]] if rest else [])
         start_s = time.perf_counter()
         self._socket.send(len(frames).to_bytes(8, "big"))
         for frame in frames:

@@ -184,6 +184,8 @@ def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tu
     for index, (here, there) in enumerate(zip(real, played, strict=True)):
         pairs = [*zip(here.forward_s, there.forward_s, strict=True)]
         pairs += zip(here.backward_s, there.backward_s, strict=True)
+        if here.update_s and there.update_s:
+            pairs.append((here.update_s, there.update_s))
         found.append((max(a / max(b, 1e-12) for a, b in pairs), index))
     return found
 

@@ -51,6 +51,8 @@ def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan:
     known = error.facts.get("plans", ())
     found = tuple(remedies(problem, planning, any_plan, known if isinstance(known, tuple) else ()))
     said = str(error).removesuffix(error.next_step).rstrip()
+    if error.facts.get("limit") == "memory":  # of the devices that there are, who could have helped
+        said += "".join(f" {name} {why}." for name, why in problem.excluded.items())
     if found:
         step = f"Would do (a plan was found that holds it): {'; or '.join(map(str, found))}."
     elif _n_limits(problem.qoe) > 1:

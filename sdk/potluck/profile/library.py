@@ -14,6 +14,7 @@ from typing import Any
 
 from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
+from potluck.profile.roofline import copy_bytes_per_s
 from potluck.profile.topology import TOPOLOGIES, Attachment, Link, Wiring, build
 from potluck.records import HOME, Device, Network
 from potluck_wire.statement import BACKEND_OF
@@ -74,8 +75,11 @@ class DeviceSpec:
         return self.numbers[field].value
 
     def device(self, name: str = "") -> Device:
-        """The device as planners see it, called `name`. Needs its memory; leaves unknown watts unknown."""
-        copy = self.get("copy_bytes_per_s")
+        """The device as planners see it, called `name`. Needs its memory; leaves unknown watts unknown.
+
+        It copies as fast as its memory's bandwidth lets it; where nobody knows that, a `Device`'s default stands.
+        """
+        known = "copy_bytes_per_s" in self.numbers or "memory_bytes_per_s" in self.numbers
         return Device(
             name=name or self.name,
             memory_bytes=int(self.need("memory_bytes")),
@@ -84,7 +88,7 @@ class DeviceSpec:
             radio_w=self.get("radio_w"),
             kind=self.name,
             backends=self.backends,
-            **({} if copy is None else {"copy_bytes_per_s": copy}),  # type: ignore[arg-type]
+            **({"copy_bytes_per_s": copy_bytes_per_s(self)} if known else {}),  # type: ignore[arg-type]
         )
 
 

@@ -124,8 +124,8 @@ def profile(
 ) -> Profile:  # fmt: skip
     """The profile of `model` on these devices, by default on every ready one; times in `store` are not measured again.
 
-    A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning; it
-    is an error where all are. One that has no torch is not measured for training.
+    A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning, and
+    plans will say so (`excluded`); it is an error where all are. One that has no torch is not measured for training.
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
@@ -139,7 +139,7 @@ def profile(
             mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in possible
         }
 
-    found = _of_all_that_can(names, members, measure, notes)
+    found, excluded = _of_all_that_can(names, members, measure, notes)
     capabilities = {name: members[name].capability for name in found}
     rates = {name: stated_rate(capability) for name, capability in capabilities.items()}
     lines = {pair: bench.line(*pair, rates.get(pair[0])) for pair in _pairs_to_probe(tuple(found))}
@@ -160,29 +160,30 @@ def profile(
         inference=measured.get(False),
         notes=(*notes, *model.notes(train=True in modes)),
         untrained=model.untrained,
+        excluded=excluded,
     )
 
 
 def _of_all_that_can(
     names: Sequence[str], members: Members, measure: Callable[[str], Costs], notes: list[str]
-) -> dict[str, Costs]:
-    """{name: measure(name)} of those that can; why others cannot is noted, and raised where nobody can."""
-    unfit: list[OutOfMemory | ModelError | PlanError] = []
+) -> tuple[dict[str, Costs], dict[str, str]]:
+    """{name: measure(name)} of those that can, and why the others cannot; raised where nobody can."""
+    unfit: dict[str, OutOfMemory | ModelError | PlanError] = {}
 
     def attempt(device: str) -> Costs:
         try:
             return measure(device)
         except (OutOfMemory, ModelError, PlanError) as error:
-            unfit.append(error)
+            unfit[device] = error
             return {}
 
     found = {name: costs for name, costs in by_host(names, lambda name: _host(members, name), attempt).items() if costs}
     if not found:
-        raise unfit[0]
-    for error in unfit:
-        notes.append(f"{error.device} is left out. {error}")
+        raise next(iter(unfit.values()))
+    for name, error in unfit.items():
+        notes.append(f"{name} is left out. {error}")
         warnings.warn(notes[-1], stacklevel=2)
-    return found
+    return found, {name: f"was left out of the profile ({error})" for name, error in unfit.items()}
 
 
 def _cores(

@@ -34,6 +34,7 @@ class Profile:
 
     `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
     known; layer i is the nodes [bounds[i], bounds[i + 1]). `untrained`: why the model cannot be trained, if so.
+    `excluded`: why devices that were asked could not be measured; problems name them, too.
 
     Asked "what if", it answers with a profile of the home as it would be: `with_device`, `without_device`,
     `with_medium`. The times of a device that is not there are estimated, and say so.
@@ -50,6 +51,7 @@ class Profile:
     graph: "ModelGraph | None" = None
     bounds: tuple[int, ...] = ()
     untrained: str = ""
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self, workload: Training | Inference, qoe: QoE | None = None) -> Problem:
         """The planning problem of this workload under these limits.
@@ -84,7 +86,7 @@ class Profile:
             target_bytes=measured.target_bytes if isinstance(workload, Training) else 0,
             result_bytes=4 if isinstance(workload, Training) else measured.result_bytes,
             home=self.home,
-            excluded=excluded,
+            excluded={**self.excluded, **excluded},
             weight_copies=measured.weight_copies,
         )
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from potluck.graph.modelgraph import ModelGraph, Node
 from potluck.records import LayerCost
+from potluck.simulate.cost import ADAMW, ADD_PASSES, UPDATE_PASSES
 
 
 class Numbers(Protocol):
@@ -76,6 +77,9 @@ EFFICIENCY |= {"board": REACHED, "mac": REACHED, "pc": REACHED}
 # some five times slower (HPL over 4 cores: 63 Gflop/s on an N100, 12 on a Raspberry Pi 4), a phone's about as fast.
 LAUNCH_S = {"gpu": 10e-6, "laptop": 10e-6, "pc": 10e-6, "mac": 10e-6, "phone": 15e-6, "jetson": 50e-6, "board": 50e-6}
 
+# Sums and optimizer steps, of the bus: streams, as above. A worker measures sums by itself (`copy_bytes_per_s`).
+STREAM_FRAC = {"gpu": 0.75, "jetson": 0.75, "laptop": 0.75, "phone": 0.75, "board": 0.60, "mac": 0.60, "pc": 0.60}
+
 # A backward pass is two products (for the input, for the weights), reads what was kept and two gradients, writes two.
 BACKWARD_LAUNCHES = 2
 BACKWARD_TRAFFIC = 2
@@ -99,11 +103,25 @@ def node_s(device: Numbers, node: Node, rows: int) -> tuple[float, float]:
     return forward_s, backward_s
 
 
+def copy_bytes_per_s(device: Numbers) -> float:
+    """Bytes of result per second when two tensors are added: as its file states, else by its memory's bandwidth.
+
+    By hand: at 1e10 bytes/s of memory, 0.75 of it reached, 7.5e9 bytes/s pass, two read for each one written: 2.5e9.
+    """
+    return device.get("copy_bytes_per_s") or device.need("memory_bytes_per_s") * STREAM_FRAC[device.kind] / ADD_PASSES
+
+
+def adamw_s(device: Numbers, parameter_bytes: int) -> float:
+    """Seconds of one step of AdamW on so many bytes of parameters."""
+    return UPDATE_PASSES[ADAMW] * parameter_bytes / (ADD_PASSES * copy_bytes_per_s(device))
+
+
 def layer_cost(device: Numbers, nodes: Iterable[Node], rows: Sequence[int], *, train: bool = True) -> LayerCost:
     """The cost table of a run of operators, one after the other, labelled as an estimate; backward where they `train`.
 
     Raises FileError where the device's peak or bandwidth is not known, UserError for rows that do not ascend.
     """
+    nodes = tuple(nodes)
     forward_s, backward_s = [0.0] * len(rows), [0.0] * len(rows)
     for node in nodes:
         for i, count in enumerate(rows):
@@ -115,6 +133,7 @@ def layer_cost(device: Numbers, nodes: Iterable[Node], rows: Sequence[int], *, t
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s) if train else (),
         source="estimated",
+        update_s=adamw_s(device, sum(node.parameter_bytes for node in nodes)) if train else None,
     )
 
 

@@ -1,4 +1,10 @@
-"""The engine of a run: hands out steps and requests, moves state, goes over to the next edition. One lock guards it."""
+"""The engine of a run: hands out steps and requests, moves state, goes over to the next edition.
+
+Four locks. `_lock` is the boundary between two steps: who holds it hands out and collects steps, moves state, changes
+the edition and numbers epochs. `_turnstile` stands before it, so that it goes to who came first. `_requesting` guards
+what requests need, which wait for no boundary: the edition in force, their number, and which are under way.
+`one_crossing` is held by the one switch that is on its way to another plan, over many steps.
+"""
 
 import threading
 import uuid
@@ -51,7 +57,7 @@ KEPT_STEPS = 64
 
 
 class Engine:
-    """One run on its devices. Every method may be called from any thread."""
+    """One run on its devices. Any thread may hand out requests; steps and editions are for who holds the boundary."""
 
     def __init__(
         self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,

@@ -3,11 +3,12 @@
 import json
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
 from potluck import cli
-from potluck.bench import frame
+from potluck.bench import frame, planners
 from potluck.errors import FileError, UserError
 
 RESULT = frame.Result(
@@ -47,6 +48,18 @@ def test_the_table_tells_which_goals_are_met():
     assert table[0] == "bench stream"
     assert table[3].split() == ["ratio_to_curve_16mib", "0.931", ">=", "0.9", "met"]
     assert table[4].split() == ["mib_per_s", "651"]
+
+
+def test_notes_stand_below_the_table_and_in_the_document():
+    noted = replace(RESULT, notes=("Read it so.",))
+    assert "Read it so." in frame.text(noted)
+    assert frame.document(noted)["notes"] == ["Read it so."]
+
+
+def test_all_cases_of_the_papers_count_and_rivals_that_are_our_candidates_are_told_apart():
+    assert planners.SETTINGS["every"] == 1
+    assert planners.CANDIDATES == ("single", "data parallel", "gpipe", "pipedream", "hetpipe", "alpa", "dora")
+    assert planners.OTHERS == ("edgeshard", "dapple", "metis", "asteroid")
 
 
 def test_json_holds_name_figures_and_settings(fake_bench, tmp_path, capsys):

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -12,7 +14,16 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 import potluck
 from potluck.discover.addresses import candidates
 from potluck.discover.keyring import Known
-from potluck.errors import FileError, HomeError, IdentityChanged, OutOfMemory, PairingError, ProtocolError, WorkerFailed
+from potluck.errors import (
+    FileError,
+    HomeError,
+    IdentityChanged,
+    OutOfMemory,
+    PairingError,
+    PlanError,
+    ProtocolError,
+    WorkerFailed,
+)
 from potluck.lab.specs import Spec
 from potluck.sessions.events import Address
 from potluck_agent import state as agent_state
@@ -190,9 +201,9 @@ def small_home():
 
 
 def wide_model():
-    """25 MiB of weights; training needs more than `tiny` has."""
+    """36 MiB of weights; training needs more than `tiny` has."""
     nn = torch.nn
-    net = nn.Sequential(nn.Linear(8, 2560), nn.ReLU(), nn.Linear(2560, 2560), nn.ReLU(), nn.Linear(2560, 4))
+    net = nn.Sequential(nn.Linear(8, 3072), nn.ReLU(), nn.Linear(3072, 3072), nn.ReLU(), nn.Linear(3072, 4))
     x, y = make_data("mlp", 6)
     return potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
 
@@ -204,13 +215,21 @@ def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_hom
     assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"] == 64 * 2**20
 
 
-def test_a_device_too_small_for_a_layer_is_left_out_of_the_profile_and_of_plans(small_home):
+def test_a_device_too_small_for_a_layer_is_left_out_and_problem_plan_and_refusal_say_so(small_home):
     model = wide_model()
     with pytest.warns(UserWarning, match="tiny is left out"):
         profile = small_home.profile(model, rows=(2,), repeats=1).wait()
     assert [device.name for device in profile.devices] == ["big"]
-    plan = potluck.plan(profile, potluck.Training(batch=4, micro_batch=4)).best
+    workload = potluck.Training(batch=4, micro_batch=4)
+    why = profile.problem(workload).excluded["tiny"]
+    assert re.match(r"was left out of the profile \(tiny: it has too little memory: train-\d", why)
+    plan = potluck.plan(profile, workload).best
     assert set(plan.devices) == {"big"}
+    assert plan.unused == {"tiny": f"it {why}"}
+    with pytest.raises(PlanError, match="tiny: it was left out of the profile"):
+        potluck.judge(replace(plan, stages=tuple(replace(s, devices=("tiny",)) for s in plan.stages)), profile)
+    with pytest.raises(potluck.errors.Infeasible, match="tiny was left out of the profile"):
+        potluck.plan(profile, workload, potluck.QoE(memory_bytes={"big": 2**20}))
 
 
 class Exploding(torch.nn.Module):

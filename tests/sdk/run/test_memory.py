@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.sdk.graph.models import CASES
-from tests.sdk.run.conftest import make_plan
+from tests.sdk.run.conftest import make_plan, train_alone
 
 import potluck
 from potluck.lab.specs import Spec
@@ -66,6 +66,32 @@ def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_fore
     for expected, used in run.compare().peak_bytes.values():
         assert used <= expected
     run.close()
+
+
+def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_profiled():
+    """Profiles leave nothing on the devices: what fits by plan fits, and what is used is what was foretold."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(part for _ in range(16) for part in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())))
+    x, y = torch.randn(16, 1024), torch.randint(0, 1024, (16,))
+    model = potluck.Model.from_torch(net, x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8])
+    specs = [Spec(name=name, slowdown=4, memory="192 MiB") for name in (A, B)]  # 64 MiB of weights, four times
+    with potluck.Home.lab(specs) as home:
+        for _ in range(2):
+            profile = home.profile(model, rows=(1, 8), repeats=1).wait()
+        plan = potluck.plan(profile, potluck.Training(batch=16)).best
+        assert set(plan.devices) == {A, B}
+        run = home.deploy(plan, model, optimizer=potluck.AdamW(1e-3)).wait()
+        history = run.fit([(x, y)] * 3).wait()
+        for expected, used in run.compare().peak_bytes.values():
+            assert used <= expected
+        assert history.losses == pytest.approx(
+            train_alone(
+                net, x, y, batch=16, micro_batch=plan.micro_batch, epochs=3,
+                make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+            ),
+            rel=1e-5,
+        )  # fmt: skip
+        run.close()
 
 
 def test_weights_that_onnxruntime_holds_twice_are_foretold_so():
