@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -99,7 +100,12 @@ class Model:
                 targets=targets,
                 sequence_dims=sequence_dims,
             )
-        return cls(inference=laid_out(inference), training=laid_out(training) if training else None, net=net, name=name)
+        model = cls(
+            inference=laid_out(inference), training=laid_out(training) if training else None, net=net, name=name
+        )
+        if training is not None and training.unproven:
+            warnings.warn(model.notes(train=True)[-1], stacklevel=2)
+        return model
 
     @staticmethod
     def from_onnx(
@@ -169,9 +175,16 @@ class Model:
         return onnx_export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
-        """What keeps the model from being cut more finely, in words."""
-        tied = {name: stop - start for start, stop, name in self._laid_out(train).line.tied}
-        return tuple(f"{name} is used in several places, which training keeps on one device" for name in sorted(tied))
+        """What keeps the model from being cut more finely, and what of its loss is not proven, in words."""
+        line = self._laid_out(train).line
+        tied = sorted({name for _, _, name in line.tied})
+        notes = [f"{name} is used in several places, which training keeps on one device" for name in tied]
+        if line.traced.unproven:
+            notes.append(
+                "that the loss is a mean over rows was tried on several batches, and is not proven: how "
+                f"{line.traced.unproven} treats rows is not known"
+            )
+        return tuple(notes)
 
     def _laid_out(self, train: bool) -> Layers:
         if not train:

@@ -34,7 +34,8 @@ class Traced:
 
     `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name;
     `modules`: per node the path of the module that it stands in, where there are modules; `tallies`: the
-    function that makes the last of the inputs from the others of a whole batch, as many as its length.
+    function that makes the last of the inputs from the others of a whole batch, as many as its length; `unproven`: the
+    operator because of which only trials say that the loss is a mean over rows.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class Traced:
     tensors: Mapping[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     tallies: Any = ()
+    unproven: str = ""
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""
