@@ -6,7 +6,7 @@ from math import prod
 
 from potluck_wire.graph import Ref, Sym
 
-from .dependence import FREE, Dependence, Kind, Mixes, function, over_rows, together
+from .dependence import FREE, Dependence, Kind, Mixes, function, over_rows, product, together
 from .look import Look, outer_of
 
 _SOME = "takes some of the rows"
@@ -85,6 +85,12 @@ def _is_whole(look: Look) -> bool:
     )  # fmt: skip
 
 
+def _chosen(look: Look, value: Dependence, indices: list[Dependence]) -> Dependence:
+    """Entries of a value, chosen by indices: linear in the value."""
+    given = over_rows(value) if look.axis is not None else value
+    return product(given, function(indices))
+
+
 def taken(position: int) -> Callable[[Look], Dependence | None]:
     """Entries along a dimension, by an index that may be of each row."""
 
@@ -98,11 +104,12 @@ def taken(position: int) -> Callable[[Look], Dependence | None]:
         values = [look.known[look.first], look.known[index]]
         if axis is not None and look.axis_of(index) not in (None, axis):
             return None
-        if axis is not None and look.axis_of(index) == axis and values[0].outer != values[1].outer:
+        layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in look.refs if look.axis_of(ref) is not None}
+        if len(layouts) > 1:
             return None
         if look.node.op.startswith("aten.index_select") and look.axis_of(index) is not None and axis is not None:
             return None
-        return look.laid_out_as([look.first, index], function(values))
+        return look.laid_out_as([look.first, index], _chosen(look, values[0], values[1:]))
 
     return rule
 
@@ -120,19 +127,19 @@ def indexed(look: Look) -> Dependence | None:
     if others is None:
         return None
     if axis is None:
-        return None if numbers else look.laid_out_as(given, function([value, *others]))
+        return None if numbers else look.laid_out_as(given, _chosen(look, value, others))
     at_axis = indices[axis] if axis < len(indices) else None
     if isinstance(at_axis, Ref) and numbers == [at_axis]:  # x[arange(n), i]: of each row, in their order
         having = [ref for ref in (x, *given) if look.axis_of(ref) is not None and ref != at_axis]
         layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in having}
         if len(places) > 1 or len(layouts) > 1 or look.per_row(at_axis) != look.per_row(x):
             return None
-        return replace(function([value, *others]), outer=value.outer)
+        return replace(_chosen(look, value, others), outer=value.outer)
     if isinstance(at_axis, Ref):
         raise Mixes(_SOME)
     if any(look.axis_of(ref) is not None for ref in given):
         return None
-    return look.laid_out_as([x], function([value, *others]))
+    return look.laid_out_as([x], _chosen(look, value, others))
 
 
 def joined(look: Look) -> Dependence | None:
@@ -168,7 +175,7 @@ def looked_up(look: Look) -> Dependence | None:
     table, index = look.first, look.argument(1)
     if look.axis_of(table) is not None:
         return None
-    return look.laid_out_as([index], function([look.known[table], look.known[index]]))
+    return look.laid_out_as([index], _chosen(look, look.known[table], [look.known[index]]))
 
 
 # --- made from sizes ---
