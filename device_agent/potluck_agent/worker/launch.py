@@ -19,8 +19,9 @@ from potluck_wire.limits import clip
 from potluck_wire.messages import Channel, Configure, FailureCause, Message
 from potluck_wire.stream import Reader, pack
 
-# What a library needs to be found at all; nothing that could carry a secret.
-KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
+KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # for which processor torch and oneDNN choose their kernels
+# What a library needs to be found at all, or obeys; nothing that could carry a secret.
+KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *KERNELS)
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
 # One arena, so that its memory can be counted exactly. What tensors gave back stays for the next ones, as much as glibc
