@@ -56,11 +56,12 @@ class Model:
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
 
-        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. The mean may be
-        weighted (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that
-        counts, is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in
-        one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` is the
-        dimension of input (then target) i that may change its length too. Raises ModelError.
+        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. That it gives one
+        is proven from its graph; where that cannot be, it is tried, and a warning says so. The mean may be weighted
+        (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that counts,
+        is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in one that
+        returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` is the dimension of
+        input (then target) i that may change its length too. Raises ModelError.
         """
         import torch
 
