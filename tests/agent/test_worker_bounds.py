@@ -108,6 +108,18 @@ def test_a_full_pipe_holds_messages_back_without_blocking(link):
     assert link.wants_write
 
 
+def test_a_worker_computes_with_the_kernels_that_its_agent_was_told_to_use(monkeypatch):
+    chosen = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64)
+    try:
+        environment = psutil.Process(link.pid).environ()
+    finally:
+        link.kill()
+    assert environment.items() >= chosen.items()
+
+
 def test_the_environment_holds_no_secret(monkeypatch):
     monkeypatch.setenv("POTLUCK_TEST_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
@@ -117,6 +129,7 @@ def test_the_environment_holds_no_secret(monkeypatch):
     finally:
         link.kill()
     assert names <= {
+        *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"),
         *("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LC_ALL", *MALLOC),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY"),
     }

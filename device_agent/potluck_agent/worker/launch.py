@@ -21,8 +21,9 @@ from potluck_wire.stream import Reader, pack
 
 PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py")),)  # what a worker runs
 
-# What a library needs to be found at all; nothing that could carry a secret.
-KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
+KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # for which processor torch and oneDNN choose their kernels
+# What a library needs to be found at all, or obeys; nothing that could carry a secret.
+KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *KERNELS)
 ENDING_S = 0.5  # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error

@@ -29,11 +29,13 @@ from . import sizes
 from .convert import Converter
 from .exporting import TRY, export, first_line
 from .learning import check_learning
+from .means import NEXT_STEP, check_apart, check_loss
 from .modes import check_modes, modes_of
 from .outputs import check_outputs
-from .rows import OperatorFailed, by_rows, whole_and_parts
+from .rows import Complete, OperatorFailed, by_rows
 from .tallies import Divided, Tallies, extract
 from .traced import SEQUENCE, Traced, Type
+from .trials import difference
 
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
@@ -122,9 +124,13 @@ def _traced(
         outputs=_outputs(result, types, train),
         symbols=_symbols(symbols, dims, tensors),
     )
-    rows = frozenset[Ref]()
+    rows, own = frozenset[Ref](), {holder: tensor for holder, (_, tensor) in state.items()}
+
+    def complete(some: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [*some, *tallies(some)] if tallies is not None else some
+
     if not meta:
-        rows = _seen(program, module, converter.values, types, state, tensors, tallies, train)
+        rows = _seen(program, converter.values, types, own, tensors, complete)
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
@@ -140,9 +146,17 @@ def _traced(
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         tallies=tallies or (),
     )
-    if not meta and not train:
+    if meta:
+        return traced
+    if not train:
         check_outputs(traced)
-    return traced
+        check_apart(traced)
+        return traced
+    unproven = check_loss(traced)
+    if unproven:
+        _check_trials(program, own, tensors, complete, unproven)
+    check_learning(module, tensors)
+    return replace(traced, unproven=unproven)
 
 
 def _failed(error: OperatorFailed) -> ModelError:
@@ -153,31 +167,30 @@ def _failed(error: OperatorFailed) -> ModelError:
 
 
 def _seen(
-    program: Any, module: torch.nn.Module, values: dict[Any, Any], types: list[tuple[Type, ...]],
-    state: dict[Any, tuple[str, torch.Tensor]], tensors: list[torch.Tensor], tallies: Tallies | None, train: bool,
+    program: Any, values: dict[Any, Any], types: list[tuple[Type, ...]], state: dict[Any, torch.Tensor],
+    tensors: list[torch.Tensor], complete: Complete,
 ) -> frozenset[Ref]:  # fmt: skip
     """What shows only when the graph is run on rows like those of the examples: which values count rows."""
-    own = {holder: tensor for holder, (_, tensor) in state.items()}
-
-    def complete(rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [*rows, *tallies(rows)] if tallies is not None else rows
-
     try:
-        rows = by_rows(program, values, types, own, tensors, complete)
-        losses = whole_and_parts(program, own, tensors, complete) if train else None
+        return by_rows(program, values, types, state, tensors, complete)
     except OperatorFailed as error:
         raise _failed(error) from error
-    if losses is not None:
-        whole, parts = losses
+
+
+def _check_trials(
+    program: Any, state: dict[Any, torch.Tensor], tensors: list[torch.Tensor], complete: Complete, unproven: str
+) -> None:
+    """Raise ModelError where trials show that a loss is no mean over rows of which the graph does not tell."""
+    try:
+        found = difference(program, state, tensors, complete)
+    except OperatorFailed as error:
+        raise _failed(error) from error
+    if found is not None:
+        what = f"the gradient of {found.weight} differs" if found.weight else f"{found.parts:.6g} is the mean of parts"
         raise ModelError(
-            f"the loss is no mean over rows: {whole:.4g} for three rows, and {parts:.4g} as the mean over the rows of "
-            "one of them and the two others.",
-            next_step='Take the mean, as reduction="mean" does. What is divided by may come from all rows of the '
-            "targets, if it does not depend on the output.",
+            f"the loss is no mean over rows: {found.whole:.6g} for some rows, and {what}. Look at {unproven}.",
+            next_step=NEXT_STEP,
         )
-    if train:
-        check_learning(module, tensors)
-    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

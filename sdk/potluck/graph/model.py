@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -68,12 +69,13 @@ class Model:
         The example is a tensor, a tuple of them, or a mapping by the names that `forward` gives them; batches may be
         any of these later. Training is of the module as it is: what was put into `eval()` inside it stays so. (As a
         whole in evaluation, it is refused where that makes a difference: net.train() says what is meant.)
-        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. The mean may be
-        weighted (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that
-        counts, is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in
-        one that returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` (or
-        by name) is the dimension of input (then target) i that may change its length too, as far as tables of the
-        module go. Raises ModelError.
+        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. That it gives one
+        is proven from its graph; where that cannot be, it is tried, and a warning says so. The mean may be weighted
+        (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that counts,
+        is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in one that
+        returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` (or by name) is the
+        dimension of input (then target) i that may change its length too, as far as tables of the module go. Raises
+        ModelError.
         """
         import torch
 
@@ -109,7 +111,10 @@ class Model:
         traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
         inference = laid_out(traced(input_names=names))
         training = laid_out(traced(input_names=every, loss=loss, targets=targets)) if loss is not None else None
-        return cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
+        model = cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
+        if training is not None and training.line.traced.unproven:
+            warnings.warn(model.notes(train=True)[-1], stacklevel=2)
+        return model
 
     @staticmethod
     def from_onnx(
@@ -179,9 +184,16 @@ class Model:
         return onnx_export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
-        """What keeps the model from being cut more finely, in words."""
-        tied = {name: stop - start for start, stop, name in self._laid_out(train).line.tied}
-        return tuple(f"{name} is used in several places, which training keeps on one device" for name in sorted(tied))
+        """What keeps the model from being cut more finely, and what of its loss is not proven, in words."""
+        line = self._laid_out(train).line
+        tied = sorted({name for _, _, name in line.tied})
+        notes = [f"{name} is used in several places, which training keeps on one device" for name in tied]
+        if line.traced.unproven:
+            notes.append(
+                "that the loss is a mean over rows was tried on several batches, and is not proven: how "
+                f"{line.traced.unproven} treats rows is not known"
+            )
+        return tuple(notes)
 
     @property
     def _graphs(self) -> tuple[Layers, ...]:

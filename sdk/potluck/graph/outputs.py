@@ -5,6 +5,8 @@ from potluck_wire.graph import Ref, node_refs
 
 from .traced import Traced
 
+APART = "Return what belongs to each row, batch first, and compute over all rows outside the model."
+
 
 def check_outputs(traced: Traced) -> None:
     """Raise ModelError for an output that depends on other rows of the batch, and name the operator it begins with."""
@@ -16,7 +18,7 @@ def check_outputs(traced: Traced) -> None:
             raise ModelError(
                 f"{output.name} does not hold one result for each row of the batch{_since(traced, output.ref)}, "
                 "so the rows cannot be divided.",
-                next_step="Return what belongs to each row, batch first, and compute over all rows outside the model.",
+                next_step=APART,
             )
 
 

@@ -6,7 +6,7 @@ and on made-up weights, so that no zero of the real ones hides anything.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,8 +16,6 @@ from potluck_wire.operators import in_evaluation
 from .convert import where
 from .cuts import multiple
 from .traced import Type
-
-T = TypeVar("T")
 
 ROWS = 3
 _FIRST, _SECOND = slice(0, 1), slice(1, ROWS)
@@ -95,62 +93,45 @@ def by_rows(
         everywhere = whole.keys() & first.keys() & second.keys()
         return frozenset(ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]])))
 
-    return _tried(seen, program, state, example, complete)
-
-
-def whole_and_parts(
-    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor],
-    complete: Complete = list,
-) -> tuple[float, float] | None:  # fmt: skip
-    """The loss of some rows, and the mean over rows of its parts' losses; None where they are the same."""
-
-    def losses(
-        rows: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
-    ) -> tuple[float, float] | None:
-        def loss(part: slice) -> torch.Tensor:
-            (value,) = _run(_Watcher(program, {}, ()), program, weights, [x[part].clone() for x in rows])
-            return torch.mul(value.double(), (part.stop - part.start) / ROWS)
-
-        whole, parts = loss(slice(0, ROWS)), loss(_FIRST) + loss(_SECOND)
-        return None if _same(whole, parts) else (float(whole), float(parts))
-
-    return _tried(losses, program, state, example, complete)
-
-
-def _tried(
-    work: Callable[[Sequence[torch.Tensor], Mapping[torch.fx.Node, torch.Tensor]], T],
-    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor], complete: Complete,
-) -> T:  # fmt: skip
-    """`work` on varied rows and made-up weights; where an index leaves its range over them, on the real ones."""
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     try:
-        made_up = {holder: _made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state}
-        return work(complete([_varied(x) for x in example]), made_up)
-    except OperatorFailed:
+        weights = {holder: made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state}
+        return seen(complete([_varied(x) for x in example]), weights)
+    except OperatorFailed:  # an index may have left its range: the real rows and weights, then
         real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
         if all(bool((x == x[:1]).all()) for x in real):
             raise  # rows that are all the same show nothing
-        return work(complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()})
+        return seen(complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()})
 
 
 def _run(
     watcher: _Watcher, program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> Any:
     """The outputs for these inputs and this state."""
+    with torch.no_grad():
+        return watcher.run(*arguments(program, state, inputs))
+
+
+def arguments(
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """What a program is called with: its state, then these inputs; nothing for state that it does not use."""
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     rest = iter(inputs)
     unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
-    arguments = [torch.zeros(0) if h in unused else state[h] if h in state else next(rest) for h in holders]
-    with torch.no_grad():
-        return watcher.run(*arguments)
+    return [torch.zeros(0) if h in unused else state[h] if h in state else next(rest) for h in holders]
 
 
 def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
-    scale = float(whole.abs().nan_to_num(posinf=0.0).max())
-    return torch.allclose(whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    return torch.allclose(whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True)
 
 
-def _made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+def largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value that is a number."""
+    return float(tensor.abs().nan_to_num(posinf=0.0).max()) if tensor.numel() else 0.0
+
+
+def made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     """A weight of the usual size in place of the real one; buffers and constants as they are."""
     if not isinstance(tensor, torch.nn.Parameter) or not tensor.is_floating_point():
         return tensor.detach().clone()

@@ -21,17 +21,21 @@ from potluck_wire.operators import KIND_OF
 
 from . import sizes
 from .rows import OperatorFailed, Runner
+from .written_out import written_out
 
 _ATEN = torch.ops.aten
 
 
 class Divided(TorchFunctionMode):
-    """Weighted means of torch's losses become what they are: a sum, divided by a sum of weights."""
+    """Torch's losses in operators that devices have; weighted means as a sum, divided by a sum of weights."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The loss in two parts where it is one of these, and a mean over classes by number; else as it is."""
+        """The loss in parts where it is one of these; else what the function gives."""
+        found = written_out(func, args, kwargs or {})
+        if found is not None:
+            return found
         if func in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
             return _divided(func, signature(func).bind(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))

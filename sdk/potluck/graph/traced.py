@@ -38,7 +38,8 @@ class Traced:
     `modules`: per node the path of the module that it stands in, where there are modules; `tallies`: the
     function that makes the last of the inputs from the others of a whole batch, as many as its length; `lengths`: those
     of the sequence, where their number may change; `structure`: how the module's answer is made of the outputs, as
-    torch has it, where that is known.
+    torch has it, where that is known; `unproven`: the operator because of which only trials say that the loss is a mean
+    over rows.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class Traced:
     tallies: Any = ()
     lengths: range = ANY_LENGTH
     structure: Any = None
+    unproven: str = ""
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

@@ -70,9 +70,11 @@ whole = cache(Whole)
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_as_one_piece_is_the_network(name):
-    expected = whole(name).net(whole(name).x)
+    with torch.no_grad():
+        expected = whole(name).net(whole(name).x)
+    tolerance = 1e-4 if name.endswith(ONNX) else TOLERANCE  # a piece pads by itself: other kernels than the network's
     for got, wanted in zip(whole(name).outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
-        assert torch.equal(got, wanted) or (name.endswith(ONNX) and torch.allclose(got, wanted, 1e-4, 1e-5))
+        assert torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

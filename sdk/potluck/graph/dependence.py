@@ -1,0 +1,122 @@
+"""How a value depends on the rows of a batch, and what arithmetic makes of it. Pure: no torch.
+
+With n rows x_1 ... x_n, a value is n^degree times one of these. What has an axis of rows has one entry for each row.
+
+    FREE     c             the same for any batch, and for each row
+    ROWS     f(x_i)        with an axis of rows: each entry depends on its own row alone
+    SUM      sum_j f(x_j)  without an axis of rows
+    LINEAR   f(x_i) + (1 / n) sum_j g(x_j), with an axis of rows: sums over rows are still sums over rows
+    COUNT    i             with an axis of rows: the number of the row
+
+A mean over rows is a SUM of degree -1, and a loss that is divided among devices must be one. What is none of these
+mixes rows (`Mixes`); MIXED and UNKNOWN values say why.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """The kinds of dependence; in a sum of values, the greatest of those with (or without) an axis of rows holds."""
+
+    FREE = 0
+    ROWS = 1
+    LINEAR = 2
+    SUM = 3
+    COUNT = 4
+    MIXED = 5
+    UNKNOWN = 6
+
+
+class Mixes(Exception):
+    """An operator makes something of several rows that is no sum over them; its text says what."""
+
+
+NOT_LINEAR = "is not linear in a sum over the rows"
+NUMBER = "depends on the number of rows"
+PAIRS = "pairs rows with each other"
+ACROSS = "works across the rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """How a value depends on the rows; `why` says what a MIXED or UNKNOWN one comes from.
+
+    Along its axis of rows it has `outer` groups, one after the other, of an entry (or several) for each row.
+    """
+
+    kind: Kind
+    degree: int = 0
+    outer: int = 1
+    why: str = ""
+
+    def times(self, degree: int) -> "Dependence":
+        """It times n^degree."""
+        return replace(self, degree=self.degree + degree)
+
+
+FREE = Dependence(Kind.FREE)
+ROWS = Dependence(Kind.ROWS)
+MEAN = Dependence(Kind.SUM, -1)
+
+
+def over_rows(value: Dependence) -> Dependence:
+    """A value without an axis of rows, given to each row."""
+    return Dependence(Kind.LINEAR, value.degree + 1) if value.kind == Kind.SUM else value
+
+
+def together(values: Iterable[Dependence]) -> Dependence:
+    """The sum of values that all have an axis of rows, or that all have none; or these, side by side."""
+    found = [replace(v, degree=v.degree + 1) if v.kind == Kind.SUM else v for v in values]  # as constants count
+    kinds = {value.kind for value in found}
+    if Kind.COUNT in kinds:
+        raise Mixes("numbers the rows")
+    if len({value.degree for value in found}) > 1:
+        raise Mixes("adds what grows with the number of rows to what does not")
+    if Kind.SUM in kinds:
+        return Dependence(Kind.SUM, found[0].degree - 1)
+    return Dependence(max(kinds), found[0].degree)
+
+
+def product(a: Dependence, b: Dependence) -> Dependence:
+    """The product of two values, of which both have an axis of rows, or none."""
+    kinds = {a.kind, b.kind}
+    if Kind.COUNT in kinds:
+        raise Mixes("numbers the rows")
+    if Kind.FREE in kinds:
+        return Dependence(max(kinds), a.degree + b.degree)
+    if kinds == {Kind.ROWS}:
+        return Dependence(Kind.ROWS, a.degree + b.degree)
+    raise Mixes(NOT_LINEAR)
+
+
+def inverse(value: Dependence) -> Dependence:
+    """One by a value."""
+    if value.kind in (Kind.FREE, Kind.ROWS):
+        return replace(value, degree=-value.degree)
+    raise Mixes(NOT_LINEAR)
+
+
+def function(values: Iterable[Dependence]) -> Dependence:
+    """Any function of such values, entry by entry, which need not be linear."""
+    kinds, degrees = {Kind.FREE}, set[int]()
+    for value in values:
+        kinds.add(value.kind)
+        degrees.add(value.degree)
+    if Kind.COUNT in kinds:
+        raise Mixes("numbers the rows")
+    if kinds & {Kind.SUM, Kind.LINEAR}:
+        raise Mixes(NOT_LINEAR)
+    if degrees - {0}:
+        raise Mixes(NUMBER)
+    return Dependence(max(kinds))
+
+
+def summed(value: Dependence) -> Dependence:
+    """The sum over the axis of rows."""
+    if value.kind == Kind.COUNT:
+        raise Mixes("numbers the rows")
+    if value.kind == Kind.FREE:
+        return Dependence(Kind.FREE, value.degree + 1)
+    return Dependence(Kind.SUM, value.degree)

@@ -1,0 +1,366 @@
+"""A loss that is divided among devices is a mean over rows: proven from its graph, tried, or refused."""
+
+import copy
+import warnings
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import binary_cross_entropy, cross_entropy, kl_div, mse_loss, nll_loss
+
+from potluck.errors import ModelError
+from potluck.graph import Model
+from potluck.graph.dependence_rules import RULES
+
+from .test_equality import chain_step, loaded
+
+ROWS = 6
+
+
+def rmse(y, t):
+    return mse_loss(y, t).sqrt()
+
+
+def balance(y, t):
+    """The balance of a mixture of experts: how much each is asked, times how often."""
+    odds = y.softmax(1)
+    return (odds.mean(0) * (odds == odds.amax(1, keepdim=True)).float().mean(0)).sum()
+
+
+def with_term(term, weight):
+    return lambda y, *t: mse_loss(y, t[0]) + weight * term(y, *t)
+
+
+def dice(y, t):
+    return 1 - (2 * (y.sigmoid() * t).sum() + 1) / (y.sigmoid().sum() + t.sum() + 1)
+
+
+def contrastive(y, t):
+    return cross_entropy(y @ t.T, torch.arange(y.shape[0]))
+
+
+def variance(y, t):
+    return (y - y.mean(0)).square().mean()
+
+
+# name: (loss, the operator that is named)
+MIXING = {
+    "root of a mean": (rmse, "aten.sqrt"),
+    "logarithm of a mean": (lambda y, t: mse_loss(y, t).log(), "aten.log"),
+    "product of two means": (with_term(balance, 0.1), "aten.mul"),
+    "small product of two means": (with_term(balance, 1e-7), "aten.mul"),
+    "small variance of the batch": (with_term(variance, 1e-7), "aten.square"),
+    "square of a mean": (with_term(lambda y, t: y.mean(0).square().mean(), 1e-7), "aten.square"),
+    "dice": (dice, "aten.add"),
+    "contrastive": (contrastive, "aten.matmul"),
+    "pairwise": (lambda y, t: (y[:, None] - t[None]).square().mean(), "aten.sub"),
+    "maximum": (lambda y, t: (y - t).abs().max(), "aten.max"),
+    "norm": (lambda y, t: (y - t).norm(), "aten.linalg_vector_norm"),
+    "softmax over the batch": (lambda y, t: (y.softmax(0) * t).mean(), "aten.softmax"),
+    "logsumexp over the batch": (lambda y, t: y.logsumexp(0).mean(), "aten.logsumexp"),
+    "sums of the rows before": (lambda y, t: y.cumsum(0).mean(), "aten.cumsum"),
+    "the first row": (lambda y, t: mse_loss(y[0], t[0]), "aten.select"),
+    "the next row": (lambda y, t: mse_loss(y, t.roll(1, 0)), "aten.roll"),
+    "weighted by the output": (lambda y, t: (y.sigmoid() * (y - t)).sum() / y.sigmoid().sum(), "aten.div"),
+    "a mean of one row less": (lambda y, t: (y - t).square().sum() / (y.shape[0] - 1), "aten.div"),
+    "a sum and one": (lambda y, t: ((y - t).square().sum() + 1) / y.numel(), "aten.add"),
+    "numbered rows": (lambda y, t: (y * torch.arange(y.shape[0])[:, None]).mean(), "aten.mul"),
+    "a sum": (nn.MSELoss(reduction="sum"), "sum over them"),
+    "a sum by class": (lambda y, t: cross_entropy(y, t.softmax(1), reduction="sum"), "sum over them"),
+    "divided twice": (lambda y, t: mse_loss(y, t) / y.shape[0], "number of rows"),
+}
+TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
+
+
+@pytest.mark.parametrize(("loss", "operator"), MIXING.values(), ids=MIXING)
+@pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
+def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator_is_named(loss, operator, scale):
+    torch.manual_seed(0)
+    x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4) * scale
+    with pytest.raises(ModelError, match=f"no mean over rows: .*{operator}"):
+        Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
+
+
+def test_whole_targets_hide_nothing():
+    torch.manual_seed(0)
+    x, t = torch.randn(ROWS, 3), torch.randint(0, 9, (ROWS, 4))
+    with pytest.raises(ModelError, match=r"no mean over rows: aten\.sqrt"):
+        Model.from_torch(nn.Linear(3, 4), x, loss=lambda y, t: rmse(y, t.float()), example_targets=t)
+
+
+class Experts(nn.Module):
+    """A mixture of experts whose scores hold the balance of the whole batch."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.gate, self.experts, self.weight = nn.Linear(3, 4), nn.Linear(3, 4), weight
+
+    def forward(self, x):
+        odds = self.gate(x).softmax(1)
+        held = odds.mean(0).square().sum() if self.training else x.new_zeros(())
+        return self.experts(x) * odds + self.weight * held
+
+
+class Shifted(nn.Module):
+    def forward(self, x):
+        return x - 1e-6 * x.mean(0)
+
+
+def test_a_term_over_the_batch_inside_the_model_is_refused():
+    torch.manual_seed(0)
+    x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4)
+    with pytest.raises(ModelError, match=r"no mean over rows: aten\.square"):
+        Model.from_torch(Experts(1e-7), x, loss=nn.MSELoss(), example_targets=t)
+
+
+def test_a_small_share_of_other_rows_in_an_output_is_refused():
+    net = nn.Sequential(nn.Linear(3, 3), Shifted())
+    with pytest.raises(ModelError, match="one result for each row"):
+        Model.from_torch(net, torch.randn(ROWS, 3))
+
+
+# --- means ---
+
+
+def _labels():
+    return torch.randint(0, 4, (ROWS,))
+
+
+def _values():
+    return torch.rand(ROWS, 4, dtype=torch.float64)
+
+
+def _shares():
+    return _values().softmax(1)
+
+
+def _marks():
+    return _values().round()
+
+
+def _signs():
+    return _values().sub(0.5).sign()
+
+
+def by_number(y, t):
+    return -y.log_softmax(1)[torch.arange(y.shape[0]), t].mean()
+
+
+def in_each(y, t):
+    return ((y - t).square().mean(1) + 0.1 * (y - t).abs().mean()).mean()
+
+
+MEANS = {
+    "mse": (nn.MSELoss(), (_values,)),
+    "l1": (nn.L1Loss(), (_values,)),
+    "huber": (nn.HuberLoss(), (_values,)),
+    "smooth l1": (nn.SmoothL1Loss(), (_values,)),
+    "binary cross-entropy": (lambda y, t: binary_cross_entropy(y.sigmoid(), t), (_marks,)),
+    "... with logits": (nn.BCEWithLogitsLoss(), (_marks,)),
+    "... of many labels": (nn.MultiLabelSoftMarginLoss(), (_marks,)),
+    "cross-entropy": (nn.CrossEntropyLoss(), (_labels,)),
+    "... weighted": (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0, 4.0]).double()), (_labels,)),
+    "... of shares": (nn.CrossEntropyLoss(), (_shares,)),
+    "log-likelihood": (lambda y, t: nll_loss(y.log_softmax(1), t), (_labels,)),
+    "divergence": (lambda y, t: kl_div(y.log_softmax(1), t, reduction="batchmean"), (_shares,)),
+    "counts": (nn.PoissonNLLLoss(full=True), (lambda: 5 * _values(),)),
+    "counts, not as logarithms": (lambda y, t: nn.PoissonNLLLoss(log_input=False)(y.exp(), t), (_values,)),
+    "soft margin": (nn.SoftMarginLoss(), (_signs,)),
+    "margins of classes": (nn.MultiMarginLoss(p=2, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double()), (_labels,)),
+    "hinge": (nn.HingeEmbeddingLoss(margin=2.0), (_signs,)),
+    "ranking": (nn.MarginRankingLoss(0.1), (_values, _signs)),
+    "triplets": (nn.TripletMarginLoss(swap=True), (_values, _marks)),
+    "cosines": (lambda y, t: 1 - nn.functional.cosine_similarity(y, t).mean(), (_values,)),
+    "cosines, by sign": (nn.CosineEmbeddingLoss(0.2), (_values, lambda: _signs()[:, 0])),
+    "distances": (lambda y, t: nn.PairwiseDistance(p=1)(y, t).mean(), (_values,)),
+    "gathered": (lambda y, t: -y.log_softmax(1).gather(1, t[:, None]).mean(), (_labels,)),
+    "numbered": (by_number, (_labels,)),
+    "masked": (lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1), (_values, _marks)),
+    "a root in each row": (lambda y, t: (y - t).square().mean(1).sqrt().mean(), (_values,)),
+    "a mean, added to each row": (in_each, (_values,)),
+    "a product over rows": (lambda y, t: (y.flatten() @ t.flatten()) / y.shape[0], (_values,)),
+    "a matrix over rows": (lambda y, t: torch.einsum("nc,nd->cd", y, t).sum() / y.shape[0], (_values,)),
+    "two views": (lambda y, t: mse_loss(torch.cat([y, -y]), torch.cat([t, t * 2])), (_values,)),
+    "by position": (lambda y, t: (y.flatten() - t.T.reshape(4, -1).T.flatten()).abs().mean(), (_values,)),
+}
+
+
+@pytest.mark.parametrize(("loss", "targets"), MEANS.values(), ids=MEANS)
+def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets):
+    torch.manual_seed(0)
+    batch = (torch.randn(ROWS, 3, dtype=torch.float64), *(make() for make in targets))
+    net = nn.Linear(3, 4).double()
+    model = Model.from_torch(net, batch[0], loss=loss, example_targets=batch[1:])
+    assert model.notes(train=True) == ()
+    assert divided_alike(model, net, loss, batch)
+
+
+def divided_alike(model, net, loss, batch, divisions=((6,), (1, 5), (3, 3), (2, 1, 3))) -> bool:
+    """Whether loss and gradients of shares add up to those of one machine."""
+    alone = copy.deepcopy(net)
+    expected = loss(alone(batch[0]), *batch[1:])
+    expected.backward()
+    gradients = torch.cat([p.grad.flatten() for p in alone.parameters()])
+    fed = model.fed(*batch)
+    for shares in divisions:
+        segment = loaded(model.segment(0, len(model.layers(True)), train=True)[1], model.state())
+        total = 0.0
+        for start, stop in pairwise(accumulate(shares, initial=0)):
+            frac = (stop - start) / ROWS
+            (part,) = chain_step([segment], {name: tensor[start:stop] for name, tensor in fed.items()}, scale=frac)
+            total += part * frac
+        if not (_near(total, expected.detach(), 1e-9) and _near(segment.gradients(), gradients.float(), 1e-5)):
+            return False
+    return True
+
+
+def _near(a, b, tolerance) -> bool:
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(float(b.abs().max()), 1e-9), equal_nan=True)
+
+
+# --- what is not known ---
+
+
+@pytest.fixture
+def without_roots(monkeypatch):
+    """As if nothing were known of square roots."""
+    monkeypatch.delitem(RULES, "aten.sqrt.default")
+
+
+@pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
+def test_what_is_not_known_is_tried_and_told(without_roots, scale):
+    torch.manual_seed(0)
+    x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4) * scale
+    with pytest.warns(UserWarning, match=r"not proven.*aten\.sqrt"):
+        model = Model.from_torch(
+            nn.Linear(3, 4), x, loss=lambda y, t: (y - t).square().mean(1).sqrt().mean(), example_targets=t
+        )
+    (note,) = model.notes(train=True)
+    assert "aten.sqrt.default" in note
+    assert model.notes() == ()
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e-5])
+@pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
+def test_trials_find_a_root_of_a_mean_in_small_terms_and_whole_targets(without_roots, scale, weight):
+    torch.manual_seed(0)
+    x, t = torch.randn(ROWS, 3), (torch.rand(ROWS, 4) * 3 * scale).round().long()
+    with pytest.raises(ModelError, match=r"no mean over rows: .*Look at aten\.sqrt"):
+        Model.from_torch(
+            nn.Linear(3, 4), x, example_targets=t,
+            loss=lambda y, t: mse_loss(y, t.float()) + weight * rmse(y, t.float()),
+        )  # fmt: skip
+
+
+def test_trials_compare_gradients(without_roots):
+    """The value of such a loss is a mean over rows; what it teaches is none."""
+    torch.manual_seed(0)
+
+    def loss(y, t):
+        mean = mse_loss(y, t)
+        return mean + 1e-3 * (mean.sqrt() - mean.sqrt().detach())
+
+    with pytest.raises(ModelError, match=r"no mean over rows: .*gradient of .*aten\.sqrt"):
+        Model.from_torch(nn.Linear(3, 4), torch.randn(ROWS, 3), loss=loss, example_targets=torch.rand(ROWS, 4))
+
+
+# --- any loss ---
+
+_OF_ONE = {
+    "square": torch.square,
+    "abs": torch.abs,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "neg": torch.neg,
+    "root": lambda v: (v.square() + 1).sqrt(),
+    "half": lambda v: v * 0.5,
+    "one more": lambda v: v + 1,
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "mean of rows": lambda v: v.mean(0),
+    "mean in each": lambda v: v.mean(-1),
+    "sum of rows": lambda v: v.sum(0, keepdim=True),
+    "sum in each": lambda v: v.sum(-1, keepdim=True),
+    "largest of rows": lambda v: v.amax(0),
+    "largest in each": lambda v: v.amax(-1, keepdim=True),
+    "softmax of rows": lambda v: v.softmax(0),
+    "softmax in each": lambda v: v.softmax(-1),
+    "logsumexp": lambda v: v.logsumexp(-1),
+    "running sum of rows": lambda v: v.cumsum(0),
+    "running sum in each": lambda v: v.cumsum(-1),
+    "flat": torch.flatten,
+    "flat by column": lambda v: v.transpose(0, -1).flatten(),
+    "paired": lambda v: v.view(-1, 2),
+    "turned": lambda v: v.transpose(0, -1),
+    "first": lambda v: v[0],
+    "first in each": lambda v: v[..., :1],
+    "twice": lambda v: torch.cat([v, 2 * v]),
+    "side by side": lambda v: torch.stack([v, v.tanh()], -1),
+    "detached": torch.detach,
+    "like ones": torch.ones_like,
+    "filled": lambda v: v.masked_fill(v > 0, 0.0),
+}
+_OF_TWO = {
+    "plus": torch.add,
+    "minus": torch.sub,
+    "times": torch.mul,
+    "by": lambda a, b: a / (b.square() + 1),
+    "just by": torch.div,
+    "product": torch.matmul,
+    "turned product": lambda a, b: a.transpose(0, -1) @ b,
+    "product with turned": lambda a, b: a @ b.transpose(0, -1),
+    "chosen": lambda a, b: torch.where(a > 0, a, b),
+    "joined": lambda a, b: torch.cat([a, b], -1),
+    "compared": lambda a, b: mse_loss(a, b.expand_as(a)),
+}
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(sorted(_OF_ONE)), st.integers(0, 3)),
+        st.tuples(st.sampled_from(sorted(_OF_TWO)), st.integers(0, 3), st.integers(0, 3)),
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+_ENDS = {
+    "mean": torch.mean,
+    "sum by rows": lambda v, n: v.sum() / n,
+    "sum": torch.sum,
+    "largest": torch.amax,
+    "root of mean": lambda v: v.square().mean().sqrt(),
+    "of rows, then in each": lambda v: v.mean(0).sum(),
+}
+
+
+def composed(steps, end):
+    """A loss that computes these steps, each of values made before it (counted from the last), and then an end."""
+
+    def loss(y, t):
+        values = [t, y.mean(1), y - t, y]
+        for name, *places in steps:
+            made = _OF_ONE.get(name) or _OF_TWO[name]
+            values.append(made(*(values[-1 - place] for place in places)))
+        last = values[-1] + 0 * y.mean() if steps else y
+        return _ENDS[end](last, y.shape[0]) if end == "sum by rows" else _ENDS[end](last)
+
+    return loss
+
+
+@settings(max_examples=min(settings().max_examples, 1_000))
+@given(steps=_STEPS, end=st.sampled_from(sorted(_ENDS)))
+def test_what_is_proven_of_any_loss_is_so(steps, end):
+    torch.manual_seed(0)
+    net, loss = nn.Linear(3, 4).double(), composed(steps, end)
+    batch = (torch.randn(ROWS, 3, dtype=torch.float64), 10 * torch.randn(ROWS, 4, dtype=torch.float64))
+    try:
+        assume(bool(torch.isfinite(loss(net(batch[0]), batch[1]))))
+    except (RuntimeError, IndexError):
+        assume(False)  # shapes that do not meet
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            model = Model.from_torch(net, batch[0], loss=loss, example_targets=batch[1])
+    except (ModelError, UserWarning):
+        return  # nothing is claimed
+    assert divided_alike(model, net, loss, batch)
