@@ -84,6 +84,8 @@ BAD = {
     "not a number": (dumps(GRAPH).replace(b'{"f":"-inf"}', b"NaN"), "document", "NaN"),
     "infinite number": (dumps(GRAPH).replace(b'{"f":"-inf"}', b"1e999"), "document", "bounds"),
     "huge integer": (document(nodes=[node("aten.view.default", X, [2**60])]), "document", "aten.view"),
+    "parameter of huge sizes": (document(parameters=[["w", "float32", [2**40, 2**40], True]]), "document", "beyond"),
+    "huge beside a zero": (document(parameters=[["w", "float32", [0, 2**40, 2**40], True]]), "document", "beyond"),
     "deep list": (document(nodes=[node("aten.cat.default", json.loads("[" * 20 + "]" * 20))]), "document", "deep"),
     "deep nesting": (b"[" * 100_000, "document", "JSON"),
     "too many nodes": (document(nodes=[node("aten.relu.default", X)] * 20_001), "document", "20000"),
