@@ -64,7 +64,7 @@ def main(seed, start, stop):
             end = outcome(one)
         except Exception as error:
             end = f"!{type(error).__name__}: {error}"
-        sys.stdout.write(end.replace("\n", " ") + "\n")
+        sys.stdout.write(" ".join(end.split()) + "\n")
 
 
 if __name__ == "__main__":
