@@ -198,8 +198,8 @@ SPECIAL = {
     "add_.Tensor": [(Given((), "int64"), 1), (FOUR, tensor(1), {"alpha": 0.5})],
 }  # fmt: skip
 
-_DIMS = "sum.dim_IntList mean.dim amax amin logsumexp var.correction std.correction".split()
-_DIM = "max.dim min.dim argmax argmin any.dim all.dim cumsum".split()
+_DIMS = ["sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp", "var.correction", "std.correction"]
+_DIM = ["max.dim", "min.dim", "argmax", "argmin", "any.dim", "all.dim", "cumsum"]
 SPECIAL |= {name: [(X, (1,)), (X, (0, 2), True)] for name in _DIMS[:5]} | {name: [(X, (1,))] for name in _DIMS[5:]}
 SPECIAL |= {name: [(X, 1)] for name in _DIM}
 
@@ -209,13 +209,13 @@ def _usual(name):
     integers = name.startswith(("bitwise", "__"))
     if name.endswith("Scalar"):
         return [(X, 0.5), (index(2, 3), 2)]
-    if name.endswith(".Tensor") or name.endswith("_Tensor") or name in _PAIRS:
+    if name.endswith((".Tensor", "_Tensor")) or name in _PAIRS:
         return [(index(2, 3), index(3))] if integers else [(X, FOUR), (index(2, 3), index(3))]
     return [(X,), (index(2, 3),)]
 
 
 _PAIRS = frozenset(
-    "maximum minimum floor_divide type_as logical_and logical_or logical_xor mse_loss l1_loss".split()
+    ["maximum", "minimum", "floor_divide", "type_as", "logical_and", "logical_or", "logical_xor", "mse_loss", "l1_loss"]
 )  # fmt: skip
 
 

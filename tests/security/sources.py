@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("potluck_agent", "potluck_wire", "potluck")
@@ -9,10 +10,13 @@ PACKAGES = ("potluck_agent", "potluck_wire", "potluck")
 
 def trees(*packages):
     """(file, syntax tree) of every module of these packages."""
-    for package in packages or PACKAGES:
-        folder = Path(importlib.util.find_spec(package).origin).parent
-        for path in sorted(folder.rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+    return [pair for package in packages or PACKAGES for pair in _trees(package)]
+
+
+@cache
+def _trees(package):
+    folder = Path(importlib.util.find_spec(package).origin).parent
+    return [(path, ast.parse(path.read_text())) for path in sorted(folder.rglob("*.py"))]
 
 
 def dotted(node):

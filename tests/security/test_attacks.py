@@ -16,9 +16,9 @@ from tests.security.sources import called, dotted, imported, trees
 from tests.wire.samples import sample
 
 from potluck_agent.arguments import parser
+from potluck_wire import limits, tensors
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire import limits, tensors
 from potluck_wire.graph import DTYPE_BYTES, SegmentError
 from potluck_wire.messages import MESSAGES, Channel
 from potluck_wire.segment import loads
@@ -153,7 +153,7 @@ def test_a7_a_model_in_memory_reads_no_file_of_the_folder_it_is_in():
     assert "etc/passwd" not in done.stdout
 
 
-NUMBERS = (-1, 2**53 + 1, 2**63, -(2**63), True, 1.5, float("nan"), float("inf"), None, "1", b"1", [], {}, [[1]])
+NUMBERS = (-2, 2**53 + 1, 2**63, -(2**63), True, 1.5, float("nan"), float("inf"), None, "1", b"1", [], {}, [[1]])
 
 
 @pytest.mark.parametrize("number", sorted(MESSAGES))
@@ -241,7 +241,8 @@ HEADERS = {
     "longer than the file": (2**40).to_bytes(8, "little") + b"{}",
     "huge": (2**63).to_bytes(8, "little"),
     "no json": (4).to_bytes(8, "little") + b"abcd",
-    "overlap": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
+    "overlap": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+    b'"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
     "beyond": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4294967296]}}',
     "too little": b'{"a":{"dtype":"F32","shape":[2000],"data_offsets":[0,8]}}',
     "unknown type": b'{"a":{"dtype":"OBJ","shape":[2],"data_offsets":[0,8]}}',

@@ -12,7 +12,7 @@ import zmq
 from tests.agent.agents import OFFSETS, Keys, RawPeer, agent
 from tests.patience import PATIENCE_S
 
-from potluck_wire.frames import encode
+from potluck_wire.frames import decode, encode
 from potluck_wire.limits import HANDSHAKE_S
 from potluck_wire.messages import Channel, Ping, Pong
 
@@ -62,9 +62,7 @@ def test_s3_silent_connections_are_cut_off(jetson, record_property):
     """Each is hung up on from the other side; those who are paired are answered meanwhile."""
     process, n_before = psutil.Process(jetson.process.pid), rss_bytes(jetson)
     with ExitStack() as stack, RawPeer(jetson.port, jetson.key, ADA) as ada:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports(jetson) * 30
-        ]
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports(jetson) * 30]
         assert isinstance(ada.ask(Ping(seq=1)), Pong)
         for one in silent:
             one.settimeout(max(PATIENCE_S, 5 * HANDSHAKE_S))
@@ -193,9 +191,10 @@ def test_s10_a_recorded_session_played_again_says_nothing(jetson):
     check_served(jetson)
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.long)])
-def test_s10_flipped_bits_lose_messages_and_never_change_one(jetson, count, record_property):
-    rng, flips = Random(10), [0]
+@pytest.mark.parametrize("n_connections", [40, pytest.param(3_000, marks=pytest.mark.long)])
+def test_s10_flipped_bits_lose_messages_and_never_change_one(jetson, n_connections, record_property):
+    """A connection that meets one is over (libzmq does not come back by itself then): each gets its own."""
+    rng, flips, answered = Random(10), [0], 0
 
     def spoil(data):
         if rng.random() < 0.9:
@@ -205,23 +204,25 @@ def test_s10_flipped_bits_lose_messages_and_never_change_one(jetson, count, reco
         spoiled[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         return bytes(spoiled)
 
-    between, context, answered = Between(pulse_port(jetson), spoil), zmq.Context(), 0
+    between, context = Between(pulse_port(jetson), spoil), zmq.Context()
     try:
-        dealer = dealer_over(context, jetson, between.port)
-        from potluck_wire.frames import decode
-
-        for seq in range(count):
-            dealer.send_multipart(encode(Ping(seq=seq)))
-            while dealer.poll(20):
+        for number in range(n_connections):
+            dealer = dealer_over(context, jetson, between.port)
+            for i in range(8):
+                seq = 8 * number + i
+                with suppress(zmq.Again):
+                    dealer.send_multipart(encode(Ping(seq=seq)), zmq.DONTWAIT)
+                if not dealer.poll(50):
+                    break  # lost
                 message, _ = decode(dealer.recv_multipart(), Channel.PULSE)
                 assert isinstance(message, Pong)
-                assert message.seq <= seq
+                assert 8 * number <= message.seq <= seq
                 answered += 1
+            dealer.close()
     finally:
         context.destroy(0)
         between.close()
-    assert flips[0] > count // 50
-    assert 0 < answered <= count
+    assert flips[0] > n_connections // 8
+    assert answered > n_connections
     check_served(jetson)
     record_property("inputs", flips[0])
-    record_property("wrong", 0)

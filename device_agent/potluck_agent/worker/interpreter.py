@@ -1,7 +1,8 @@
 """Runs a graph: its nodes are compiled once into steps, and for each size of batch the sizes are filled in once.
 
 A step is (function, arguments with holes, which value fills which hole, where the result goes, which values end here).
-The loop looks nothing up by name. At the first run of each size of batch, every call is admitted first. Values are dropped at their last use; what backward needs, autograd keeps itself.
+The loop looks nothing up by name. At the first run of each size of batch every call has to be admitted first. Values
+are dropped at their last use; what backward needs, autograd keeps itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
