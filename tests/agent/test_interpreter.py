@@ -106,10 +106,13 @@ def test_refuses_to_make_what_no_memory_holds(bomb):
     assert "allocate" not in caught.value.text  # by our own bound, before the allocator is asked
 
 
-def test_refuses_parameters_that_no_memory_holds():
+@pytest.mark.parametrize("shape", [(2**50,), (2**41, 2), (0, 2**31, 2**31)])
+def test_refuses_parameters_that_no_memory_holds(shape):
     with pytest.raises(SegmentError) as caught:
-        Segment(graph(node("relu", Ref(0)), parameters=(Parameter(name="w", dtype="float32", shape=(2**50,)),)))
+        Segment(graph(node("relu", Ref(0)), parameters=(Parameter(name="w", dtype="float32", shape=shape),)))
     assert caught.value.cause == "out-of-memory"
+    assert caught.value.text.startswith("w: ")
+    assert "allocate" not in caught.value.text
 
 
 def test_every_allowed_operator_exists_here():

@@ -185,7 +185,8 @@ ROWS: dict[str, Row] = {
         "the authenticator fails, or the library cannot encrypt",
         "nobody comes in, and the agent says why it does not start",
         _tests(
-            "agent/test_door:test_an_authenticator_that_fails_lets_nobody_in test_without_any_authenticator_nobody_comes_in "
+            "agent/test_door:test_an_authenticator_that_fails_lets_nobody_in "
+            "test_without_any_authenticator_nobody_comes_in "
             "test_an_authenticator_that_is_dead_keeps_the_agent_from_starting "
             "test_a_weakened_socket_keeps_the_agent_from_starting "
             "test_without_encryption_or_with_an_old_library_it_says_so"
