@@ -153,12 +153,12 @@ def _count(value: Any, least: int = 0, most: int = MAX_INT) -> int:
 
 
 def _sizes(value: Any, where: str) -> tuple[int, ...]:
-    """A fixed shape, small enough that its number of bytes is an ordinary integer."""
+    """A fixed shape, small enough that its number of bytes is an ordinary integer, beside a size of zero too."""
     if not isinstance(value, list) or len(value) > MAX_DIMS:
         raise SegmentError("document", f"{where}: a shape is a list of at most {MAX_DIMS} sizes")
     sizes = tuple(_count(size) for size in value)
-    if math.prod(sizes) > MAX_INT:
-        raise SegmentError("document", f"{where} has {math.prod(sizes):.3g} elements")
+    if math.prod(max(size, 1) for size in sizes) > MAX_INT:
+        raise SegmentError("document", f"{where} has the shape {list(sizes)}, beyond any tensor"[:200])
     return sizes
 
 

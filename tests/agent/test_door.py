@@ -2,6 +2,7 @@
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 from zmq.utils import z85
 
 from potluck_agent import door
@@ -51,6 +52,26 @@ def test_an_authenticator_that_fails_lets_nobody_in():
         raise RuntimeError("disk full")
 
     assert door.zap_reply(REQUEST, broken)[2] == b"500"
+
+
+@pytest.mark.parametrize("channel", door.OFFSETS)
+def test_without_any_authenticator_nobody_comes_in(channel):
+    """Otherwise libzmq lets everybody in where none answers."""
+    context = zmq.Context()
+    identity = Identity(public=KEY, secret=SECRET.decode())
+    made = door.Door(context, identity, lambda key: True, "127.0.0.1", 0)
+    made.zap.unbind("inproc://zeromq.zap.01")
+    keys = tuple(part.decode() for part in zmq.curve_keypair())
+    visitor = door._Visitor(context, made, identity, channel, "stranger", keys)
+    try:
+        assert visitor.monitor.poll(PATIENCE_S * 1000)
+        visitor.watch()
+        assert visitor.turned_away
+        assert not visitor.let_in
+    finally:
+        visitor.close()
+        made.close()
+        context.destroy(0)
 
 
 # --- the self-test ----------------------------------------------------------------------------------------------------

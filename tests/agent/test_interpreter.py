@@ -87,24 +87,33 @@ BOMBS = {
     "repeat": node("repeat", Ref(0), (2**40, 1)),
     "repeat interleave": node("repeat_interleave.self_int", Ref(0), 2**40),
     "pad": node("pad", Ref(0), (2**40, 0)),
-    "upsample": node("upsample_nearest2d.vec", Ref(0), (2**20, 2**20), None),
+    "upsample": node("upsample_nearest2d.vec", Ref(1), (2**20, 2**20), None),
+    "outer product": node("matmul", Ref(2), Ref(3)),
+    "sum of a tall and a wide one": node("add.Tensor", Ref(2), Ref(3)),
+    "nothing of huge sizes": node("zeros", (0, 2**31, 2**31)),
     "symbolic": node("zeros", (Sym(("*", "batch", 2**41)),)),
 }
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_refuses_to_make_what_no_memory_holds(bomb):
-    segment = Segment(graph(bomb))
+    shapes = {"picture": (1, 1, 4, 4), "tall": (2**20, 1), "wide": (1, 2**20)}
+    parameters = tuple(Parameter(name=name, dtype="float32", shape=shape) for name, shape in shapes.items())
+    segment = Segment(graph(bomb, parameters=parameters))
     with pytest.raises(SegmentError) as caught:
         segment.forward((torch.zeros(2, 4),))
     assert caught.value.cause == "out-of-memory"
     assert bomb.op in caught.value.text
+    assert "allocate" not in caught.value.text  # by our own bound, before the allocator is asked
 
 
-def test_refuses_parameters_that_no_memory_holds():
+@pytest.mark.parametrize("shape", [(2**50,), (2**41, 2), (0, 2**31, 2**31)])
+def test_refuses_parameters_that_no_memory_holds(shape):
     with pytest.raises(SegmentError) as caught:
-        Segment(graph(node("relu", Ref(0)), parameters=(Parameter(name="w", dtype="float32", shape=(2**50,)),)))
+        Segment(graph(node("relu", Ref(0)), parameters=(Parameter(name="w", dtype="float32", shape=shape),)))
     assert caught.value.cause == "out-of-memory"
+    assert caught.value.text.startswith("w: ")
+    assert "allocate" not in caught.value.text
 
 
 def test_every_allowed_operator_exists_here():

@@ -133,7 +133,7 @@ def test_tensor_operations_give_the_exact_result(either, op, attrs, inputs, expe
         ("pad", {"dim": 0, "before": -1}, "bad-input", "padding cannot be negative"),
         ("run", {"segment": "s"}, "bad-input", "segment is not loaded"),
         ("exec", {}, "bad-input", "no operation 'exec'"),
-        ("pad", {"dim": 0, "before": 10**12}, "out-of-memory", "llocate"),
+        ("pad", {"dim": 0, "before": 10**12}, "out-of-memory", "bytes are needed"),
     ],
 )
 def test_a_task_that_cannot_be_done_fails_with_its_cause_and_the_worker_goes_on(either, op, attrs, cause, words):

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from . import room
+
 
 @dataclass(slots=True)
 class Masks:
@@ -34,7 +36,9 @@ class Masks:
         if not whole:
             return _bernoulli(shape, keep, dtype, generator)
         per_row = shape[0] // rows
-        mask = _bernoulli((per_row * total, *shape[1:]), keep, dtype, generator)
+        whole_shape = (per_row * total, *shape[1:])
+        room.require(room.bytes_of(whole_shape, dtype.itemsize, "the mask of the whole micro-batch"), "its mask")
+        mask = _bernoulli(whole_shape, keep, dtype, generator)
         return mask[per_row * start : per_row * stop]
 
     def dropout(self, number: int, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Runs a graph: its nodes are compiled once into steps, and for each size of batch the sizes are filled in once.
 
 A step is (function, arguments with holes, which value fills which hole, where the result goes, which values end here).
-The loop looks nothing up by name. Values are dropped at their last use; what backward needs, autograd keeps itself.
+The loop looks nothing up by name. At the first run of each size of batch every call has to be admitted first. Values
+are dropped at their last use; what backward needs, autograd keeps itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,13 @@ import torch
 from potluck_wire.graph import Argument, Dtype, Graph, Node, Ref, SegmentError, Sym, evaluate, node_refs, refs
 from potluck_wire.operators import KIND_OF, in_evaluation
 
+from .admission import admit
 from .operators import DTYPE_NAMES, DTYPES, function_of
 from .schema import check
 
 MAX_BOUND = 64  # sizes of batch whose steps are kept; a run uses a handful
 Observer = Callable[[int, Any], None]
+Sizes = tuple[bool, tuple[int, ...]]  # in training?, the symbols' values
 Randoms = Mapping[str, Callable[..., Any]]  # operator -> (node number, *its arguments) -> result
 
 
@@ -42,7 +45,8 @@ class Interpreter:
             check(node)
         self.graph, self.randoms = graph, randoms or {}
         self._ends = _last_uses(graph)
-        self._bound: dict[tuple[bool, tuple[int, ...]], list[Step]] = {}
+        self._bound: dict[Sizes, list[Step]] = {}
+        self._admitted: set[Sizes] = set()
 
     def symbols(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
         """The symbols' values, after checking that every input has the type and shape that the graph expects."""
@@ -74,7 +78,8 @@ class Interpreter:
         observe: Observer | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The outputs. `state`: parameters, then buffers. `observe` sees (position, value) of each node."""
-        steps = self._bind(train, self.symbols(inputs))
+        key, steps = self._bind(train, self.symbols(inputs))
+        is_new = key not in self._admitted
         values: list[Any] = [*inputs, *state, *([None] * len(self.graph.nodes))]
         step = None
         try:
@@ -85,6 +90,8 @@ class Interpreter:
                         args[position] = values[value]
                     for position, build in step.nested:
                         args[position] = build(values)
+                    if is_new:
+                        admit(self._node(step).op, args, step.named)
                     values[step.target] = result = step.function(*args, **step.named)
                     if observe is not None:
                         observe(step.target - self.graph.first_node, result)
@@ -92,11 +99,15 @@ class Interpreter:
                         values[value] = None
         except (RuntimeError, TypeError, IndexError, ValueError, MemoryError, SegmentError) as error:
             raise self._named(error, step) from error
+        self._admitted.add(key)
         return tuple(_fetch(output.ref)(values) for output in self.graph.outputs)
+
+    def _node(self, step: Step) -> Node:
+        return self.graph.nodes[step.target - self.graph.first_node]
 
     def _named(self, error: Exception, step: Step | None) -> SegmentError:
         """The error, naming the node where it happened."""
-        node = self.graph.nodes[step.target - self.graph.first_node] if step else None
+        node = self._node(step) if step else None
         where = f"node {node.number} ({node.op})" if node else "before the first node"
         text = str(error).split("\n")[0][:300]
         if isinstance(error, SegmentError):
@@ -107,15 +118,17 @@ class Interpreter:
             cause = "bad-input" if isinstance(error, IndexError | TypeError) else "arithmetic"
         return SegmentError(cause, f"{where}: {text}")
 
-    def _bind(self, train: bool, symbols: Mapping[str, int]) -> list[Step]:
-        """The steps for these sizes; made once for each."""
+    def _bind(self, train: bool, symbols: Mapping[str, int]) -> tuple[Sizes, list[Step]]:
+        """The steps for these sizes, and under what they are kept; made once for each."""
         key = (train, tuple(symbols.values()))
         if key not in self._bound:
             if len(self._bound) >= MAX_BOUND:
-                del self._bound[next(iter(self._bound))]
+                oldest = next(iter(self._bound))
+                del self._bound[oldest]
+                self._admitted.discard(oldest)
             steps = (self._step(position, train, symbols) for position in range(len(self.graph.nodes)))
             self._bound[key] = [step for step in steps if step is not None]
-        return self._bound[key]
+        return key, self._bound[key]
 
     def _step(self, position: int, train: bool, symbols: Mapping[str, int]) -> Step | None:
         node = self.graph.nodes[position]

@@ -62,7 +62,7 @@ def confine(memory_bytes: int) -> dict[str, str]:
     limit(resource.RLIMIT_NPROC, 0)
     said = {"files": "none written, no folder, no core"}
     said["processes"] = "not limited: the agent is run by root" if _can_fork() else "none started"
-    data_bytes = _data_bytes()
+    data_bytes = private_bytes()
     if data_bytes is None:
         return said | {"memory": "not limited: only Linux counts a process's own memory"}
     limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)
@@ -92,7 +92,7 @@ def _can_fork() -> bool:
     return True
 
 
-def _data_bytes() -> int | None:
+def private_bytes() -> int | None:
     """Private writable memory of this process, as RLIMIT_DATA counts it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from potluck_agent.worker import room
 from potluck_agent.worker.arrays import Arrays
+from potluck_wire.tensors import item_bytes
 
 Tensors = Sequence[Any]  # of the library that this worker computes with
 Attributes = Mapping[str, Any]
@@ -162,7 +164,9 @@ def _pad(task: Task) -> Tensors:
         raise ValueError(f"{before} before and {after} after: padding cannot be negative")
     shape = list(value.shape)
     shape[dim] += before + after
-    padded = task.arrays.zeros(shape, str(task.arrays.name_of(value)))
+    dtype = str(task.arrays.name_of(value))
+    room.require(room.bytes_of(shape, item_bytes(dtype), "the padded value"), "the padded value")
+    padded = task.arrays.zeros(shape, dtype)
     padded[_along(value, dim, before, before + value.shape[dim])] = value
     return (padded,)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from potluck_wire.graph import BATCH, FLOATS, Graph, SegmentError, evaluate
+from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate
 
+from . import room
 from .dropout import Masks
 from .interpreter import Interpreter, Observer
 from .operators import DTYPES
@@ -90,7 +91,7 @@ class Segment:
         try:
             if pairs:
                 torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             cause = "out-of-memory" if "allocate memory" in str(error) else "arithmetic"
             raise SegmentError(cause, f"backward: {error}"[:300]) from error
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
@@ -164,8 +165,8 @@ class Segment:
         made = []
         for port in self.graph.inputs:
             shape = [evaluate(size, sizes) for size in port.shape]
-            _check_size(port.name, shape)
             floating = port.dtype in FLOATS
+            room.require(room.bytes_of(shape, max(4, DTYPE_BYTES[port.dtype]), port.name), port.name)
             made.append(torch.randn(shape, generator=generator) if floating else torch.zeros(shape))
         return tuple(x.to(DTYPES[port.dtype]) for x, port in zip(made, self.graph.inputs, strict=True))
 
@@ -196,11 +197,6 @@ def _check_rows(rows: Rows | None) -> None:
         raise SegmentError(_INPUT, f"rows {list(rows)} are not [start, stop, total]")
 
 
-def _check_size(name: str, shape: Sequence[int]) -> None:
-    if math.prod(shape) > 2**40 or any(size < 0 for size in shape):
-        raise SegmentError("out-of-memory", f"{name} has the shape {list(shape)}")
-
-
 def _parameters(graph: Graph, made_up: bool) -> dict[str, torch.Tensor]:
     """Zeros, or values of the size that trained weights have: matrices 1/sqrt(inputs), vectors around one."""
     generator = torch.Generator().manual_seed(0)
@@ -226,6 +222,7 @@ def _made_up_buffers(graph: Graph) -> dict[str, torch.Tensor]:
 
 
 def _zeros(name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    room.require(room.bytes_of(shape, DTYPE_BYTES[dtype], name), name)
     try:
         return torch.zeros(shape, dtype=DTYPES[dtype])
     except (RuntimeError, MemoryError) as error:

@@ -1,0 +1,91 @@
+"""`python -m tests.security.report [--long]` runs the tests of all rows and writes their figures into SECURITY.md.
+
+What a test notes with `record_property` ("faults", "inputs") is added up by row.
+"""
+
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.security.rows import ROWS, proofs_of
+
+TARGET = Path(__file__).parents[2] / "device_agent" / "SECURITY.md"
+START, END = "<!-- rows: made by tests/security/report.py -->", "<!-- end of rows -->"
+HEAD = (
+    "| row | fault or attack | what is promised | test cases passed | failed | skipped | tried | not promised |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+_LINE = re.compile(r"^\| ([A-Z]\d+) \|.*\| (\d+) \| (\d+) \| (\d+) \| ([\d,]+|-) \|[^|]*\|$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was counted of one row: test cases, and the faults or inputs that they tried."""
+
+    passed: int
+    failed: int
+    skipped: int
+    tried: str
+
+
+def table(figures: dict[str, Figures]) -> str:
+    """The rows with these figures, as they stand in SECURITY.md."""
+    lines = [HEAD]
+    for name, row in ROWS.items():
+        f = figures[name]
+        cells = (name, row.fault, row.promise, f.passed, f.failed, f.skipped, f.tried, row.gap or "-")
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def parse(text: str) -> dict[str, Figures]:
+    """The figures that stand there."""
+    return {
+        name: Figures(int(passed), int(failed), int(skipped), tried)
+        for name, passed, failed, skipped, tried in _LINE.findall(text)
+    }
+
+
+class Counting:
+    """Counts how the cases of each test end, and what they note."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, Counter[str]] = {}
+        self.tried: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called by pytest for each phase of each case."""
+        test = report.nodeid.split("[")[0]
+        if report.when == "call" or report.failed or (report.when == "setup" and report.skipped):
+            self.ends.setdefault(test, Counter())[report.outcome] += 1
+        if report.when == "call":
+            self.tried[test] += sum(int(n) for what, n in report.user_properties if what in ("faults", "inputs"))
+
+
+def measure(*, long: bool) -> dict[str, Figures]:
+    """Run the tests of all rows once."""
+    counting = Counting()
+    tests = sorted({test for name in ROWS for test in proofs_of(name)})
+    pytest.main([*tests, "-q", *(() if long else ("-m", "not long"))], plugins=[counting])
+    return {name: _figures(counting, proofs_of(name)) for name in ROWS}
+
+
+def _figures(counting: Counting, tests: tuple[str, ...]) -> Figures:
+    ends = sum((counting.ends.get(test, Counter()) for test in tests), Counter())
+    tried = sum(counting.tried[test] for test in tests)
+    return Figures(ends["passed"], ends["failed"], ends["skipped"], f"{tried:,}" if tried else "-")
+
+
+def main(arguments: list[str]) -> None:
+    """Measure and write."""
+    figures = measure(long="--long" in arguments)
+    text = TARGET.read_text()
+    before, after = text[: text.index(START)], text[text.index(END) :]
+    TARGET.write_text(f"{before}{START}\n{table(figures)}\n{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

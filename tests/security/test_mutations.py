@@ -1,0 +1,289 @@
+"""Each line that guards something is taken away, and tests must notice (S11).
+
+A guard that no test would miss may be gone already.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = ROOT / "device_agent"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`line` of `file` becomes `changed`; then one of `tests` has to fail."""
+
+    file: str
+    line: str
+    changed: str
+    tests: tuple[str, ...]
+
+
+def text_of(file):
+    return (CODE / file).read_text()
+
+
+DOOR, PROCESS = "tests/agent/test_door.py", "tests/agent/test_agent_process.py"
+DOCUMENTS, INTERPRETER = "tests/agent/test_graph_documents.py", "tests/agent/test_interpreter.py"
+FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.py"
+WIRE, AGENT, WORKER = "potluck_wire/", "potluck_agent/", "potluck_agent/worker/"
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def guard(name, file, line, changed, *tests):
+    MUTATIONS[name] = Mutation(file, line, changed, tests)
+
+
+guard(
+    "the domain is enforced",
+    AGENT + "door.py",
+    "router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)",
+    "router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 0)",
+    DOOR,
+    PROCESS,
+)
+guard(
+    "the domain is not empty",
+    AGENT + "door.py",
+    "router.zap_domain = ZAP_DOMAIN.encode()",
+    'router.zap_domain = b""',
+    DOOR,
+    PROCESS,
+)
+guard("sockets are encrypted", AGENT + "door.py", "router.curve_server = True", "router.curve_server = False", DOOR)
+guard(
+    "frames have a largest size",
+    AGENT + "door.py",
+    "router.maxmsgsize = MAX_FRAME_BYTES",
+    "router.maxmsgsize = -1",
+    "tests/security/test_strangers.py",
+)
+guard(
+    "handshakes end",
+    AGENT + "door.py",
+    "router.handshake_ivl = int(HANDSHAKE_S * 1000)",
+    "router.handshake_ivl = 0",
+    "tests/security/test_strangers.py",
+)
+guard("the list of those who are trusted", AGENT + "door.py", "        if admits(key):", "        if True:", DOOR)
+guard("the mechanism is asked for", AGENT + "door.py", 'mechanism != b"CURVE"', "False", DOOR)
+guard(
+    "the authenticator fails closed",
+    AGENT + "door.py",
+    "    except Exception:  # fails closed",
+    "    except MemoryError:  # fails closed",
+    DOOR,
+)
+guard("a libzmq that cannot encrypt", AGENT + "door.py", 'if not zmq.has("curve"):', "if False:", DOOR)
+guard("an old libzmq", AGENT + "door.py", "if zmq.zmq_version_info() < OLDEST_ZMQ:", "if False:", DOOR)
+guard(
+    "the notebook's proof of the code",
+    WIRE + "pairing.py",
+    'hmac.compare_digest(message.mac, self._mac(b"confirm A"))',
+    "True",
+    "tests/agent/test_pairing.py",
+)
+guard(
+    "the device's proof of the code",
+    WIRE + "pairing.py",
+    'hmac.compare_digest(message.mac, self._mac(b"confirm B"))',
+    "True",
+    "tests/agent/test_pairing.py",
+)
+guard(
+    "three tries",
+    AGENT + "pairing.py",
+    "left = self._tries_left = self._tries_left - 1",
+    "left = self._tries_left = self._tries_left - 0",
+    "tests/agent/test_pairing.py",
+)
+guard(
+    "the size of a header",
+    WIRE + "frames.py",
+    """    if len(header) > header_cap(channel):
+        raise""",
+    """    if False:
+        raise""",
+    FRAMES,
+)
+guard("the channel of a message", WIRE + "frames.py", "if entry.channel is not channel:", "if False:", FRAMES)
+guard(
+    "unknown fields",
+    WIRE + "schema.py",
+    "if name in values or name not in checks:",
+    "if name not in checks: continue\n                if False:",
+    FRAMES,
+)
+guard(
+    "the range of integers",
+    WIRE + "schema.py",
+    "if type(value) is not int or not low <= value <= MAX_INT:",
+    "if type(value) is not int:",
+    FRAMES,
+    "tests/security/test_attacks.py",
+)
+guard(
+    "finite numbers",
+    WIRE + "schema.py",
+    "if type(value) is not float or not math.isfinite(value):",
+    "if type(value) is not float:",
+    FRAMES,
+)
+guard(
+    "the product of a shape",
+    WIRE + "tensors.py",
+    "if total * max(size, 1) > MAX_INT:",
+    "if False:",
+    "tests/wire/test_tensors.py",
+)
+guard("the list of operators", WIRE + "graph.py", "if node.op not in OPERATORS:", "if False:", DOCUMENTS)
+guard("references to what is not there", WIRE + "graph.py", "if ref.value >= first + position:", "if False:", DOCUMENTS)
+guard(
+    "what may be changed in place",
+    WIRE + "graph.py",
+    "if not (isinstance(target, Ref) and first_buffer <= target.value < first):",
+    "if False:",
+    DOCUMENTS,
+)
+guard("the size of a graph", WIRE + "segment.py", "if len(data) > MAX_DOCUMENT_BYTES:", "if False:", DOCUMENTS)
+guard(
+    "huge sizes beside a zero",
+    WIRE + "segment.py",
+    "math.prod(max(size, 1) for size in sizes)",
+    "math.prod(size for size in sizes)",
+    DOCUMENTS,
+)
+guard(
+    "the kinds of arguments", WORKER + "interpreter.py", "            check(node)\n", "            pass\n", INTERPRETER
+)
+guard(
+    "every call is tried first",
+    WORKER + "interpreter.py",
+    "                        admit(self._node(step).op, args, step.named)\n",
+    "                        pass\n",
+    INTERPRETER,
+)
+guard("the sizes of a target", WORKER + "rules.py", '    _expect("the target", target, x.shape, x)\n', "", OPERATORS)
+guard(
+    "the sizes of recurrent weights",
+    WORKER + "rules.py",
+    '_expect(f"a weight of cell {i}", weight, shape, x)',
+    "pass",
+    OPERATORS,
+)
+guard(
+    "the sizes of recurrent states",
+    WORKER + "rules.py",
+    '_expect("a state", state, (n_layers * n_ways, rows, width), x)',
+    "pass",
+    OPERATORS,
+)
+guard(
+    "the memory of a result", WORKER + "admission.py", '    room.require(needed_bytes, "its result")\n', "", INTERPRETER
+)
+guard(
+    "the memory of parameters",
+    WORKER + "training.py",
+    "    room.require(room.bytes_of(shape, DTYPE_BYTES[dtype], name), name)\n",
+    "",
+    INTERPRETER,
+)
+guard(
+    "files beside an ONNX model",
+    WORKER + "onnx_validator.py",
+    "if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:",
+    "if False:",
+    "tests/sdk/graph/test_onnx_files.py",
+)
+guard(
+    "no file is written",
+    WORKER + "limits.py",
+    "    limit(resource.RLIMIT_FSIZE, 0)\n",
+    "",
+    "tests/agent/test_worker_bounds.py",
+)
+guard(
+    "memory is limited",
+    WORKER + "limits.py",
+    "    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)\n",
+    "",
+    "tests/agent/test_worker_bounds.py",
+)
+guard(
+    "the network is cut off",
+    WORKER + "limits.py",
+    "if libc.unshare(flags) == 0:",
+    "if True:",
+    "tests/agent/test_worker_bounds.py",
+)
+guard(
+    "the environment is left behind",
+    WORKER + "launch.py",
+    "env=_environment(os.environ, threads),",
+    "env=dict(os.environ),",
+    "tests/agent/test_worker_bounds.py",
+)
+guard(
+    "older epochs",
+    AGENT + "work.py",
+    """            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")""",
+    "            pass",
+    "tests/agent/test_core_work.py",
+    "tests/agent/test_core_sessions.py",
+)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The device's packages, to be changed."""
+    folder = tmp_path_factory.mktemp("mutated")
+    for package in ("potluck_agent", "potluck_wire"):
+        shutil.copytree(CODE / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def outcome(folder, tests):
+    """How these tests end with the packages of `folder`."""
+    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not long", "-p", "no:cacheprovider", "-k", WANTED, *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout[-2000:]
+
+
+WANTED = "not no_call_crashes and not killing_the_agent"  # which take long and guard none of these
+
+
+def test_every_guard_is_where_it_is_looked_for():
+    for name, mutation in MUTATIONS.items():
+        assert text_of(mutation.file).count(mutation.line) == 1, name
+        assert mutation.line != mutation.changed
+        assert all((ROOT / test).exists() for test in mutation.tests), name
+
+
+@pytest.mark.long
+def test_s11_the_tests_pass_with_every_guard(copy):
+    code, text = outcome(copy, sorted({test for mutation in MUTATIONS.values() for test in mutation.tests}))
+    assert code == 0, text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_s11_a_guard_that_is_gone_is_missed(name, copy, record_property):
+    mutation = MUTATIONS[name]
+    file = copy / mutation.file
+    whole = file.read_text()
+    file.write_text(whole.replace(mutation.line, mutation.changed))
+    try:
+        code, text = outcome(copy, mutation.tests)
+    finally:
+        file.write_text(whole)
+    assert code == 1, f"nobody misses it: {text}"
+    record_property("inputs", 1)
