@@ -138,14 +138,19 @@ def plan_anytime(
             yield board.ranking()[0]
 
 
-def search(board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False) -> None:
-    """Fill the board until nothing better is found, or time is up and there is a plan. `first`: plans to be beaten."""
-    for _ in _steps(board, first):
+def search(
+    board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True
+) -> None:
+    """Fill the board until nothing better is found, or time is up and there is a plan.
+
+    `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
+    """
+    for _ in _steps(board, first, borrow=borrow):
         if board.scores and is_late():
             return
 
 
-def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
+def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
     """One bit of work after the other."""
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
@@ -159,7 +164,7 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
         yield from _place(board, places)
     if board.problem.branches:
         yield from _join(board, places)
-    if len(board.problem.devices) > MAX_EXACT:
+    if len(board.problem.devices) > MAX_EXACT or not borrow:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
         plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)

@@ -32,7 +32,7 @@ THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certifi
 
 def make_plans(
     problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
-    turns: bool = False, refine_s: float = 0.0,
+    turns: bool = False, refine_s: float = 0.0, borrow: bool = True,
 ) -> Plans:  # fmt: skip
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
@@ -40,6 +40,7 @@ def make_plans(
     its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
     `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it has not: the first plans are ranked
     as they are foretold step after step, transfers in order, which an exact solver may better for `refine_s` seconds.
+    `borrow`: plans of other planners are candidates too.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
@@ -50,7 +51,7 @@ def make_plans(
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
     # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
-    judged = _judged(problem, table, is_late, thorough=end_s < inf) or _unlimited(problem)
+    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _unlimited(problem)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -102,8 +103,9 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False
-) -> list[Plan]:
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False,
+    borrow: bool = True,
+) -> list[Plan]:  # fmt: skip
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
 
     `is_late(part)`: whether no more than this part of the time is left.
@@ -113,11 +115,12 @@ def _judged(
     fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work)  # searches ask their table's problem
     boards, qoe = [fastest], problem.qoe
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
-    search(fastest, rivals(problem, table), lambda: is_late(THRIFT_PART if thrifty else BOUND_PART))
+    first = rivals(problem, table) if borrow else []
+    search(fastest, first, lambda: is_late(THRIFT_PART if thrifty else BOUND_PART), borrow=borrow)
     if thrifty and fastest.best <= (qoe.latency_s or inf):  # where nothing is on time, joules do not matter
         asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
         boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work))
-        search(boards[-1], fastest.ranking()[:MAX_SHOWN], lambda: is_late(BOUND_PART))
+        search(boards[-1], fastest.ranking()[:MAX_SHOWN], lambda: is_late(BOUND_PART), borrow=borrow)
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
     for board in boards:
         sets: dict[frozenset[str], Plan] = {}
