@@ -32,6 +32,7 @@ N_FINE = 32  # cuts tried along one order of devices
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
+KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
 SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
@@ -160,6 +161,7 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
     yield from _passes(board, sizes, EFFORTS[1:])
+    yield from _closely(board, sizes)
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
     if board.problem.branches:
@@ -215,6 +217,24 @@ def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterat
         yield from _improve(board, _distinct(board, effort.n_improved), effort.tries)
         if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
             return
+
+
+def _closely(board: Board, sizes: Sequence[int]) -> Iterator[None]:
+    """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a little worse too."""
+    cuts, found = choices.cuts(board.problem, N_FINE), list[Found]()
+    for micro_batch in sizes:
+        search = SubsetSearch(board.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
+        if not search.is_small:
+            return
+        labels = search.run(board.best * ERROR)
+        found += [Found(label.score, label, search) for label in labels]
+        yield
+    for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
+        if estimate >= board.best * ERROR:
+            break
+        board.score(search.plan(label))
+        yield
+    yield from _improve(board, _distinct(board, N_STARTS), TRIES)
 
 
 def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
