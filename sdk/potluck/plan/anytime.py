@@ -8,12 +8,13 @@ effort is fixed, and the outcome always the same.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from potluck.plan import choices
 from potluck.plan.groups import ordered, peers, shape
-from potluck.plan.improve import deeper, floor_s, neighbours
+from potluck.plan.improve import deeper, floor_s, neighbours, reordered
 from potluck.plan.places import Places
 from potluck.plan.plans import rounded
 from potluck.plan.rivals.alpa import plan_alpa
@@ -33,6 +34,7 @@ MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets 
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
+MAX_ORDERS = 6  # of the devices within the stages of one plan
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
 SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
@@ -232,8 +234,9 @@ def _closely(board: Board, sizes: Sequence[int]) -> Iterator[None]:
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
         if estimate >= board.best * ERROR:
             break
-        board.score(search.plan(label))
-        yield
+        for plan in islice(reordered(search.plan(label)), MAX_ORDERS):
+            board.score(plan)
+            yield
     yield from _improve(board, _distinct(board, N_STARTS), TRIES)
 
 

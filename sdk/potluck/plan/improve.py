@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, permutations, product
 
 from potluck.plan.hybrid import make_stage
 from potluck.records import Plan, Problem, Stage, Training
@@ -31,6 +31,16 @@ def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
     if not plan.training or stages == plan.stages or not fits(table, plan, stages):
         return None
     return replace(plan, stages=stages)
+
+
+def reordered(plan: Plan) -> Iterator[Plan]:
+    """The plan, and with other orders of the devices within its stages: they decide who sends which rows to whom."""
+    for orders in product(*(permutations(zip(s.devices, s.shares, strict=True)) for s in plan.stages)):
+        stages = tuple(
+            replace(stage, devices=tuple(name for name, _ in order), shares=tuple(rows for _, rows in order))
+            for stage, order in zip(plan.stages, orders, strict=True)
+        )
+        yield replace(plan, stages=stages)
 
 
 def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
