@@ -6,7 +6,7 @@ simulator decides, and the best plans are improved step by step. The clock comes
 effort is fixed, and the outcome always the same.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from potluck.plan import choices
 from potluck.plan.groups import ordered, peers, shape
-from potluck.plan.improve import deeper, floor_s, neighbours, reordered
+from potluck.plan.improve import deeper, fits, floor_s, neighbours, reordered
 from potluck.plan.places import Places
 from potluck.plan.plans import rounded
 from potluck.plan.rivals.alpa import plan_alpa
@@ -74,9 +74,10 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Board:
-    """Every plan that was looked at and its score; the best first when asked.
+    """Every plan that was looked at and that memory holds, and its score; the best first when asked.
 
-    Of plans that differ only in which of alike devices does what, one is simulated.
+    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
+    may use; those of the table unless given.
     """
 
     problem: Problem
@@ -86,9 +87,11 @@ class Board:
     best: float = inf
     max_work: float = MAX_WORK
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
+    budgets: Mapping[str, int] = field(default_factory=dict)
     peers: dict[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.budgets = self.budgets or self.table.budgets
         self.peers = peers(self.table)
 
     def knows(self, plan: Plan) -> bool:
@@ -96,7 +99,8 @@ class Board:
         return shape(plan, self.peers) in self.known
 
     def score(self, plan: Plan) -> float:
-        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated."""
+        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
+        memory does not hold it."""
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
@@ -106,6 +110,8 @@ class Board:
                 return inf
             self.known[like] = self._simulated(plan)
         score, latency_s = self.known[like]
+        if score == inf:
+            return inf
         self.scores[key] = score, replace(plan, latency_s=latency_s)
         self.best = min(self.best, score)
         return score
@@ -113,11 +119,20 @@ class Board:
     def _simulated(self, plan: Plan) -> tuple[float, float]:
         """Score and latency."""
         outcome = self.simulator.run(plan)
+        if not self._holds(plan, outcome):
+            return inf, outcome.latency_s
         if not is_thrifty(self.problem):
             return outcome.latency_s, outcome.latency_s
         score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
         lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
         return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
+
+    def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
+        """Whether every device has memory for what it has at once; not looked at where the closed form promises it,
+        which knows of one request at a time."""
+        if not self.simulator.streaming and self.budgets is self.table.budgets and fits(self.table, plan, plan.stages):
+            return True
+        return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
 
     def ranking(self) -> list[Plan]:
         """All simulated plans, the best first; of equally good ones, those of the fewest stages."""
@@ -142,14 +157,15 @@ def plan_anytime(
 
 
 def search(
-    board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True
-) -> None:
-    """Fill the board until nothing better is found, or time is up and there is a plan.
+    board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
+    max_steps: float = inf,
+) -> None:  # fmt: skip
+    """Fill the board until nothing better is found, or time is up and there is a plan; of `max_steps` at most.
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
     """
-    for _ in _steps(board, first, borrow=borrow):
-        if board.scores and is_late():
+    for step, _ in enumerate(_steps(board, first, borrow=borrow)):
+        if step >= max_steps or (board.scores and is_late()):
             return
 
 

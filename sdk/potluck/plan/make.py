@@ -1,8 +1,7 @@
 """From a problem to judged plans: our planner and the cheap rivals; the simulator decides."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from math import inf
 
 from potluck.plan import feasibility
@@ -25,7 +24,8 @@ MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
 N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
-LOOK = 15  # steps of a search that need find nothing good
+LOOK = 150  # steps of a search that need find nothing good
+LOOSER = (1.15, 1.4, 2.0, inf)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
@@ -51,7 +51,7 @@ def make_plans(
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
     # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
-    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _unlimited(problem)
+    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _beyond(problem)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -104,23 +104,25 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 def _judged(
     problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False,
-    borrow: bool = True,
+    borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
 ) -> list[Plan]:  # fmt: skip
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
 
-    `is_late(part)`: whether no more than this part of the time is left.
+    `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that simulated plans may
+    use, where that is not what the problem says.
     """
     simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
     hasty = replace(problem, qoe=replace(problem.qoe, latency_s=None))
-    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work)  # searches ask their table's problem
+    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work, budgets=budgets or {})  # searches ask their table's problem
     boards, qoe = [fastest], problem.qoe
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
     first = rivals(problem, table) if borrow else []
-    search(fastest, first, lambda: is_late(THRIFT_PART if thrifty else BOUND_PART), borrow=borrow)
+    search(fastest, first, lambda: is_late(THRIFT_PART if thrifty else BOUND_PART), borrow=borrow, max_steps=max_steps)
     if thrifty and fastest.best <= (qoe.latency_s or inf):  # where nothing is on time, joules do not matter
         asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
-        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work))
-        search(boards[-1], fastest.ranking()[:MAX_SHOWN], lambda: is_late(BOUND_PART), borrow=borrow)
+        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work, budgets=budgets or {}))
+        first = fastest.ranking()[:MAX_SHOWN]
+        search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
     for board in boards:
         sets: dict[frozenset[str], Plan] = {}
@@ -139,7 +141,17 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
-def _unlimited(problem: Problem) -> list[Plan]:
-    """Judged plans that ignore memory, for saying by how much it is missed: a look, not a search."""
-    free, steps = feasibility.without_memory_limits(problem), count()
-    return _judged(free, cost.CostTable(free), lambda _: next(steps) > LOOK)
+def _beyond(problem: Problem) -> list[Plan]:
+    """Judged plans of looks that take memory to be more than it is, where closed forms of memory find nothing.
+
+    These assume the slowest links: some plans hold after all when they are simulated. Without any, plans that ignore
+    memory, for saying by how much it is missed.
+    """
+    budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
+    for factor in LOOSER:
+        more = feasibility.with_more_memory(problem, factor)
+        table = cost.CostTable(more)
+        found = _judged(more, table, lambda _: False, max_steps=LOOK, budgets=budgets if factor < inf else {})
+        if found:
+            return [replace(plan, problem=problem) for plan in found]
+    return []
