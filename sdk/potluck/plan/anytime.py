@@ -16,13 +16,13 @@ from potluck.plan import choices
 from potluck.plan.groups import ordered, peers, shape
 from potluck.plan.improve import deeper, fits, floor_s, neighbours, reordered
 from potluck.plan.places import Places
-from potluck.plan.plans import rounded
+from potluck.plan.plans import is_thrifty, rounded
 from potluck.plan.rivals.alpa import plan_alpa
 from potluck.plan.rivals.gpipe import plan_gpipe
 from potluck.plan.rivals.hetpipe import plan_hetpipe
 from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.plan.rivals.single import plan_single
-from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
+from potluck.plan.subset import Label, SubsetSearch, objective
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
 

@@ -1,7 +1,8 @@
 """The oracle for small cases: every way to cut, every ordered grouping of devices, every micro-batch size.
 
 Where a model has parallel branches a device may have several stages, so that one can take two branches one by one.
-Rows within a stage come from Algorithm 1, depths are K_p, and where memory is short shallower too. Some 10^5 plans at 4 devices and 8 layers: for tests alone.
+Rows within a stage come from Algorithm 1; depths are K_p, and where memory is short shallower too. Some 10^5 plans at
+4 devices and 8 layers: for tests alone.
 """
 
 from collections.abc import Iterator, Sequence

@@ -83,7 +83,7 @@ class Heads:
 
         speeds = [1 / max(seconds(name, self.micro_batch), 1e-12) for name in names]
         shares = proportion(self.micro_batch, speeds)
-        alone = [lambda n, name=name: seconds(name, n) for name in names]  # type: ignore[misc]
+        alone = [lambda n, name=name: seconds(name, n) for name in names]
         return _at_least_one(offload(shares, shares_limit(shares), alone))
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:

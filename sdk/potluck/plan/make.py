@@ -11,10 +11,9 @@ from potluck.plan.check import check_problem
 from potluck.plan.groups import peers, shape
 from potluck.plan.impossible import refuse_impossible
 from potluck.plan.judge import judge
-from potluck.plan.plans import Plans, preference
+from potluck.plan.plans import Plans, is_thrifty, preference
 from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
-from potluck.plan.subset import is_thrifty
 from potluck.plan.thrift import least_energy_j
 from potluck.plan.turns import put_in_order
 from potluck.records import Plan, Problem, Stage
@@ -55,7 +54,7 @@ def make_plans(
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
-    holding = _different(sorted(holding, key=lambda plan: preference(plan, problem.qoe)), table)
+    holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
     if turns or refine_s > 0:
         ranked = put_in_order(problem, holding, refine_s)
         unused = feasibility.why_unused(problem, ranked[0][0], judged)
@@ -111,16 +110,21 @@ def _judged(
     `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that simulated plans may
     use, where that is not what the problem says.
     """
-    simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
-    hasty = replace(problem, qoe=replace(problem.qoe, latency_s=None))
-    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work, budgets=budgets or {})  # searches ask their table's problem
-    boards, qoe = [fastest], problem.qoe
+    simulator, qoe, max_work = direct.Direct(problem, table), problem.qoe, inf if thorough else MAX_WORK
+
+    def empty(asked: Problem) -> Board:  # searches ask their table's problem
+        return Board(asked, cost.CostTable(asked), simulator, max_work=max_work, budgets=budgets or {})
+
+    fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
+    boards = [fastest]
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
+    part_left = THRIFT_PART if thrifty else BOUND_PART
     first = rivals(problem, table) if borrow else []
-    search(fastest, first, lambda: is_late(THRIFT_PART if thrifty else BOUND_PART), borrow=borrow, max_steps=max_steps)
-    if thrifty and fastest.best <= (qoe.latency_s or inf):  # where nothing is on time, joules do not matter
-        asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
-        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work, budgets=budgets or {}))
+    search(fastest, first, lambda: is_late(part_left), borrow=borrow, max_steps=max_steps)
+    asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
+    # Where nothing is on time, joules do not matter.
+    if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
+        boards.append(empty(asked))
         first = fastest.ranking()[:MAX_SHOWN]
         search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}

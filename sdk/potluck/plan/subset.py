@@ -17,7 +17,8 @@ from typing import NamedTuple, Optional
 
 from potluck.plan.groups import Pattern, classes_of, patterns
 from potluck.plan.heads import Crossing, Head, Heads
-from potluck.records import Plan, Problem, QoE, Stage, Training
+from potluck.plan.plans import is_thrifty
+from potluck.records import Plan, QoE, Stage, Training
 from potluck.schedule.policies import warm_up_depths
 from potluck.simulate import cost
 
@@ -262,7 +263,8 @@ class SubsetSearch:
         """About the least time for the layers in front of cut i on the devices that are free."""
         found = self._floors.get((i, state))
         if found is None:
-            left = ((c[0], size - state // radix % (size + 1)) for c, radix, size in zip(self.classes, self.radix, self.sizes, strict=False))
+            classes = zip(self.classes, self.radix, self.sizes, strict=False)
+            left = ((same[0], size - state // radix % (size + 1)) for same, radix, size in classes)
             speed = sum(n / max(self.layers_s[d][i], 1e-12) for d, n in left)
             found = self._floors[i, state] = self.n_micro_batches / speed if speed else inf
         return found
@@ -312,13 +314,6 @@ class SubsetSearch:
             training=self.training,
             latency_s=label.score,
         )
-
-
-def is_thrifty(problem: Problem) -> bool:
-    """Whether joules decide: a latency is asked for, and every device's power is known."""
-    return problem.qoe.latency_s is not None and all(
-        device.idle_w is not None and device.busy_w is not None for device in problem.devices
-    )
 
 
 def objective(qoe: QoE, latency_s: float, energy_j: float) -> float:
