@@ -31,6 +31,7 @@ TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
 N_FINE = 32  # cuts tried along one order of devices
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
+PLENTY = 0.9  # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
@@ -128,9 +129,10 @@ class Board:
         return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
 
     def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
-        """Whether every device has memory for what it has at once; not looked at where the closed form promises it,
-        which knows of one request at a time."""
-        if not self.simulator.streaming and self.budgets is self.table.budgets and fits(self.table, plan, plan.stages):
+        """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
+        of one request at a time, there is plenty."""
+        given = not self.simulator.streaming and self.budgets is self.table.budgets
+        if given and fits(self.table, plan, plan.stages, PLENTY):
             return True
         return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
 

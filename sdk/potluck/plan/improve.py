@@ -63,8 +63,8 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
     return max(busy.values())
 
 
-def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
-    """Whether every device holds all its stages by the closed form, which is never below the simulated peak."""
+def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
+    """Whether every device holds all its stages in this part of what it may use, by the closed form of memory."""
     needed, n, floor_bytes = dict[str, int](), plan.n_micro_batches, table.floor_bytes
     for stage in stages:
         replicas = len(stage.devices)
@@ -73,7 +73,7 @@ def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
                 table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=replicas, n_micro_batches=n
             )
             needed[name] = nbytes = needed[name] + nbytes - floor_bytes if name in needed else nbytes
-            if nbytes > table.budgets[name]:
+            if nbytes > table.budgets[name] * part:
                 return False
     return True
 
