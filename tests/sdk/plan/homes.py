@@ -67,8 +67,8 @@ def optimum_s(problem):
 
 
 def every_plan(problem):
-    """Every plan there is for a chain, whatever memory says: all micro-batches, orders of devices, cuts and rows; depths
-    K_p, those of plain 1F1B, and 1."""
+    """Every plan there is for a chain, whatever memory says: all micro-batches, orders of devices, cuts and rows;
+    depths K_p, those of plain 1F1B, and 1."""
     n_layers, training = len(problem.layers), isinstance(problem.workload, Training)
     batch, fixed = problem.workload.batch, getattr(problem.workload, "micro_batch", None)
     sizes = [fixed] if fixed else [size for size in range(1, batch + 1) if batch % size == 0]

@@ -1,4 +1,4 @@
-"""Small homes of every kind: our plans against brute force over all rows, orders and depths, and against every rival."""
+"""Small homes of every kind: our plans against brute force over all rows, orders and depths, and every rival's."""
 
 from itertools import islice
 from math import inf
