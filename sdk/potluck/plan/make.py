@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from math import inf
 
 from potluck.plan import feasibility
@@ -14,7 +15,7 @@ from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, is_thrifty, preference
 from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
-from potluck.plan.thrift import least_energy_j
+from potluck.plan.thrift import holds_weights, least_energy_j
 from potluck.plan.turns import put_in_order
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
@@ -23,8 +24,8 @@ MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
 N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
-LOOK = 150  # steps of a search that need find nothing good
-LOOSER = (1.15, 1.4, 2.0, inf)  # times the memory there is, looked at where nothing fits by closed forms
+GLANCE, LOOK = 15, 150  # steps of a search that need find nothing good, and of one for plans that just fit
+LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
@@ -50,7 +51,7 @@ def make_plans(
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
     # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
-    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _beyond(problem)
+    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _beyond(problem, table, is_late)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -145,17 +146,18 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
-def _beyond(problem: Problem) -> list[Plan]:
+def _beyond(problem: Problem, table: cost.CostTable, is_late: Callable[[], bool]) -> list[Plan]:
     """Judged plans of looks that take memory to be more than it is, where closed forms of memory find nothing.
 
     These assume the slowest links: some plans hold after all when they are simulated. Without any, plans that ignore
     memory, for saying by how much it is missed.
     """
-    budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
-    for factor in LOOSER:
+    for factor in LOOSER if holds_weights(table, problem.devices) else ():
+        if is_late():
+            break
         more = feasibility.with_more_memory(problem, factor)
-        table = cost.CostTable(more)
-        found = _judged(more, table, lambda _: False, max_steps=LOOK, budgets=budgets if factor < inf else {})
+        found = _judged(more, cost.CostTable(more), lambda _: False, max_steps=LOOK, budgets=table.budgets)
         if found:
             return [replace(plan, problem=problem) for plan in found]
-    return []
+    free, steps = feasibility.with_more_memory(problem, inf), count()
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE)
