@@ -71,7 +71,7 @@ class Heads:
         self._known_power = all(d.idle_w is not None and d.busy_w is not None for d in self.problem.devices)
         self._units: dict[tuple[int, int], tuple[float, float, float, float, float, float, float]] = {}
         self._rings: dict[int, tuple[float, float]] = {}
-        self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}  # of stages that do not fit with `shares`
+        self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}  # of stages whose shares are not `shares`
 
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if len(group) == 1:

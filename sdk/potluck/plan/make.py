@@ -50,7 +50,8 @@ def make_plans(
     def is_late(part: float = 0.0) -> bool:
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
-    # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
+    # Searches keep to closed forms of memory, which take links to be as slow as they may be; of what is near them the
+    # simulator has the last word.
     judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _beyond(problem, table, is_late)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
