@@ -116,7 +116,7 @@ def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -
             found += [solve(problem, name, remedies=False).best] if name != OURS else []
         except Infeasible:
             continue
-    return Plans(tuple(sorted(found, key=lambda plan: preference(plan, problem.qoe))))
+    return Plans(tuple(sorted(found, key=lambda plan: preference(plan, problem))))
 
 
 def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "") -> None:
@@ -283,7 +283,8 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
 
     best = plans.best
     if args.json:
-        print(json.dumps({"best": document(best), "plans": [document(plan) for plan in plans]}, indent=1))
+        found = {"best": document(best), "plans": [document(plan) for plan in plans], "notes": plans.notes}
+        print(json.dumps(found, indent=1))
     else:
         print(text.plans(plans.items, best, html.MOST_PLANS))
         print(f"\n{text.plan(best, best.problem)}", flush=True)

@@ -148,6 +148,8 @@ def _heat(seconds: float, slowest_s: float) -> Heat:
 
 def stages(plan: Plan, problem: Problem | None = None) -> Table:
     """Which layers where, in what shares; devices left out and why are notes."""
+    from potluck.plan.plans import order_notes
+
     rows = tuple(
         (
             str(index),
@@ -164,6 +166,7 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
         pace = " from answer to answer" if problem and getattr(problem.workload, "streaming", False) else ""
         notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {units.energy(plan.energy_j)}"
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
+    notes += order_notes(plan.problem)
     return Table(
         title=f"Plan of {plan.planner} for {kind} of {plan.model}",
         columns=(">stage", "layers", "devices", ">rows", ">warm-up"),
@@ -200,6 +203,8 @@ def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
 def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
     """Plans side by side, the chosen one marked: of every way to divide the devices into stages the first, and at most
     `most` of them; the others are counted."""
+    from potluck.plan.plans import order_notes
+
     ways: dict[Any, tuple[int, Plan]] = {}
     for index, plan in enumerate(candidates):
         ways.setdefault((plan.planner, tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan))
@@ -220,6 +225,7 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
     notes = [f"and {more} more"] if more else []
     if variants:
         notes.append(f"{variants} not listed differ from one that is only in cuts, shares or micro-batches")
+    notes += order_notes(best.problem if best else None)
     columns = (">", "planner", "stages", ">micro-batches", ">time", ">energy", ">peak memory")
     return Table(title="Plans", columns=columns, rows=rows, notes=tuple(notes))
 

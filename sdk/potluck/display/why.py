@@ -3,6 +3,7 @@
 from potluck.display import units
 from potluck.display.tables import Bar, Table
 from potluck.plan.explain import Explanation
+from potluck.plan.plans import order_notes
 from potluck.records import Plan
 
 MOST_MEDIA = 3  # of a switch, every port is two
@@ -61,6 +62,7 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
         if (device,) != plan.devices
     ]
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
+    notes += order_notes(plan.problem)
     if plan.gap_frac is not None:
         notes.append(f"certified: no plan at all is more than {units.percent(plan.gap_frac)} faster")
     if plan.energy_gap_frac is not None:

@@ -6,22 +6,23 @@ simulator decides, and the best plans are improved step by step. The clock comes
 effort is fixed, and the outcome always the same.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from potluck.plan import choices
 from potluck.plan.groups import ordered, peers, shape
-from potluck.plan.improve import deeper, floor_s, neighbours
+from potluck.plan.improve import deeper, fits, floor_s, neighbours, reordered
 from potluck.plan.places import Places
-from potluck.plan.plans import rounded
+from potluck.plan.plans import is_thrifty, rounded
 from potluck.plan.rivals.alpa import plan_alpa
 from potluck.plan.rivals.gpipe import plan_gpipe
 from potluck.plan.rivals.hetpipe import plan_hetpipe
 from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.plan.rivals.single import plan_single
-from potluck.plan.subset import Label, SubsetSearch, is_thrifty, objective
+from potluck.plan.subset import Label, SubsetSearch, objective
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
 
@@ -30,8 +31,11 @@ TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
 N_FINE = 32  # cuts tried along one order of devices
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
+PLENTY = 0.9  # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
+KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
+MAX_ORDERS = 6  # of the devices within the stages of one plan
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
 SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
@@ -71,9 +75,10 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Board:
-    """Every plan that was looked at and its score; the best first when asked.
+    """Every plan that was looked at and that memory holds, and its score; the best first when asked.
 
-    Of plans that differ only in which of alike devices does what, one is simulated.
+    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
+    may use; those of the table unless given.
     """
 
     problem: Problem
@@ -83,9 +88,11 @@ class Board:
     best: float = inf
     max_work: float = MAX_WORK
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
+    budgets: Mapping[str, int] = field(default_factory=dict)
     peers: dict[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.budgets = self.budgets or self.table.budgets
         self.peers = peers(self.table)
 
     def knows(self, plan: Plan) -> bool:
@@ -93,7 +100,8 @@ class Board:
         return shape(plan, self.peers) in self.known
 
     def score(self, plan: Plan) -> float:
-        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated."""
+        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
+        memory does not hold it."""
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
@@ -105,6 +113,8 @@ class Board:
                 return inf
             self.known[like] = self._simulated(plan)
         score, latency_s = self.known[like]
+        if score == inf:
+            return inf
         self.scores[key] = score, replace(plan, latency_s=latency_s)
         self.best = min(self.best, score)
         return score
@@ -112,11 +122,21 @@ class Board:
     def _simulated(self, plan: Plan) -> tuple[float, float]:
         """Score and latency."""
         outcome = self.simulator.run(plan)
+        if not self._holds(plan, outcome):
+            return inf, outcome.latency_s
         if not is_thrifty(self.problem):
             return outcome.latency_s, outcome.latency_s
         score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
         lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
         return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
+
+    def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
+        """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
+        of one request at a time, there is plenty."""
+        given = not self.simulator.streaming and self.budgets is self.table.budgets
+        if given and fits(self.table, plan, plan.stages, PLENTY):
+            return True
+        return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
 
     def ranking(self) -> list[Plan]:
         """All simulated plans, the best first; of equally good ones, those of the fewest stages."""
@@ -140,14 +160,20 @@ def plan_anytime(
             yield board.ranking()[0]
 
 
-def search(board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False) -> None:
-    """Fill the board until nothing better is found, or time is up and there is a plan. `first`: plans to be beaten."""
-    for _ in _steps(board, first):
-        if board.scores and is_late():
+def search(
+    board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
+    max_steps: float = inf,
+) -> None:  # fmt: skip
+    """Fill the board until nothing better is found, or time is up and there is a plan; of `max_steps` at most.
+
+    `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
+    """
+    for step, _ in enumerate(_steps(board, first, borrow=borrow)):
+        if step >= max_steps or (board.scores and is_late()):
             return
 
 
-def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
+def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
     """One bit of work after the other."""
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
@@ -157,11 +183,12 @@ def _steps(board: Board, first: Sequence[Plan]) -> Iterator[None]:
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
     yield from _passes(board, sizes, EFFORTS[1:])
+    yield from _closely(board, sizes)
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
     if board.problem.branches:
         yield from _join(board, places)
-    if len(board.problem.devices) > MAX_EXACT:
+    if len(board.problem.devices) > MAX_EXACT or not borrow:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
         plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)
@@ -212,6 +239,25 @@ def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterat
         yield from _improve(board, _distinct(board, effort.n_improved), effort.tries)
         if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
             return
+
+
+def _closely(board: Board, sizes: Sequence[int]) -> Iterator[None]:
+    """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a little worse too."""
+    cuts, found = choices.cuts(board.problem, N_FINE), list[Found]()
+    for micro_batch in sizes:
+        search = SubsetSearch(board.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
+        if not search.is_small:
+            return
+        labels = search.run(board.best * ERROR)
+        found += [Found(label.score, label, search) for label in labels]
+        yield
+    for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
+        if estimate >= board.best * ERROR:
+            break
+        for plan in islice(reordered(search.plan(label)), MAX_ORDERS):
+            board.score(plan)
+            yield
+    yield from _improve(board, _distinct(board, N_STARTS), TRIES)
 
 
 def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:

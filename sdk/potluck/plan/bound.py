@@ -176,8 +176,11 @@ class FloorSearch(SubsetSearch):
     def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
         return FloorHeads(self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late)
 
-    def _front(self, micro_batch: int) -> tuple[list[float], list[float]]:
-        return [0.0] * len(self.cuts), [1.0] * len(self.problem.devices)
+    def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
+        return [], [1.0] * len(self.problem.devices)
+
+    def _front(self) -> list[float]:
+        return [0.0] * len(self.cuts)
 
     def _front_floor_s(self, i: int, state: int) -> float:
         """The work bound of the layers in front of cut i on the devices that are free."""

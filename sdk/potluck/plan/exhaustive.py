@@ -1,7 +1,8 @@
 """The oracle for small cases: every way to cut, every ordered grouping of devices, every micro-batch size.
 
 Where a model has parallel branches a device may have several stages, so that one can take two branches one by one.
-Rows within a stage come from Algorithm 1. Some 10^5 plans at 4 devices and 8 layers: for tests alone.
+Rows within a stage come from Algorithm 1; depths are K_p, and where memory is short shallower too. Some 10^5 plans at
+4 devices and 8 layers: for tests alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,7 @@ def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> It
     for micro_batch in choices.micro_batches(problem):
         for groups in groupings(names, min(len(names), len(problem.layers))):
             for cuts in combinations(range(1, len(problem.layers)), len(groups) - 1):
-                stages = _stages(table, (0, *cuts, len(problem.layers)), groups, micro_batch)
-                if stages is not None:
+                for stages in _choices(table, (0, *cuts, len(problem.layers)), groups, micro_batch):
                     yield _plan(table, stages, micro_batch)
 
 
@@ -70,13 +70,31 @@ def groupings(names: Sequence[str], most: int) -> Iterator[tuple[tuple[str, ...]
                         yield groups
 
 
-def _stages(
+def _choices(
     table: cost.CostTable, bounds: Sequence[int], groups: Sequence[tuple[str, ...]], micro_batch: int
-) -> tuple[Stage, ...] | None:
+) -> Iterator[tuple[Stage, ...]]:
+    """The stages at depths K_p; where memory holds those not, or only with other rows, also at those of plain 1F1B and
+    at depth 1."""
+    n = len(groups)
+    deep = _stages(table, bounds, groups, micro_batch, [2 * (n - p) - 1 for p in range(n)])
+    if deep is not None:
+        yield deep
+    if n == 1 or not isinstance(table.problem.workload, Training):
+        return
+    for depths in ([n - p for p in range(n)], [1] * n):
+        stages = _stages(table, bounds, groups, micro_batch, depths)
+        if stages is not None and (deep is None or [s.shares for s in stages] != [s.shares for s in deep]):
+            yield stages
+
+
+def _stages(
+    table: cost.CostTable, bounds: Sequence[int], groups: Sequence[tuple[str, ...]], micro_batch: int,
+    depths: Sequence[int],
+) -> tuple[Stage, ...] | None:  # fmt: skip
     n_micro_batches = table.problem.workload.batch // micro_batch
     stages = []
-    for p, ((start, stop), group) in enumerate(zip(pairwise(bounds), groups, strict=True)):
-        warm_up = min(2 * (len(groups) - p) - 1, n_micro_batches)
+    for (start, stop), group, depth in zip(pairwise(bounds), groups, depths, strict=True):
+        warm_up = min(depth, n_micro_batches)
         made = make_stage(table, start, stop, group, micro_batch, warm_up)
         if made is None:
             return None

@@ -143,7 +143,7 @@ def _best(problem: Problem, plan: Plan) -> Plan | None:
     found = [] if breaches(problem, kept) else [kept]
     with suppress(Infeasible):
         found.append(make_plans(problem).best)
-    return min(found, key=lambda item: preference(item, problem.qoe), default=None)
+    return min(found, key=lambda item: preference(item, problem), default=None)
 
 
 def _alone(problem: Problem) -> dict[str, Plan]:

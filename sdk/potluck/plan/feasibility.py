@@ -10,6 +10,7 @@ from potluck.plan.judge import excess_bytes
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 
+PLENTY = 1 << 60  # bytes
 GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
 
 
@@ -167,8 +168,10 @@ def _smallest_part(problem: Problem) -> int:
     return min(cost.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers)))
 
 
-def without_memory_limits(problem: Problem) -> Problem:
-    """The same problem on devices of unlimited memory: what a plan would need if it could have it."""
-    plenty = 1 << 60
-    devices = tuple(replace(device, memory_bytes=plenty) for device in problem.devices)
+def with_more_memory(problem: Problem, factor: float) -> Problem:
+    """The same problem on devices of `factor` times the memory that they may use."""
+    devices = tuple(
+        replace(device, memory_bytes=int(min(cost.budget_bytes(problem, device) * factor, PLENTY)))
+        for device in problem.devices
+    )
     return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes={}))

@@ -1,7 +1,8 @@
 """What a stage would take for any run of layers and any pattern of devices, and what a cut between two of them would.
 
-One object serves one micro-batch size. Rows within a group follow the devices' speeds over the whole model; the search
-that uses these numbers has the shares of its best plans improved afterwards.
+One object serves one micro-batch size. Rows within a group follow the devices' speeds over the whole model, where they
+fit; else the speeds over the stage's own layers and who has room for them. The search that uses these numbers has the
+shares of its best plans improved afterwards.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from potluck.plan import choices
-from potluck.plan.allocate import offload, proportion
+from potluck.plan.allocate import allocate, offload, proportion
 from potluck.plan.groups import Pattern, members
 from potluck.records import HOME, Problem, Training
 from potluck.schedule.rows import overlaps
@@ -17,8 +18,8 @@ from potluck.simulate import cost
 
 
 class Head(NamedTuple):
-    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits; and
-    seconds of all micro-batches."""
+    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits, 0
+    where none does; and seconds of all micro-batches."""
 
     forward_s: float
     backward_s: float
@@ -27,6 +28,9 @@ class Head(NamedTuple):
     depth: int
     energy_j: float
     total_s: float
+
+
+NO_ROOM = Head(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 class Crossing(NamedTuple):
@@ -44,7 +48,7 @@ class Heads:
 
     def __init__(
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
-        patterns: Sequence[Pattern],
+        patterns: Sequence[Pattern], *, own_shares: bool = False,
     ) -> None:  # fmt: skip
         self.table, self.problem, self.micro_batch, self.cuts, self.classes = (
             table,
@@ -54,7 +58,7 @@ class Heads:
             classes,
         )
         self.n_micro_batches = self.problem.workload.batch // micro_batch
-        self.training = isinstance(self.problem.workload, Training)
+        self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
         self.air = busiest_medium(self.problem)
         self.patterns, self.groups, self.shares = [], list[tuple[int, ...]](), list[tuple[int, ...]]()
         for pattern in patterns:
@@ -66,8 +70,10 @@ class Heads:
                 self.shares.append(shares)
         self._budgets = [cost.budget_bytes(self.problem, device) for device in self.problem.devices]
         self._known_power = all(d.idle_w is not None and d.busy_w is not None for d in self.problem.devices)
+        self._normalises = choices.fewest_rows(self.problem) > 1  # some layers can learn nothing from a single row
         self._units: dict[tuple[int, int], tuple[float, float, float, float, float, float, float]] = {}
         self._rings: dict[int, tuple[float, float]] = {}
+        self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}  # of stages whose shares are not `shares`
 
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if len(group) == 1:
@@ -79,17 +85,48 @@ class Heads:
 
         speeds = [1 / max(seconds(name, self.micro_batch), 1e-12) for name in names]
         shares = proportion(self.micro_batch, speeds)
-        if not all(shares):
-            return shares
-        return offload(shares, shares_limit(shares), [lambda n, name=name: seconds(name, n) for name in names])  # type: ignore[misc]
+        alone = [lambda n, name=name: seconds(name, n) for name in names]
+        return _at_least_one(offload(shares, shares_limit(shares), alone))
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
-        """Layers from cut i to cut j on pattern g; None where they do not fit or learn, or take over `limit_s`."""
-        table, problem, start, stop = self.table, self.problem, self.cuts[i], self.cuts[j]
-        forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
-        group, shares = self.groups[g], self.shares[g]
-        if min(shares) == 1 < choices.fewest_rows(problem, start, stop):
+        """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
+        less than `limit_s` a step."""
+        start, stop = self.cuts[i], self.cuts[j]
+        if any(self._standing_bytes(start, stop, len(self.groups[g])) > self._budgets[d] for d in self.groups[g]):
             return None
+        made = None
+        fewest = choices.fewest_rows(self.problem, start, stop) if self._normalises else 1
+        alone = len(self.groups[g]) == 1
+        if alone and self.micro_batch < fewest:
+            return None
+        if min(self.shares[g]) >= fewest and (not self._all_own or alone):
+            made = self._made(start, stop, g, self.shares[g], limit_s)
+            if made is None or made.depth or alone:
+                return made
+        shares = self._by_room(start, stop, g)
+        if min(shares) < fewest:
+            return made or NO_ROOM
+        self._own_shares[i, j, g] = shares
+        return self._made(start, stop, g, shares, limit_s)
+
+    def stage_shares(self, i: int, j: int, g: int) -> tuple[int, ...]:
+        """The rows of each device of pattern g for the layers from cut i to cut j."""
+        return self._own_shares.get((i, j, g), self.shares[g])
+
+    def _standing_bytes(self, start: int, stop: int, replicas: int) -> int:
+        """What a device of the stage needs however few rows it has: never less for more layers."""
+        return cost.static_bytes(self.table, start, stop) + cost.reducing_bytes(self.table, start, stop, replicas)
+
+    def _by_room(self, start: int, stop: int, g: int) -> tuple[int, ...]:
+        """Rows by speed within memory, by Algorithm 1; a 0 where that leaves a device out, or there is no room."""
+        names = [self.problem.devices[i].name for i in self.groups[g]]
+        n = self.n_micro_batches
+        return allocate(self.table, start, stop, names, self.micro_batch, warm_up=1, n_micro_batches=n) or (0,)
+
+    def _made(self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float) -> Head | None:
+        """The stage with these shares; None where it takes `limit_s` or more a step."""
+        table, problem, group = self.table, self.problem, self.groups[g]
+        forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
         for index, rows in zip(group, shares, strict=True):
             device = problem.devices[index]
             f = table.forward_s(device.name, start, stop, rows) + device.overhead_s
@@ -102,8 +139,6 @@ class Heads:
         depth = min(
             self._depth(start, stop, index, rows, len(group)) for index, rows in zip(group, shares, strict=True)
         )
-        if not depth:
-            return None
         if not self.training:
             return Head(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
         update = max(cost.update_s(table, problem.devices[index], start, stop) for index in group)
@@ -184,6 +219,19 @@ class Heads:
             rows * nbytes / network.bandwidth(HOME, self.problem.devices[i].name)
             for i, rows in pairs if (HOME, self.problem.devices[i].name) in network.paths
         )  # fmt: skip
+
+
+def _at_least_one(shares: Sequence[int]) -> tuple[int, ...]:
+    """The shares with a row for each device, taken from those with the most; a 0 is left where rows are too few.
+
+    >>> _at_least_one([4, 0, 0])
+    (2, 1, 1)
+    """
+    found = list(shares)
+    while 0 in found and max(found) > 1:
+        found[found.index(max(found))] -= 1
+        found[found.index(0)] += 1
+    return tuple(found)
 
 
 def shares_limit(shares: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, permutations, product
 
 from potluck.plan.hybrid import make_stage
 from potluck.records import Plan, Problem, Stage, Training
@@ -33,6 +33,16 @@ def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
     return replace(plan, stages=stages)
 
 
+def reordered(plan: Plan) -> Iterator[Plan]:
+    """The plan, and with other orders of the devices within its stages: they decide who sends which rows to whom."""
+    for orders in product(*(permutations(zip(s.devices, s.shares, strict=True)) for s in plan.stages)):
+        stages = tuple(
+            replace(stage, devices=tuple(name for name, _ in order), shares=tuple(rows for _, rows in order))
+            for stage, order in zip(plan.stages, orders, strict=True)
+        )
+        yield replace(plan, stages=stages)
+
+
 def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
     """The stages with warm-ups K_p, each by the longest way from it to the end."""
     if not isinstance(problem.workload, Training):
@@ -53,8 +63,8 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
     return max(busy.values())
 
 
-def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
-    """Whether every device holds all its stages by the closed form, which is never below the simulated peak."""
+def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
+    """Whether every device holds all its stages in this part of what it may use, by the closed form of memory."""
     needed, n, floor_bytes = dict[str, int](), plan.n_micro_batches, table.floor_bytes
     for stage in stages:
         replicas = len(stage.devices)
@@ -63,7 +73,7 @@ def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
                 table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=replicas, n_micro_batches=n
             )
             needed[name] = nbytes = needed[name] + nbytes - floor_bytes if name in needed else nbytes
-            if nbytes > table.budgets[name]:
+            if nbytes > table.budgets[name] * part:
                 return False
     return True
 

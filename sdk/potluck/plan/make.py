@@ -1,6 +1,6 @@
 """From a problem to judged plans: our planner and the cheap rivals; the simulator decides."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -12,11 +12,10 @@ from potluck.plan.check import check_problem
 from potluck.plan.groups import peers, shape
 from potluck.plan.impossible import refuse_impossible
 from potluck.plan.judge import judge
-from potluck.plan.plans import Plans, preference
+from potluck.plan.plans import Plans, is_thrifty, preference
 from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
-from potluck.plan.subset import is_thrifty
-from potluck.plan.thrift import least_energy_j
+from potluck.plan.thrift import holds_weights, least_energy_j
 from potluck.plan.turns import put_in_order
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
@@ -25,14 +24,15 @@ MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
 N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
-LOOK = 15  # steps of a search that need find nothing good
+GLANCE, LOOK = 15, 150  # steps of a search that need find nothing good, and of one for plans that just fit
+LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 
 def make_plans(
     problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
-    turns: bool = False, refine_s: float = 0.0,
+    turns: bool = False, refine_s: float = 0.0, borrow: bool = True,
 ) -> Plans:  # fmt: skip
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
@@ -40,6 +40,7 @@ def make_plans(
     its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
     `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it has not: the first plans are ranked
     as they are foretold step after step, transfers in order, which an exact solver may better for `refine_s` seconds.
+    `borrow`: plans of other planners are candidates too.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
@@ -49,12 +50,13 @@ def make_plans(
     def is_late(part: float = 0.0) -> bool:
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
-    # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
-    judged = _judged(problem, table, is_late, thorough=end_s < inf) or _unlimited(problem)
+    # Searches keep to closed forms of memory, which take links to be as slow as they may be; of what is near them the
+    # simulator has the last word.
+    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _beyond(problem, table, is_late)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
-    holding = _different(sorted(holding, key=lambda plan: preference(plan, problem.qoe)), table)
+    holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
     if turns or refine_s > 0:
         ranked = put_in_order(problem, holding, refine_s)
         unused = feasibility.why_unused(problem, ranked[0][0], judged)
@@ -102,22 +104,31 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False
-) -> list[Plan]:
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False,
+    borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
+) -> list[Plan]:  # fmt: skip
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
 
-    `is_late(part)`: whether no more than this part of the time is left.
+    `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that simulated plans may
+    use, where that is not what the problem says.
     """
-    simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
-    hasty = replace(problem, qoe=replace(problem.qoe, latency_s=None))
-    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work)  # searches ask their table's problem
-    boards, qoe = [fastest], problem.qoe
+    simulator, qoe, max_work = direct.Direct(problem, table), problem.qoe, inf if thorough else MAX_WORK
+
+    def empty(asked: Problem) -> Board:  # searches ask their table's problem
+        return Board(asked, cost.CostTable(asked), simulator, max_work=max_work, budgets=budgets or {})
+
+    fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
+    boards = [fastest]
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
-    search(fastest, rivals(problem, table), lambda: is_late(THRIFT_PART if thrifty else BOUND_PART))
-    if thrifty and fastest.best <= (qoe.latency_s or inf):  # where nothing is on time, joules do not matter
-        asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
-        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work))
-        search(boards[-1], fastest.ranking()[:MAX_SHOWN], lambda: is_late(BOUND_PART))
+    part_left = THRIFT_PART if thrifty else BOUND_PART
+    first = rivals(problem, table) if borrow else []
+    search(fastest, first, lambda: is_late(part_left), borrow=borrow, max_steps=max_steps)
+    asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
+    # Where nothing is on time, joules do not matter.
+    if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
+        boards.append(empty(asked))
+        first = fastest.ranking()[:MAX_SHOWN]
+        search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
     for board in boards:
         sets: dict[frozenset[str], Plan] = {}
@@ -136,7 +147,18 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
-def _unlimited(problem: Problem) -> list[Plan]:
-    """Judged plans that ignore memory, for saying by how much it is missed: a look, not a search."""
-    free, steps = feasibility.without_memory_limits(problem), count()
-    return _judged(free, cost.CostTable(free), lambda _: next(steps) > LOOK)
+def _beyond(problem: Problem, table: cost.CostTable, is_late: Callable[[], bool]) -> list[Plan]:
+    """Judged plans of looks that take memory to be more than it is, where closed forms of memory find nothing.
+
+    These assume the slowest links: some plans hold after all when they are simulated. Without any, plans that ignore
+    memory, for saying by how much it is missed.
+    """
+    for factor in LOOSER if holds_weights(table, problem.devices) else ():
+        if is_late():
+            break
+        more = feasibility.with_more_memory(problem, factor)
+        found = _judged(more, cost.CostTable(more), lambda _: False, max_steps=LOOK, budgets=table.budgets)
+        if found:
+            return [replace(plan, problem=problem) for plan in found]
+    free, steps = feasibility.with_more_memory(problem, inf), count()
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE)

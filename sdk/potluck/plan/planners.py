@@ -52,4 +52,4 @@ def ask(problem: Problem, name: str) -> Plans:
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
-    return Plans(tuple(sorted(holding, key=lambda plan: preference(plan, problem.qoe))))
+    return Plans(tuple(sorted(holding, key=lambda plan: preference(plan, problem))))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from potluck.records import Plan, QoE
+from potluck.records import Plan, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,21 @@ class Plans(Sequence[Plan]):
 
     @property
     def pareto(self) -> tuple[Plan, ...]:
-        """The plans that no other beats in latency, energy and highest peak memory at once; fastest first."""
-        front: list[Plan] = []
+        """The plans that no other beats in latency, energy (where that of all is known) and highest peak memory at
+        once; fastest first."""
+        thrifty = all(plan.energy_j is not None for plan in self.items)
+        front: dict[tuple[float, ...], Plan] = {}
         for plan in sorted(self.items, key=_measures):
-            if not any(all(a <= b for a, b in zip(_measures(other), _measures(plan), strict=True)) for other in front):
-                front.append(plan)
-        return tuple(front)
+            latency, energy, peak = _measures(plan)
+            measures = (latency, energy, peak) if thrifty else (latency, peak)
+            if not any(all(a <= b for a, b in zip(other, measures, strict=True)) for other in front):
+                front[measures] = plan
+        return tuple(front.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What one should know about their order."""
+        return order_notes(self.best.problem)
 
     @overload
     def __getitem__(self, index: int) -> Plan: ...
@@ -44,7 +53,8 @@ class Plans(Sequence[Plan]):
 
     def __repr__(self) -> str:
         best = self.best
-        return f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, {best.latency_s:.4g} s>"
+        said = f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, {best.latency_s:.4g} s>"
+        return "\n".join((said, *self.notes))
 
     def _repr_html_(self) -> str:
         from potluck.display import html
@@ -58,18 +68,43 @@ def _measures(plan: Plan) -> tuple[float, float, float]:
     return latency, energy, max(plan.peak_bytes.values(), default=0)
 
 
-def preference(plan: Plan, qoe: QoE) -> tuple[float, ...]:
+def unknown_power(problem: Problem) -> tuple[str, ...]:
+    """The devices whose idle or busy power nobody knows."""
+    return tuple(device.name for device in problem.devices if device.idle_w is None or device.busy_w is None)
+
+
+def is_thrifty(problem: Problem) -> bool:
+    """Whether joules decide: a latency is asked for, and every device's power is known."""
+    return problem.qoe.latency_s is not None and not unknown_power(problem)
+
+
+def order_notes(problem: Problem | None) -> tuple[str, ...]:
+    """Says so where plans of the least energy were asked for and cannot be told."""
+    if problem is None or problem.qoe.latency_s is None or is_thrifty(problem):
+        return ()
+    names = ", ".join(unknown_power(problem))
+    return (
+        f"the fastest plan comes first, not the one of the least energy: the power of {names} is not known "
+        f"(state it there: potluck agent start --power IDLE,BUSY,RADIO)",
+    )
+
+
+def preference(plan: Plan, problem: Problem) -> tuple[float, ...]:
     """Sorts the better plan first.
 
-    With a latency limit: least energy + lambda x lateness, Dora eq. (2), where energy is known. Without: fastest first,
-    then thriftiest. Of plans that are equal but for rounding, the one of the fewest stages.
+    Where joules decide: least energy + lambda x lateness, Dora eq. (2), and after all of these those of unknown energy,
+    by time. Else: fastest first, then thriftiest. Of plans that are equal but for rounding, the one of the fewest
+    stages.
     """
-    latency, energy, peak = _measures(plan)
+    qoe, (latency, energy, peak) = problem.qoe, _measures(plan)
+    unknown = plan.energy_j is None
     rest = len(plan.stages), peak, len(plan.devices)
-    if qoe.latency_s is not None and plan.energy_j is not None:
-        late = energy + qoe.lambda_j_per_s * max(0.0, latency - qoe.latency_s)
-        return rounded(late), rounded(latency), *rest
-    return rounded(latency), rounded(energy), *rest
+    if is_thrifty(problem) and not unknown:
+        late = energy + qoe.lambda_j_per_s * max(0.0, latency - (qoe.latency_s or 0.0))
+        return False, rounded(late), rounded(latency), *rest
+    if is_thrifty(problem):
+        return True, rounded(latency), 0.0, *rest
+    return rounded(latency), unknown, 0.0 if unknown else rounded(energy), *rest
 
 
 def rounded(value: float) -> float:

@@ -11,12 +11,14 @@ gradient (inference: the way of one micro-batch), `done_s` to the end of all upd
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple, Optional
 
 from potluck.plan.groups import Pattern, classes_of, patterns
 from potluck.plan.heads import Crossing, Head, Heads
-from potluck.records import Plan, Problem, QoE, Stage, Training
+from potluck.plan.plans import is_thrifty
+from potluck.records import Plan, QoE, Stage, Training
 from potluck.schedule.policies import warm_up_depths
 from potluck.simulate import cost
 
@@ -45,19 +47,22 @@ class SubsetSearch:
     """The search for one micro-batch size and one set of cuts.
 
     `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in their order.
+    `own_shares`: every stage shares its rows by the times of its own layers.
     """
 
     def __init__(
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
         beam: int | None = None, pipelines_only: bool = False,
-        along: Plan | None = None, shapes: Sequence[Pattern] | None = None,
+        along: Plan | None = None, shapes: Sequence[Pattern] | None = None, own_shares: bool = False,
     ) -> None:  # fmt: skip
         problem = self.problem = table.problem
         self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
         self.classes = classes_of(table)
         self.training = isinstance(problem.workload, Training)
         self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
-        self.front_s, speeds = self._front(micro_batch)
+        self.own_shares = own_shares
+        self.layers_s, speeds = self._rates(micro_batch)
+        self.front_s = self._front()
         order = [self._pattern(stage) for stage in along.stages] if along is not None else []
         shapes = shapes or list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
         shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
@@ -73,14 +78,13 @@ class SubsetSearch:
         self._joins: dict[tuple[int, int], bool] = {}
         self._crossings: dict[tuple[int, int, int], Crossing] = {}
         self._idle_w: dict[int, float] = {}
-        self._speeds = [speeds[members[0]] for members in self.classes]
-        self._free: dict[int, float] = {}
+        self._floors: dict[tuple[int, int], float] = {}
         self.is_small = self.radix[-1] * len(self.codes) * len(cuts) ** 2 <= SMALL
         self.thrifty = is_thrifty(problem)
         self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
 
     def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
-        return Heads(self.table, micro_batch, self.cuts, self.classes, shapes)
+        return Heads(self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares)
 
     def _pattern(self, stage: Stage) -> Pattern:
         names = [{self.problem.devices[i].name for i in members} for members in self.classes]
@@ -103,16 +107,23 @@ class SubsetSearch:
             windows[state] = (stage.start - WINDOW, stage.start + WINDOW) if stage.start else (0, 0)
         return windows
 
-    def _front(self, micro_batch: int) -> tuple[list[float], list[float]]:
-        """Seconds of the layers before each cut on the fastest device; micro-batches per second of each device."""
+    def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
+        """Per device the seconds of the layers before each cut; micro-batches per second of each device."""
         table, names, stop = self.table, [d.name for d in self.problem.devices], len(self.problem.layers)
 
         def seconds(name: str, layer: int) -> float:
             there = table.forward_s(name, 0, layer, micro_batch)
             return there + table.backward_s(name, 0, layer, micro_batch) if self.training else there
 
-        fastest = [min(seconds(name, cut) for name in names) for cut in self.cuts]
-        return fastest, [1 / max(seconds(name, stop), 1e-12) for name in names]
+        before = [tuple(seconds(name, cut) for cut in self.cuts) for name in names]
+        return before, [1 / max(seconds(name, stop), 1e-12) for name in names]
+
+    def _front(self) -> list[float]:
+        """Seconds of the layers before each cut, each between two cuts on the device that is fastest there."""
+        parts = [
+            min(before[i + 1] - before[i] for before in self.layers_s) for i in range(len(self.cuts) - 1)
+        ]  # fmt: skip
+        return list(accumulate(parts, initial=0.0))
 
     # --- the program --------------------------------------------------------------------------------------------------
 
@@ -130,6 +141,8 @@ class SubsetSearch:
                     head = self.heads.head(i, j, g, limit_s)
                     if head is None:
                         break  # a longer stage neither fits nor is faster
+                    if not head.depth:
+                        continue  # a longer one may: what waits at its end is less
                     if j == last:
                         if self._only and self._only.get(0) != g:
                             continue
@@ -247,16 +260,13 @@ class SubsetSearch:
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
 
     def _front_floor_s(self, i: int, state: int) -> float:
-        """The least time for the layers in front of cut i on the devices that are free."""
-        return self.n_micro_batches * self.front_s[i] * self._front_share(state)
-
-    def _front_share(self, state: int) -> float:
-        """The speed of the fastest device over that of all that are free: they cannot do the rest faster together."""
-        found = self._free.get(state)
+        """About the least time for the layers in front of cut i on the devices that are free."""
+        found = self._floors.get((i, state))
         if found is None:
-            free = zip(self._speeds, self.radix, self.sizes, strict=False)
-            total = sum(speed * (size - state // radix % (size + 1)) for speed, radix, size in free)
-            found = self._free[state] = max(self._speeds) / total if total else inf
+            classes = zip(self.classes, self.radix, self.sizes, strict=False)
+            left = ((same[0], size - state // radix % (size + 1)) for same, radix, size in classes)
+            speed = sum(n / max(self.layers_s[d][i], 1e-12) for d, n in left)
+            found = self._floors[i, state] = self.n_micro_batches / speed if speed else inf
         return found
 
     def _idle(self, state: int) -> float:
@@ -292,7 +302,7 @@ class SubsetSearch:
             stages.append(
                 Stage(
                     start=self.cuts[part.i], stop=self.cuts[part.j], devices=tuple(names),
-                    shares=heads.shares[part.g], warm_up=depth if self.training else 1,
+                    shares=heads.stage_shares(part.i, part.j, part.g), warm_up=depth if self.training else 1,
                 )
             )  # fmt: skip
         return Plan(
@@ -304,13 +314,6 @@ class SubsetSearch:
             training=self.training,
             latency_s=label.score,
         )
-
-
-def is_thrifty(problem: Problem) -> bool:
-    """Whether joules decide: a latency is asked for, and every device's power is known."""
-    return problem.qoe.latency_s is not None and all(
-        device.idle_w is not None and device.busy_w is not None for device in problem.devices
-    )
 
 
 def objective(qoe: QoE, latency_s: float, energy_j: float) -> float:

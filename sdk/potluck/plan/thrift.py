@@ -42,7 +42,7 @@ def least_energy_j(problem: Problem, table: cost.CostTable) -> float:
         chosen = members(pattern, classes, [0] * len(classes))
         devices, rows = [problem.devices[i] for i in chosen], [seconds[i] for i in chosen]
         late = problem.qoe.latency_s is not None and work_s(1, rows) > problem.qoe.latency_s * (1 + 1e-9)
-        if not late and _holds(table, devices):
+        if not late and holds_weights(table, devices):
             least = min(least, _least_j(devices, rows, way, least))
     return least
 
@@ -54,7 +54,7 @@ def _patterns(table: cost.CostTable) -> Iterator[Pattern]:
         yield from sorted((p for p in product(*(range(size + 1) for size in sizes)) if any(p)), key=sum)
 
 
-def _holds(table: cost.CostTable, devices: Sequence[Device]) -> bool:
+def holds_weights(table: cost.CostTable, devices: Sequence[Device]) -> bool:
     """Whether these devices have room for the model's weights together."""
     problem, floor_bytes = table.problem, table.floor_bytes
     needed = cost.static_bytes(table, 0, len(problem.layers)) - floor_bytes

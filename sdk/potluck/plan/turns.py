@@ -28,7 +28,7 @@ def put_in_order(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0)
         return as_judged
     foretold = [(plan, _foretold(problem, plan, refine_s / N_PLANS)) for plan in plans[:N_PLANS]]
     holding = [pair for pair in foretold if not feasibility.breaches(problem, pair[1])]
-    return sorted(holding, key=lambda pair: preference(pair[1], problem.qoe)) + as_judged[N_PLANS:] or as_judged
+    return sorted(holding, key=lambda pair: preference(pair[1], problem)) + as_judged[N_PLANS:] or as_judged
 
 
 def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:

@@ -2,9 +2,24 @@
 
 import random
 from dataclasses import replace
+from itertools import combinations, pairwise, permutations, product
 
 from potluck.plan.exhaustive import plan_exhaustive
-from potluck.records import Device, Edge, Inference, Layer, LayerCost, Medium, Network, Path, Problem, QoE, Training
+from potluck.records import (
+    Device,
+    Edge,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    QoE,
+    Stage,
+    Training,
+)
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
@@ -49,6 +64,42 @@ def optimum_s(problem):
     table = CostTable(problem)
     direct = Direct(problem, table)
     return min(direct.run(plan).latency_s for plan in plan_exhaustive(problem, table))
+
+
+def every_plan(problem):
+    """Every plan there is for a chain, whatever memory says: all micro-batches, orders of devices, cuts and rows;
+    depths K_p, those of plain 1F1B, and 1."""
+    n_layers, training = len(problem.layers), isinstance(problem.workload, Training)
+    batch, fixed = problem.workload.batch, getattr(problem.workload, "micro_batch", None)
+    sizes = [fixed] if fixed else [size for size in range(1, batch + 1) if batch % size == 0]
+    for size, (groups, spans) in product(sizes, _stages_of([device.name for device in problem.devices], n_layers)):
+        n, m = len(groups), batch // size
+        depths = {(1,) * n, tuple(n - p for p in range(n)), tuple(2 * (n - p) - 1 for p in range(n))}
+        for shares in product(*(_parts(size, len(group)) for group in groups)):
+            for depth in depths if training else [(1,) * n]:
+                stages = tuple(
+                    Stage(start=start, stop=stop, devices=group, shares=rows, warm_up=min(deep, m))
+                    for (start, stop), group, rows, deep in zip(spans, groups, shares, depth, strict=True)
+                )
+                yield Plan(
+                    planner="every", model=problem.model, stages=stages, micro_batch=size, n_micro_batches=m,
+                    training=training,
+                )  # fmt: skip
+
+
+def _stages_of(names, n_layers):
+    """Groups of devices, in every order, and the layers of each."""
+    for n in range(1, len(names) + 1):
+        for order in permutations(names, n):
+            for k in range(1, min(n, n_layers) + 1):
+                for sizes, lengths in product(_parts(n, k), _parts(n_layers, k)):
+                    ends, cuts = ([0, *(sum(parts[: i + 1]) for i in range(k))] for parts in (sizes, lengths))
+                    yield [order[a:b] for a, b in pairwise(ends)], [*pairwise(cuts)]
+
+
+def _parts(total, n):
+    """All ways to write `total` as n whole numbers above zero."""
+    return [tuple(b - a for a, b in pairwise((0, *at, total))) for at in combinations(range(1, total), n - 1)]
 
 
 def random_branches(seed, workload=None, *, devices=3):

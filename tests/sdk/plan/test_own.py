@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from potluck.bench.optimality import random_problem
+from potluck.bench.small_homes import random_problem
 from potluck.plan import check_plan, make_plans
 from potluck.plan.anytime import Board, plan_anytime
 from potluck.plan.bound import lower_bound_s, together, work_s

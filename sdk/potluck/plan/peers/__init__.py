@@ -39,7 +39,7 @@ def judged(text: str, problem: Problem) -> Plans:
         raise PlanError("none of these plans fits into the memory of this home.", next_step="Add devices, or memory.")
     items = [judge(problem, plan, table, simulator) for plan in found[:MAX_JUDGED]]
     holding = [plan for plan in items if not breaches(problem, plan)]
-    return Plans(tuple(sorted(holding or items, key=lambda plan: preference(plan, problem.qoe))))
+    return Plans(tuple(sorted(holding or items, key=lambda plan: preference(plan, problem))))
 
 
 def _plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:

@@ -22,7 +22,8 @@ from potluck.plan.build import orders
 from potluck.plan.hybrid import Search
 from potluck.plan.improve import with_depths
 from potluck.plan.pipeline import Step
-from potluck.plan.subset import is_thrifty, objective
+from potluck.plan.plans import is_thrifty
+from potluck.plan.subset import objective
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows
 
