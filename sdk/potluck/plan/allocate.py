@@ -12,14 +12,13 @@ def allocate(
     n_micro_batches: int,
 ) -> tuple[int, ...] | None:  # fmt: skip
     """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid, eqs. (7)-(9)."""
-    problem = table.problem
 
     def seconds(device: str, rows: int) -> float:
         return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
 
     rooms = [
         cost.rows_that_fit(
-            table, start, stop, cost.budget_bytes(problem, problem.device(name)), warm_up=warm_up,
+            table, start, stop, table.budgets[name], warm_up=warm_up,
             replicas=len(devices), n_micro_batches=n_micro_batches,
         )
         for name in devices
