@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from itertools import product
 from typing import NamedTuple
 
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Problem, Training
@@ -59,10 +58,12 @@ class LargeHome(NamedTuple):
         )  # fmt: skip
 
 
-def every_kind(seed: int, sizes: tuple[int, ...] = SIZES) -> Iterator[LargeHome]:
-    """Every size, kind, network and workload once."""
-    for size, kind, network, workload in product(sizes, KINDS, NETWORKS, WORKLOADS):
-        yield LargeHome(size, kind, network, workload, seed)
+def drawn(n_homes: int, seed: int) -> Iterator[LargeHome]:
+    """So many homes, the sizes in turn, all else by `seed`."""
+    rng = random.Random(seed)
+    for number in range(n_homes):
+        size = SIZES[number % len(SIZES)]
+        yield LargeHome(size, rng.choice(KINDS), rng.choice(NETWORKS), rng.choice([*WORKLOADS]), number)
 
 
 def _speeds(rng: random.Random, kind: str, n: int) -> list[float]:
@@ -90,10 +91,11 @@ def _network(rng: random.Random, kind: str, names: list[str]) -> Network:
     """One radio; cables to one switch; or switches at two to four sites with an uplink each, slower than a cable."""
     rate, latency_s = 10 ** rng.uniform(6, 8), 10 ** rng.uniform(-4, -2.5)
     if kind == "wifi":
-        media = (Medium(name="air", capacity_bytes_per_s=rate),)
-        return Network(media=media, paths={
-            (a, b): Path(media=(("air", 2),), latency_s=latency_s) for a in names for b in names if a != b
-        })  # fmt: skip
+        over_air = Path(media=(("air", 2),), latency_s=latency_s)
+        return Network(
+            media=(Medium(name="air", capacity_bytes_per_s=rate),),
+            paths={(a, b): over_air for a in names for b in names if a != b},
+        )
     n_sites = 1 if kind == "switch" else rng.randint(2, 4)
     site = {name: rng.randrange(n_sites) for name in names}
     rates = [(name, rate) for name in names]

@@ -16,6 +16,7 @@ from potluck.plan.plans import Plans, preference
 from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
 from potluck.plan.subset import is_thrifty
+from potluck.plan.tally import Tally, given_s, is_many
 from potluck.plan.thrift import least_energy_j
 from potluck.plan.turns import put_in_order
 from potluck.records import Plan, Problem, Stage
@@ -37,20 +38,24 @@ def make_plans(
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
-    its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
-    `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it has not: the first plans are ranked
-    as they are foretold step after step, transfers in order, which an exact solver may better for `refine_s` seconds.
+    its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
+    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it
+    has not: the first plans are ranked as they are foretold step after step, transfers in order, which an exact solver
+    may better for `refine_s` seconds.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
+    timed, tally = clock is not None and budget_s is not None, Tally()
+    if not timed and is_many(problem):
+        clock, budget_s = tally, given_s(problem)
     end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
 
     def is_late(part: float = 0.0) -> bool:
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
     # Searches keep to closed forms of memory, which are never below what the simulator finds: it has the last word.
-    judged = _judged(problem, table, is_late, thorough=end_s < inf) or _unlimited(problem)
+    judged = _judged(problem, table, is_late, tally, thorough=timed) or _unlimited(problem)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -61,7 +66,9 @@ def make_plans(
         holding = [plan for _, plan in ranked]
         holding[0] = replace(holding[0], unused=unused)
     else:
-        holding[0] = _certified(problem, table, holding, judged, is_late)
+        # What is counted leaves no time for more than a quick bound.
+        hurries = is_late if timed or not is_many(problem) else lambda: True
+        holding[0] = _certified(problem, table, holding, judged, hurries)
     return Plans(tuple(holding))
 
 
@@ -102,7 +109,7 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: Tally, *, thorough: bool = False
 ) -> list[Plan]:
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
 
@@ -110,13 +117,14 @@ def _judged(
     """
     simulator, max_work = direct.Direct(problem, table), inf if thorough else MAX_WORK
     hasty = replace(problem, qoe=replace(problem.qoe, latency_s=None))
-    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work)  # searches ask their table's problem
+    # Searches ask their table's problem.
+    fastest = Board(hasty, cost.CostTable(hasty), simulator, max_work=max_work, tally=tally)
     boards, qoe = [fastest], problem.qoe
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
     search(fastest, rivals(problem, table), lambda: is_late(THRIFT_PART if thrifty else BOUND_PART))
     if thrifty and fastest.best <= (qoe.latency_s or inf):  # where nothing is on time, joules do not matter
         asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
-        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work))
+        boards.append(Board(asked, cost.CostTable(asked), simulator, max_work=max_work, tally=tally))
         search(boards[-1], fastest.ranking()[:MAX_SHOWN], lambda: is_late(BOUND_PART))
     chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
     for board in boards:
@@ -131,7 +139,8 @@ def _judged(
 
 def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     """Plans of planners that cost next to nothing, and of the one that knows branches; ours must beat them."""
-    planners = [plan_data_parallel, plan_dora] if problem.branches else [plan_data_parallel]
+    knows_branches = problem.branches and not is_many(problem)  # there the search asks it last
+    planners = [plan_data_parallel, plan_dora] if knows_branches else [plan_data_parallel]
     plans = (sorted(planner(problem, table), key=lambda plan: plan.latency_s or 0.0) for planner in planners)
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
@@ -139,4 +148,4 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
 def _unlimited(problem: Problem) -> list[Plan]:
     """Judged plans that ignore memory, for saying by how much it is missed: a look, not a search."""
     free, steps = feasibility.without_memory_limits(problem), count()
-    return _judged(free, cost.CostTable(free), lambda _: next(steps) > LOOK)
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > LOOK, Tally())
