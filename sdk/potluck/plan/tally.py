@@ -12,8 +12,8 @@ from potluck.simulate import cost
 MANY = 8  # devices beyond which work is counted
 # On a core of 2020 or so, about:
 TASK_S, LABEL_S = 12e-6, 5e-6  # a simulated task, a label of the search
-COST_S, DEVICE_S = 0.8e-6, 20e-6  # of other planners: the cost of some layers, a plan per device of the home
-EVERY = 256  # costs between two looks at the clock
+COST_S, STEP_S, DEVICE_S = 0.8e-6, 20e-6, 20e-6  # of others: the cost of some layers, a step, a plan per device
+LOOK_S = 2e-4  # between two looks at the clock
 GIVEN_S, GIVEN_FOR = 5.0, 24  # a home of 24 devices
 GROWTH = 1.4  # power of the devices beyond
 
@@ -41,18 +41,25 @@ class MeteredTable(cost.CostTable):
 
     def __init__(self, problem: Problem, tally: Tally, is_late: Callable[[], bool]) -> None:
         super().__init__(problem)
-        self._tally, self._is_late, self._asked = tally, is_late, 0
+        self._tally, self._is_late, self._unseen_s = tally, is_late, 0.0
 
     def sibling(self, problem: Problem) -> "MeteredTable":
         return MeteredTable(problem, self._tally, self._is_late)
 
+    def at_work(self) -> None:
+        self._spend(STEP_S)
+
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        self._asked += 1
-        if self._asked % EVERY == 0:
-            self._tally.count(EVERY, COST_S)
+        self._spend(COST_S)
+        return super()._times(device, rows)
+
+    def _spend(self, seconds: float) -> None:
+        self._unseen_s += seconds
+        if self._unseen_s >= LOOK_S:
+            self._tally.count(1, self._unseen_s)
+            self._unseen_s = 0.0
             if self._is_late():
                 raise Late
-        return super()._times(device, rows)
 
 
 def in_time(
