@@ -19,7 +19,7 @@ SMALL = {
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
     "peers": {"every": 24},
     "optimality": {"problems": 4, "devices": 2, "layers": 4, "judged": 50},
-    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 1},
+    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
     "split": {
         "models": 1,
         "step_mb_per_s": 25,
