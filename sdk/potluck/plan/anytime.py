@@ -70,7 +70,8 @@ EFFORTS = (
     Effort(COARSE, False, 24, 2, TRIES), Effort(16, False, 32, 3, 80), Effort(32, False, 32, 3, 120),
 )  # fmt: skip
 
-LARGE = (Effort(COARSE, False, 16, 0, 0),)  # before what others find in a home of many devices
+# In a home of many devices: before what others find, and after.
+LARGE, LARGER = (Effort(COARSE, False, 24, 0, 0),), (EFFORTS[1], *EFFORTS[3:])
 
 
 class Found(NamedTuple):
@@ -203,8 +204,8 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
         yield from _passes(board, sizes, LARGE)
         yield from _borrow(board, CHEAP if borrow else ())
         yield from _recut(board, sizes, 2)
-        yield from _improve(board, _distinct(board, 1), TRIES)
-    yield from _passes(board, sizes, EFFORTS[1:])
+        yield from _improve(board, _distinct(board, 2), TRIES)
+    yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
     if not is_many(board.problem):
         yield from _closely(board, sizes)
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):

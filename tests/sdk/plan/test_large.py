@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from potluck.bench.large_homes import KINDS, NETWORKS, WORKLOADS, LargeHome
-from potluck.plan import check_plan, make_plans
+from potluck.plan import anytime, check_plan, make_plans
 from potluck.plan import tally as tally_module
 from potluck.plan.anytime import Board, search
 from potluck.plan.bound import quick_bound_s
@@ -62,6 +62,20 @@ def test_what_is_counted_ends_the_search(n, kind):
     search(board, (), lambda: tally() >= ENOUGH_S)
     assert board.scores
     assert ENOUGH_S <= tally() < 2 * ENOUGH_S  # the last piece of work goes beyond
+
+
+def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
+    problem, made = small(LargeHome(24, "alike", "switch", "training", 2)), []
+    table = CostTable(problem)
+
+    def passes(_board, _sizes, efforts):
+        made.extend((effort.n_cuts, effort.pipelines_only) for effort in efforts)
+        return iter(())
+
+    monkeypatch.setattr(anytime, "_passes", passes)
+    monkeypatch.setattr(anytime, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked"))
+    search(Board(problem, table, Direct(problem, table)), borrow=False)
+    assert len(made) == len(set(made)) == len(anytime.EFFORTS)
 
 
 def test_without_a_clock_the_outcome_is_always_the_same(monkeypatch):
