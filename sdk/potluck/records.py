@@ -110,21 +110,22 @@ class Network:
 
     media: tuple[Medium, ...]
     paths: Mapping[tuple[str, str], Path]
+    _capacity: Mapping[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _unique("network media", [medium.name for medium in self.media])
-        known = {medium.name for medium in self.media}
+        object.__setattr__(self, "_capacity", {medium.name: medium.capacity_bytes_per_s for medium in self.media})
         for (source, target), path in self.paths.items():
             for name, _ in path.media:
-                if name not in known:
+                if name not in self._capacity:
                     raise UserError(f"The path from {source} to {target} crosses {name!r}, which is not a medium.")
 
     def bandwidth(self, source: str, target: str) -> float:
         """Bytes per second of one flow alone on its path; infinite from a device to itself."""
         if source == target:
             return float("inf")
-        capacity = {medium.name: medium.capacity_bytes_per_s for medium in self.media}
-        return min((capacity[name] / times for name, times in self.path(source, target).media), default=float("inf"))
+        media = self.path(source, target).media
+        return min((self._capacity[name] / times for name, times in media), default=float("inf"))
 
     def latency(self, source: str, target: str) -> float:
         """Seconds before the first byte arrives."""

@@ -13,20 +13,19 @@ def allocate(
     n_micro_batches: int,
 ) -> tuple[int, ...] | None:  # fmt: skip
     """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid, eqs. (7)-(9)."""
-    problem = table.problem
 
     def seconds(device: str, rows: int) -> float:
         return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
 
     rooms = [
         cost.rows_that_fit(
-            table, start, stop, cost.budget_bytes(problem, problem.device(name)), warm_up=warm_up,
+            table, start, stop, table.budgets[name], warm_up=warm_up,
             replicas=len(devices), n_micro_batches=n_micro_batches,
         )
         for name in devices
     ]  # fmt: skip
     capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
-    fewest = choices.fewest_rows(problem, start, stop)
+    fewest = choices.fewest_rows(table.problem, start, stop)
     while (shares := balance(micro_batch, capacities, rooms)) is not None:
         shares = offload(shares, rooms, [lambda rows, name=name: seconds(name, rows) for name in devices])  # type: ignore[misc]
         few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]

@@ -1,9 +1,10 @@
 """Our own planner: a first plan at once, better ones as long as time is left.
 
 First each device alone; then pipelines for every micro-batch size, over few cuts and over many; then, with what is
-known to beat, all groups of devices over ever finer cuts; last, what other planners find. The search estimates, the
-simulator decides, and the best plans are improved step by step. The clock comes in as an argument; without one the
-effort is fixed, and the outcome always the same.
+known to beat, all groups of devices over ever finer cuts; last, what other planners find. In a home of many devices
+those come early, and what is done is counted. The search estimates, the simulator decides, and the best plans are
+improved step by step. The clock comes in as an argument; without one the effort is fixed, and the outcome always the
+same.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,15 +15,19 @@ from typing import NamedTuple
 
 from potluck.plan import choices
 from potluck.plan.groups import ordered, peers, shape
+from potluck.plan.hybrid import plan_hybrid
 from potluck.plan.improve import deeper, fits, floor_s, neighbours, reordered
 from potluck.plan.places import Places
 from potluck.plan.plans import is_thrifty, rounded
 from potluck.plan.rivals.alpa import plan_alpa
+from potluck.plan.rivals.dora import plan_dora
+from potluck.plan.rivals.edgeshard import plan_edgeshard
 from potluck.plan.rivals.gpipe import plan_gpipe
 from potluck.plan.rivals.hetpipe import plan_hetpipe
 from potluck.plan.rivals.pipedream import plan_pipedream
 from potluck.plan.rivals.single import plan_single
 from potluck.plan.subset import Label, SubsetSearch, objective
+from potluck.plan.tally import TASK_S, Tally, given_s, in_time, is_many
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
 
@@ -36,16 +41,17 @@ LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before a
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
 MAX_ORDERS = 6  # of the devices within the stages of one plan
+N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
 SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
 N_JUDGED = 8  # of one micro-batch size at most, those of the best estimates
-MAX_EXACT = 8  # devices up to which every state is kept
-BEAM = 60  # states kept beyond
+BEAM = 60  # states kept in a home of many devices
 
 CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
+DEAR = (plan_edgeshard, plan_hybrid, plan_dora)  # the last two: their time grows with the cube of the devices
 
-
+Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
 Neighbours = Callable[[cost.CostTable, Plan], Iterator[Plan]]
 
 
@@ -63,6 +69,9 @@ EFFORTS = (
     Effort(8, True, 4, 1, 8), Effort(32, True, 4, 1, 8),
     Effort(COARSE, False, 24, 2, TRIES), Effort(16, False, 32, 3, 80), Effort(32, False, 32, 3, 120),
 )  # fmt: skip
+
+# In a home of many devices: before what others find, and after.
+LARGE, LARGER = (Effort(COARSE, False, 24, 0, 0),), (EFFORTS[1], *EFFORTS[3:])
 
 
 class Found(NamedTuple):
@@ -87,6 +96,8 @@ class Board:
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
+    tally: Tally = field(default_factory=Tally)
+    is_late: Callable[[], bool] = field(default=lambda: False)
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
     budgets: Mapping[str, int] = field(default_factory=dict)
     peers: dict[str, tuple[str, ...]] = field(init=False)
@@ -122,6 +133,7 @@ class Board:
     def _simulated(self, plan: Plan) -> tuple[float, float]:
         """Score and latency."""
         outcome = self.simulator.run(plan)
+        self.tally.count(outcome.n_tasks, TASK_S)
         if not self._holds(plan, outcome):
             return inf, outcome.latency_s
         if not is_thrifty(self.problem):
@@ -151,10 +163,15 @@ def plan_anytime(
     problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
 ) -> Iterator[Plan]:
     """Plans as they are found, each better than the one before, with the latency that the simulator gives them."""
-    table = table or cost.CostTable(problem)
-    board = Board(problem, table, simulator or direct.Direct(problem, table))
+    table, tally = table or cost.CostTable(problem), Tally()
+    enough_s = given_s(problem) if is_many(problem) else inf
+    board = Board(
+        problem, table, simulator or direct.Direct(problem, table), tally=tally, is_late=lambda: tally() >= enough_s
+    )
     best = inf
     for _ in _steps(board, ()):
+        if board.scores and board.is_late():
+            break
         if board.best < best:
             best = board.best
             yield board.ranking()[0]
@@ -168,6 +185,7 @@ def search(
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
     """
+    board.is_late = is_late
     for step, _ in enumerate(_steps(board, first, borrow=borrow)):
         if step >= max_steps or (board.scores and is_late()):
             return
@@ -182,13 +200,23 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
     yield from _passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
-    yield from _passes(board, sizes, EFFORTS[1:])
-    yield from _closely(board, sizes)
+    if is_many(board.problem):
+        yield from _passes(board, sizes, LARGE)
+        yield from _borrow(board, CHEAP if borrow else ())
+        yield from _recut(board, sizes, 2)
+        yield from _improve(board, _distinct(board, 2), TRIES)
+    yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
+    if not is_many(board.problem):
+        yield from _closely(board, sizes)
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
     if board.problem.branches:
         yield from _join(board, places)
-    if len(board.problem.devices) > MAX_EXACT or not borrow:
+    if is_many(board.problem):
+        yield from _borrow(board, DEAR if borrow else ())
+        yield from _improve(board, _distinct(board, 1), TRIES)
+        return
+    if not borrow:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
         plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)
@@ -197,6 +225,16 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, 1), TRIES)
+
+
+def _borrow(board: Board, planners: Sequence[Planner]) -> Iterator[None]:
+    """What others find of those plans that could be the best. As long as time is left: a plan there is already."""
+    for planner in planners:
+        for plan in in_time(planner, board.problem, board.tally, board.is_late)[:N_BORROWED]:
+            if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
+                board.score(plan)
+            yield
+        yield
 
 
 def _place(board: Board, places: Places) -> Iterator[None]:
@@ -296,8 +334,12 @@ def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
 
 
 def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
-    beam = None if len(board.problem.devices) <= MAX_EXACT else BEAM
-    return SubsetSearch(board.table, micro_batch, cuts, beam=beam, pipelines_only=pipelines_only)
+    if not is_many(board.problem):
+        return SubsetSearch(board.table, micro_batch, cuts, pipelines_only=pipelines_only)
+    late = board.is_late if board.scores else lambda: False
+    return SubsetSearch(
+        board.table, micro_batch, cuts, beam=BEAM, pipelines_only=pipelines_only, is_late=late, tally=board.tally
+    )
 
 
 def _distinct(board: Board, n: int) -> list[Plan]:

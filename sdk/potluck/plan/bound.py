@@ -165,12 +165,14 @@ class FloorSearch(SubsetSearch):
 
     def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
         problem = table.problem
-        self.is_late = is_late
+        self.is_late = is_late  # the heads are made first
         self.rates = [least_rates(problem, device.name, micro_batch) for device in problem.devices]
         self._fronts: dict[tuple[int, int], float] = {}
         every = [pattern for pattern in product(*(range(len(same) + 1) for same in classes_of(table))) if any(pattern)]
         shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]
-        super().__init__(table, micro_batch, range(len(problem.layers) + 1), keep=MAX_LABELS, shapes=shapes)
+        super().__init__(
+            table, micro_batch, range(len(problem.layers) + 1), keep=MAX_LABELS, shapes=shapes, is_late=is_late
+        )
         self.thrifty, self.fill = False, 0.0
 
     def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:

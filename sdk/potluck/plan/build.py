@@ -59,21 +59,24 @@ def seconds(table: cost.CostTable, device: str, start: int, stop: int, rows: int
 def shared_s(table: cost.CostTable, groups: Sequence[Group], micro_batch: int) -> Callable[[int, int, int], float]:
     """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares in proportion to speed.
 
-    Endless where the layers fit on none of the group.
+    Endless where the layers fit on none of the group. More layers never take less.
     """
-    problem = table.problem
+    layers = range(len(table.problem.layers) + 1)
+    works = [[[seconds(table, name, 0, i, micro_batch) for i in layers] for name in group] for group in groups]
+    roomiest = [max(table.budgets[name] for name in group) for group in groups]
 
     def stage_s(p: int, start: int, stop: int) -> float:
-        static = cost.static_bytes(table, start, stop)
-        if all(static > cost.budget_bytes(problem, problem.device(name)) for name in groups[p]):
+        if cost.static_bytes(table, start, stop) > roomiest[p]:
             return inf
-        return 1 / sum(1 / max(seconds(table, name, start, stop, micro_batch), 1e-12) for name in groups[p])
+        return 1 / sum([1 / max(sums[stop] - sums[start], 1e-12) for sums in works[p]])
 
     return stage_s
 
 
 def balanced(places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, int], float]) -> list[int] | None:
-    """Bounds at `places` that make the slowest stage fastest; `stage_s(p, start, stop)`; None with too few places.
+    """Bounds at `places` that make the slowest stage fastest; None with too few places.
+
+    `stage_s(p, start, stop)`: what a stage takes, never less for more layers.
 
     >>> balanced([0, 1, 2, 3], 2, lambda p, a, b: (b - a) * (1 if p else 2))
     [0, 1, 3]
@@ -86,13 +89,18 @@ def balanced(places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, 
     for p in range(n_stages):
         following: list[tuple[float, tuple[int, ...]] | None] = [None] * (last + 1)
         for j in range(p + 1, last - (n_stages - p - 1) + 1):
-            for i in range(p, j):
-                before = best[i]
-                if before is not None:
-                    worst = max(before[0], stage_s(p, places[i], places[j]))
-                    found = following[j]
-                    if found is None or worst < found[0]:
-                        following[j] = worst, (*before[1], places[j])
+            for i in range(j - 1, p - 1, -1):
+                before, found = best[i], following[j]
+                if before is None:
+                    continue
+                if found is not None and before[0] > found[0]:
+                    continue
+                stage = stage_s(p, places[i], places[j])
+                if found is not None and stage > found[0]:
+                    break
+                worst = max(before[0], stage)
+                if found is None or worst <= found[0]:
+                    following[j] = worst, (*before[1], places[j])
         best = following
     whole = best[last]
     return list(whole[1]) if whole is not None and whole[0] < inf else None

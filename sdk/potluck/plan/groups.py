@@ -12,6 +12,7 @@ from potluck.simulate import cost
 
 Pattern = tuple[int, ...]
 
+ALL_PAIRS = 16  # classes of which any two may form a group
 ALL_SUBSETS = 5  # devices up to which every subset may be a group; beyond, those that one would choose by hand
 
 
@@ -96,7 +97,8 @@ def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequenc
     """Patterns of groups that may share a stage, the smallest first.
 
     All of them in a home of at most `ALL_SUBSETS` devices; else single devices, pairs, runs of devices of neighbouring
-    speed or memory, and the first few of each class. `speeds` are per device.
+    speed or memory, and the first few of each class; where too many are unlike for all pairs, for each device those of
+    the fastest links to it. `speeds` are per device.
     """
     n = len(problem.devices)
     if n <= ALL_SUBSETS:
@@ -104,7 +106,10 @@ def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequenc
         return sorted(found, key=sum)
     home = {i: number for number, members in enumerate(classes) for i in members}
     groups: list[Sequence[int]] = [(i,) for i in range(n)]
-    groups += combinations([members[0] for members in classes], 2)
+    if len(classes) <= ALL_PAIRS:
+        groups += combinations([members[0] for members in classes], 2)
+    else:
+        groups += _near(problem, speeds)
     budgets = [float(cost.budget_bytes(problem, device)) for device in problem.devices]
     lengths = range(2, n + 1) if n <= 16 else [size for size in (2, 4, 8, 16, 32, 64) if size < n] + [n]
     for values in (speeds, budgets):
@@ -113,6 +118,16 @@ def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequenc
     groups += [members[:size] for members in classes for size in range(2, len(members) + 1)]
     counted = [Counter(home[i] for i in group) for group in groups]
     return sorted(dict.fromkeys(tuple(count[c] for c in range(len(classes))) for count in counted), key=sum)
+
+
+def _near(problem: Problem, speeds: Sequence[float]) -> list[list[int]]:
+    """For each device itself with those to which it sends fastest, of equal links the fastest devices: 2, 4, 8."""
+    names, network, found = [device.name for device in problem.devices], problem.network, list[list[int]]()
+    for i, name in enumerate(names):
+        others = [j for j in range(len(names)) if j != i]
+        others.sort(key=lambda j: (-network.bandwidth(name, names[j]), network.latency(name, names[j]), -speeds[j], j))
+        found += [[i, *others[: size - 1]] for size in (2, 4, 8)]
+    return found
 
 
 def members(pattern: Pattern, classes: Sequence[Sequence[int]], used: Sequence[int]) -> tuple[int, ...]:

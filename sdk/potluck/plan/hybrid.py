@@ -122,6 +122,7 @@ class Search:
 
     def head(self, start: int, stop: int, group: tuple[str, ...], p: int) -> tuple[Stage, Step] | None:
         """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1."""
+        self.table.at_work()
         key, warm_up = (start, stop, group, p), min(2 * p - 1, self.n_micro_batches)
         if key not in self._heads:
             shallow = self._heads.get((start, stop, group, p - 1))

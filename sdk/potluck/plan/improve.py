@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
+from potluck.plan.groups import classes_of
 from potluck.plan.hybrid import make_stage
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule import wiring
@@ -16,7 +17,7 @@ STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """Plans that differ from `plan` in one thing and fit in memory, those that help most often first."""
     seen = {plan.stages}
-    for stages in chain(_deeper(plan), _moved(plan), _shifted(plan), _swapped(table.problem, plan)):
+    for stages in chain(_deeper(plan), _moved(plan), _shifted(plan), _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
@@ -122,7 +123,7 @@ def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
             yield tuple(replace(stage, warm_up=depth) for stage, depth in zip(stages, depths, strict=True))
 
 
-def _swapped(problem: Problem, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+def _swapped(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """Two stages change devices, two neighbours in a stage their places; a device makes room for an unused one."""
     stages = plan.stages
     for p in range(len(stages)):
@@ -137,12 +138,18 @@ def _swapped(problem: Problem, plan: Plan) -> Iterator[tuple[Stage, ...]]:
             order = [*range(i), i + 1, i, *range(i + 2, len(stage.devices))]
             names, shares = tuple(stage.devices[k] for k in order), tuple(stage.shares[k] for k in order)
             yield (*stages[:p], replace(stage, devices=names, shares=shares), *stages[p + 1 :])
-    used = set(plan.devices)
-    for spare in (device.name for device in problem.devices if device.name not in used):
+    for spare in _spares(table, plan):
         for p, stage in enumerate(stages):
             for i in range(len(stage.devices)):
                 names = (*stage.devices[:i], spare, *stage.devices[i + 1 :])
                 yield (*stages[:p], replace(stage, devices=names), *stages[p + 1 :])
+
+
+def _spares(table: cost.CostTable, plan: Plan) -> Iterator[str]:
+    """Of every class of alike devices the first that has nothing to do."""
+    used = set(plan.devices)
+    for same in classes_of(table):
+        yield from [name for name in (table.problem.devices[i].name for i in same) if name not in used][:1]
 
 
 def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:

@@ -15,6 +15,7 @@ from potluck.plan.judge import judge
 from potluck.plan.plans import Plans, is_thrifty, preference
 from potluck.plan.rivals.data_parallel import plan_data_parallel
 from potluck.plan.rivals.dora import plan_dora
+from potluck.plan.tally import Tally, given_s, is_many
 from potluck.plan.thrift import holds_weights, least_energy_j
 from potluck.plan.turns import put_in_order
 from potluck.records import Plan, Problem, Stage
@@ -37,14 +38,17 @@ def make_plans(
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
-    its effort is fixed and the outcome always the same. The best plan has `gap_frac`, and where joules decide
-    `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it has not: the first plans are ranked
-    as they are foretold step after step, transfers in order, which an exact solver may better for `refine_s` seconds.
-    `borrow`: plans of other planners are candidates too.
+    its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
+    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it
+    has not: the first plans are ranked as they are foretold step after step, transfers in order, which an exact solver
+    may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
+    timed, tally = clock is not None and budget_s is not None, Tally()
+    if not timed and is_many(problem):
+        clock, budget_s = tally, given_s(problem)
     end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
 
     def is_late(part: float = 0.0) -> bool:
@@ -52,7 +56,8 @@ def make_plans(
 
     # Searches keep to closed forms of memory, which take links to be as slow as they may be; of what is near them the
     # simulator has the last word.
-    judged = _judged(problem, table, is_late, thorough=end_s < inf, borrow=borrow) or _beyond(problem, table, is_late)
+    judged = _judged(problem, table, is_late, tally, thorough=timed, borrow=borrow)
+    judged = judged or _beyond(problem, table, is_late, tally, borrow=borrow)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -63,7 +68,9 @@ def make_plans(
         holding = [plan for _, plan in ranked]
         holding[0] = replace(holding[0], unused=unused)
     else:
-        holding[0] = _certified(problem, table, holding, judged, is_late)
+        # What is counted leaves no time for more than a quick bound.
+        hurries = is_late if timed or not is_many(problem) else lambda: True
+        holding[0] = _certified(problem, table, holding, judged, hurries)
     return Plans(tuple(holding))
 
 
@@ -104,8 +111,8 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], *, thorough: bool = False,
-    borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: Tally, *,
+    thorough: bool = False, borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
 ) -> list[Plan]:  # fmt: skip
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
 
@@ -115,7 +122,7 @@ def _judged(
     simulator, qoe, max_work = direct.Direct(problem, table), problem.qoe, inf if thorough else MAX_WORK
 
     def empty(asked: Problem) -> Board:  # searches ask their table's problem
-        return Board(asked, cost.CostTable(asked), simulator, max_work=max_work, budgets=budgets or {})
+        return Board(asked, cost.CostTable(asked), simulator, max_work=max_work, tally=tally, budgets=budgets or {})
 
     fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
     boards = [fastest]
@@ -142,12 +149,15 @@ def _judged(
 
 def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     """Plans of planners that cost next to nothing, and of the one that knows branches; ours must beat them."""
-    planners = [plan_data_parallel, plan_dora] if problem.branches else [plan_data_parallel]
+    knows_branches = problem.branches and not is_many(problem)  # there the search asks it last
+    planners = [plan_data_parallel, plan_dora] if knows_branches else [plan_data_parallel]
     plans = (sorted(planner(problem, table), key=lambda plan: plan.latency_s or 0.0) for planner in planners)
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
-def _beyond(problem: Problem, table: cost.CostTable, is_late: Callable[[], bool]) -> list[Plan]:
+def _beyond(
+    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: Tally, *, borrow: bool = True
+) -> list[Plan]:
     """Judged plans of looks that take memory to be more than it is, where closed forms of memory find nothing.
 
     These assume the slowest links: some plans hold after all when they are simulated. Without any, plans that ignore
@@ -157,8 +167,10 @@ def _beyond(problem: Problem, table: cost.CostTable, is_late: Callable[[], bool]
         if is_late():
             break
         more = feasibility.with_more_memory(problem, factor)
-        found = _judged(more, cost.CostTable(more), lambda _: False, max_steps=LOOK, budgets=table.budgets)
+        found = _judged(
+            more, cost.CostTable(more), lambda _: is_late(), tally, borrow=borrow, max_steps=LOOK, budgets=table.budgets
+        )
         if found:
             return [replace(plan, problem=problem) for plan in found]
     free, steps = feasibility.with_more_memory(problem, inf), count()
-    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE)
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, Tally())

@@ -10,7 +10,7 @@ gradient (inference: the way of one micro-batch), `done_s` to the end of all upd
 `air_s` the load of the busiest medium over the round, `energy_j` beyond idling.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple, Optional
@@ -18,6 +18,7 @@ from typing import NamedTuple, Optional
 from potluck.plan.groups import Pattern, classes_of, patterns
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.plans import is_thrifty
+from potluck.plan.tally import LABEL_S, Tally
 from potluck.records import Plan, QoE, Stage, Training
 from potluck.schedule.policies import warm_up_depths
 from potluck.simulate import cost
@@ -47,15 +48,18 @@ class SubsetSearch:
     """The search for one micro-batch size and one set of cuts.
 
     `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in their order.
-    `own_shares`: every stage shares its rows by the times of its own layers.
+    `own_shares`: every stage shares its rows by the times of its own layers. Once it `is_late` nothing is found.
+    `tally`: counts the labels looked at.
     """
 
     def __init__(
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
         beam: int | None = None, pipelines_only: bool = False,
         along: Plan | None = None, shapes: Sequence[Pattern] | None = None, own_shares: bool = False,
+        is_late: Callable[[], bool] = lambda: False, tally: Tally | None = None,
     ) -> None:  # fmt: skip
         problem = self.problem = table.problem
+        self.is_late, self._tally = is_late, tally or Tally()
         self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
         self.classes = classes_of(table)
         self.training = isinstance(problem.workload, Training)
@@ -72,6 +76,7 @@ class SubsetSearch:
         self.radix = [1]
         for size in self.sizes:
             self.radix.append(self.radix[-1] * (size + 1))
+        self._are_unlike = all(size == 1 for size in self.sizes)  # then a state has a bit for each device
         self.codes = [sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns]
         self._only = self._in_order(order)
         self._near = self._windows(along) if along is not None else {}
@@ -135,6 +140,8 @@ class SubsetSearch:
         for i in range(last - 1, -1, -1):
             found: dict[int, list[Label]] = {}
             for g, code in enumerate(self.codes):
+                if self.is_late():
+                    return []
                 for j in range(i + 1, last + 1):
                     if self._near and not self._wanted(i, g, behind[j] if j < last else (0,)):
                         continue
@@ -171,6 +178,8 @@ class SubsetSearch:
         """Whether pattern g finds its devices free when those of `state` are taken."""
         if self._only:
             return self._only.get(state) == g
+        if self._are_unlike:
+            return not state & self.codes[g]
         known = self._joins.get((state, g))
         if known is None:
             wanted = zip(self.heads.patterns[g], self.radix, self.sizes, strict=False)
@@ -193,6 +202,7 @@ class SubsetSearch:
         """Add to `kept` what `head` makes of each label behind it, where that may score below `limit`."""
         n, work, training = self.n_micro_batches, head.forward_s + head.backward_s, self.training
         depth, before = min(head.depth, n), -1
+        self._tally.count(len(labels), LABEL_S)
         for rest in labels:
             if rest.g != before:
                 before = rest.g

@@ -67,6 +67,13 @@ class CostTable:
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
 
+    def at_work(self) -> None:
+        """A planner takes a step that asks for no cost: where time is limited, it ends here."""
+
+    def sibling(self, problem: Problem) -> "CostTable":
+        """A table of the same kind for another problem."""
+        return CostTable(problem)
+
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """Seconds of the forward of layers [start, stop) on `rows` rows."""
         sums = self._times(device, rows)[0]

@@ -42,7 +42,7 @@ class Outcome:
         self, direct: "Direct", plan: Plan, laid: _Graph, items: list[tuple[float, int]], times: Times
     ) -> None:
         self._direct, self._plan, self._laid, self._items, self._times = direct, plan, laid, items, times
-        self._n_steps = len(laid.first)
+        self._n_steps, self.n_tasks = len(laid.first), len(times.stop_s)
         self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
 
     def _steady_s(self) -> float:

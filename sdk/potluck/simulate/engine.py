@@ -3,19 +3,22 @@
 It knows integers only, so that planners can call it without building programs. Deterministic: ties go to the task
 added first. Flows over the same media always have the same rate, so they are kept together: a class of flows has one
 clock that counts the bytes each of them has got, and a heap of the readings at which they end. The rates of all classes
-depend only on how many flows each has, so every such state is worked out once.
+depend only on how many flows each has, so every such state is worked out once. A home with a cable for each of many
+devices has too many: there it is done once for every island of classes that share media.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 
 from potluck.errors import PlanError
 from potluck.simulate.fairness import Route, max_min_rates, processor_rate
+from potluck.simulate.islands import Islands
 
 COMPUTE = -1  # the route of a task that is not a transfer
 BITS = 20  # of a number of flows at once
+FEW = 64  # classes of flows of which every state is kept whole; of more, the rates of each island
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class TaskGraph:
     route: list[int] = field(default_factory=list)
     n_waits: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
-    rates: dict[int, dict[int, float]] = field(default_factory=dict)  # kept by `Flows`
+    rates: dict[Hashable, dict[int, float]] = field(default_factory=dict)  # kept by `Flows`
 
     def on_same_paths(self) -> "TaskGraph":
         """A graph without tasks on these media and routes, for which what is known of their rates holds too."""
@@ -205,10 +208,11 @@ class Flows:
         self._clock = [0.0] * (n_hosts + len(self.media))  # what every flow of the class has got
         self._heaps: list[list[tuple[float, int]]] = [[] for _ in self._clock]
         self._count: dict[int, int] = {}  # class -> flows, of the classes that have some
-        self._key = 0  # the same as one number: BITS bits per class
+        self._key = 0  # the same as one number, BITS bits per class, where there are few
         self._rates: dict[int, float] = {}
         self._since_s = 0.0
         self._known = graph.rates  # how many flows each class has -> the rate of each class
+        self._islands = self._apart() if len(self._clock) > FEW else None
 
     def _count_seconds(self, graph: TaskGraph) -> None:
         """Transfers inside a host as work of its processor: seconds at the rate of the path, then those of latency."""
@@ -220,6 +224,11 @@ class Flows:
                 tails[task] = graph.latency_s[route]
         self._left += tails
 
+    def _apart(self) -> Islands:
+        """A host's tasks share nothing with other classes."""
+        crossed = [tuple(medium for medium, _ in route) for route in self.media]
+        return Islands([()] * len(self.cores) + crossed, self._shared, self._known)
+
     def start(self, flow: int, number: int, now_s: float) -> None:
         """A flow begins, or goes on with what it has left."""
         self._advance(now_s)
@@ -228,7 +237,10 @@ class Flows:
             self._clock[number] = 0.0
             self._heaps[number].clear()
         self._count[number] = count + 1
-        self._key += 1 << BITS * number
+        if self._islands is None:
+            self._key += 1 << BITS * number
+        else:
+            self._islands.touch(number, count + 1)
         self._class[flow] = number
         mark = self.marks[flow] = self._clock[number] + self._left[flow]
         heappush(self._heaps[number], (mark, flow))
@@ -242,9 +254,9 @@ class Flows:
     def next_end_s(self, now_s: float) -> float:
         """When the next flow ends, at the rates of the flows there are now."""
         self._since_s, self.changed = now_s, False
-        rates = self._known.get(self._key)
+        rates = self._islands.rates(self._count) if self._islands else self._known.get(self._key)
         if rates is None:
-            rates = self._known[self._key] = self._shared()
+            rates = self._known[self._key] = self._shared(self._count)
         self._rates = rates
         marks, clock, soonest_s = self.marks, self._clock, inf
         for number, rate in rates.items():
@@ -258,25 +270,21 @@ class Flows:
                 soonest_s = left_s
         return now_s + soonest_s if soonest_s > 0 else now_s
 
-    def _shared(self) -> dict[int, float]:
+    def _shared(self, counts: Mapping[int, int]) -> dict[int, float]:
         """The rate of each class when it has so many flows."""
         n_hosts = len(self.cores)
-        members = {
-            (number << BITS) + i: self.media[number - n_hosts]
-            for number, count in self._count.items() if number >= n_hosts
-            for i in range(count)
+        routes = {
+            number: tuple((medium, times * n) for medium, times in self.media[number - n_hosts])
+            for number, n in counts.items() if number >= n_hosts
         }  # fmt: skip
-        found = max_min_rates(members, self.capacity)
-        return {
-            number: found[number << BITS] if number >= n_hosts else processor_rate(self.cores[number], count)
-            for number, count in self._count.items()
-        }
+        on_hosts = {number: processor_rate(self.cores[number], n) for number, n in counts.items() if number < n_hosts}
+        return max_min_rates(routes, self.capacity) | on_hosts
 
     def take_ended(self, now_s: float) -> list[int]:
         """The flows that end now; they are gone."""
         ended: list[int] = []
         self._advance(now_s)
-        for number, rate in self._rates.items():
+        for number, rate in [*self._rates.items()]:
             heap = self._heaps[number]
             reached = self._clock[number] + rate * 1e-12 * now_s
             while heap and (heap[0][0] <= reached or self.marks.get(heap[0][1]) != heap[0][0]):
@@ -291,7 +299,10 @@ class Flows:
         del self.marks[flow]
         number = self._class.pop(flow)
         self._count[number] -= 1
-        self._key -= 1 << BITS * number
+        if self._islands is None:
+            self._key -= 1 << BITS * number
+        else:
+            self._islands.touch(number, self._count[number])
         if not self._count[number]:
             del self._count[number]
 

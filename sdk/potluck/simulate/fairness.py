@@ -19,16 +19,20 @@ def max_min_rates(flows: Mapping[int, Route], capacity: Sequence[float]) -> dict
     rates = {flow: float("inf") for flow, route in flows.items() if not route}
     left = {flow: route for flow, route in flows.items() if route}
     room = {medium: capacity[medium] for route in left.values() for medium, _ in route}
+    crossings, users = dict.fromkeys(room, 0), {medium: list[int]() for medium in room}
+    for flow, route in left.items():
+        for medium, times in route:
+            crossings[medium] += times
+            users[medium].append(flow)
     while left:
-        crossings = dict.fromkeys(room, 0)
-        for route in left.values():
-            for medium, times in route:
-                crossings[medium] += times
         level, full = min((room[medium] / n, medium) for medium, n in crossings.items() if n)
-        for flow in [flow for flow, route in left.items() if any(medium == full for medium, _ in route)]:
+        for flow in users[full]:
+            if flow not in left:
+                continue
             rates[flow] = level
             for medium, times in left.pop(flow):
                 room[medium] = max(0.0, room[medium] - level * times)
+                crossings[medium] -= times
     return rates
 
 

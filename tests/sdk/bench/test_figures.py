@@ -19,7 +19,7 @@ SMALL = {
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
     "peers": {"every": 24},
     "optimality": {"problems": 2, "devices": 2, "layers": 4, "judged": 50, "candidates": 50, "processes": 1},
-    "planning_time": {"repeats": 1, "cases": 1},
+    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
     "split": {
         "models": 1,
         "step_mb_per_s": 25,
@@ -43,7 +43,13 @@ PROMISED = {
     "planners": {"worst_ratio_to_best_rival"},
     "peers": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
     "optimality": {"gap_median_frac", "gap_p95_frac", "worst_ratio_to_best_rival_tight", "false_infeasible"},
-    "planning_time": {"dora_cases_max_s", "b1_213_layers_s"},
+    "planning_time": {
+        "dora_cases_max_s",
+        "b1_213_layers_s",
+        "devices_24_s",
+        "devices_64_s",
+        "worst_ratio_to_best_rival_large",
+    },
     "split": {
         "latency_saving_vs_best_single",
         "latency_ratio_to_layer_cut_median",

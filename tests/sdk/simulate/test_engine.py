@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from potluck.errors import PlanError
+from potluck.simulate import engine
 from potluck.simulate.engine import COMPUTE, TaskGraph, run
 from potluck.simulate.fairness import max_min_rates
 
@@ -190,9 +191,27 @@ def test_no_medium_is_overbooked_at_any_moment(seed):
 
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("hosts", [False, True])
-def test_the_engine_agrees_with_its_slow_form(seed, hosts):
+@pytest.mark.parametrize("few", [engine.FEW, 0], ids=["all at once", "by islands"])
+def test_the_engine_agrees_with_its_slow_form(seed, hosts, few, monkeypatch):
+    monkeypatch.setattr(engine, "FEW", few)
     graph = random_graph(random.Random(seed), hosts=hosts)
     fast, slow = run(graph), slow_engine.run(graph)
     assert fast.start_s == pytest.approx(slow.start_s, rel=1e-9)
     assert fast.free_s == pytest.approx(slow.free_s, rel=1e-9)
     assert fast.stop_s == pytest.approx(slow.stop_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [8, 64])
+def test_rates_of_devices_with_cables_of_their_own_are_worked_out_once_per_cable(n, monkeypatch):
+    """Transfers that share nothing are no state of the home together: else there are 2^n of them."""
+    graph, looked_at = TaskGraph(capacity=[1.0] * 2 * n, chunk_bytes=1e9), []
+    monkeypatch.setattr(engine, "FEW", 0)
+    monkeypatch.setattr(engine, "max_min_rates", lambda routes, c: looked_at.append(routes) or max_min_rates(routes, c))
+    rng = random.Random(n)
+    routes = [graph.add_route(((2 * i, 1), (2 * ((i + 1) % n) + 1, 1))) for i in range(n)]
+    for i, route in enumerate(routes):
+        for _ in range(20):
+            graph.add(i, rng.uniform(0.1, 9), route=route)
+    run(graph)
+    assert len(looked_at) == n
+    assert all(len(found) == 1 for found in looked_at)

@@ -19,7 +19,7 @@ from potluck.simulate import cost
 def plan_dapple(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
     """Its plans for the mean devices, on the real ones in every order of `orders`."""
     table = table or cost.CostTable(problem)
-    mean = cost.CostTable(mean_problem(problem))
+    mean = table.sibling(mean_problem(problem))
     names = [device.name for device in mean.problem.devices]
     for micro_batch in choices.micro_batches(problem):
         search = Search(mean, names, micro_batch)

@@ -44,16 +44,23 @@ def _partitions(
     rate = problem.network.bandwidth("0", "1") if n_devices > 1 else inf
     nothing: tuple[float, tuple[int, ...], tuple[int, ...]] = (inf, (), ())
     best = {(0, 0): (0.0, (0,), ())} | {(j, 0): nothing for j in range(1, last + 1)}
+    costs = {
+        (i, j): (
+            seconds(mean, "0", places[i], places[j], micro_batch),
+            mean.parameter_bytes(places[i], places[j]) if training else 0,
+            _sent_s(problem, places[i], micro_batch, rate),
+        )
+        for j in range(1, last + 1) for i in range(j)
+    }  # fmt: skip
     for m in range(1, n_devices + 1):
         best[0, m] = nothing
         for j in range(1, last + 1):
             found = nothing
             for i in range(j):
-                layer = problem.layers[places[i] - 1]
-                sent = micro_batch * (layer.output_bytes + layer.gradient_bytes * training) / rate if i else 0.0
-                work = seconds(mean, "0", places[i], places[j], micro_batch)
-                weights = mean.parameter_bytes(places[i], places[j]) if training else 0
-                for size in range(1, m + 1):
+                work, weights, sent = costs[i, j]
+                if max(sent, work / m) >= found[0]:
+                    continue
+                for size in range(max(1, int(work / found[0])), m + 1):  # fewer are slower
                     before = best[i, m - size]
                     stage = max(work, 4 * (size - 1) * weights / rate) / size if size > 1 else work
                     value = max(before[0], sent, stage)
@@ -62,3 +69,9 @@ def _partitions(
             best[j, m] = found
         if best[last, m][0] < inf:
             yield best[last, m][1:]
+
+
+def _sent_s(problem: Problem, cut: int, micro_batch: int, rate: float) -> float:
+    """A micro-batch over the cut in front of layer `cut`, both ways."""
+    layer, training = problem.layers[cut - 1], isinstance(problem.workload, Training)
+    return micro_batch * (layer.output_bytes + layer.gradient_bytes * training) / rate if cut else 0.0

@@ -1,0 +1,89 @@
+"""Planning work, counted: a clock that tells the same on every machine.
+
+Without a time limit the effort of planning must not depend on the machine, or two of them would disagree on the plan.
+In a home of few devices the search ends by itself; in one of many what it has done is counted, and ends it.
+"""
+
+from collections.abc import Callable, Iterator
+
+from potluck.records import Plan, Problem
+from potluck.simulate import cost
+
+MANY = 8  # devices beyond which work is counted
+# On a core of 2020 or so, about:
+TASK_S, LABEL_S = 12e-6, 5e-6  # a simulated task, a label of the search
+COST_S, STEP_S, DEVICE_S = 0.8e-6, 30e-6, 20e-6  # of others: the cost of some layers, a step, a plan per device
+LOOK_S = 2e-4  # between two looks at the clock
+GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices
+GROWTH = 1.7  # power of the devices beyond
+
+
+class Tally:
+    """Seconds that the work done so far would take; `tally()` reads it as one reads a clock."""
+
+    def __init__(self) -> None:
+        self.elapsed_s = 0.0
+
+    def __call__(self) -> float:
+        return self.elapsed_s
+
+    def count(self, n: int, each_s: float) -> None:
+        """`n` pieces of work are done."""
+        self.elapsed_s += n * each_s
+
+
+class Late(Exception):
+    """Time is up in the middle of a planner that knows no clock."""
+
+
+class MeteredTable(cost.CostTable):
+    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended."""
+
+    def __init__(self, problem: Problem, tally: Tally, is_late: Callable[[], bool]) -> None:
+        super().__init__(problem)
+        self._tally, self._is_late, self._unseen_s = tally, is_late, 0.0
+
+    def sibling(self, problem: Problem) -> "MeteredTable":
+        return MeteredTable(problem, self._tally, self._is_late)
+
+    def at_work(self) -> None:
+        self._spend(STEP_S)
+
+    def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        self._spend(COST_S)
+        return super()._times(device, rows)
+
+    def _spend(self, seconds: float) -> None:
+        self._unseen_s += seconds
+        if self._unseen_s >= LOOK_S:
+            self._tally.count(1, self._unseen_s)
+            self._unseen_s = 0.0
+            if self._is_late():
+                raise Late
+
+
+def in_time(
+    planner: Callable[[Problem, cost.CostTable], Iterator[Plan]], problem: Problem, tally: Tally,
+    is_late: Callable[[], bool],
+) -> list[Plan]:  # fmt: skip
+    """What `planner` finds before time is up, what it thinks best first."""
+    found: list[Plan] = []
+    try:
+        for plan in planner(problem, MeteredTable(problem, tally, is_late)):
+            tally.count(len(problem.devices), DEVICE_S)
+            found.append(plan)
+            if is_late():
+                break
+    except Late:
+        pass
+    return sorted(found, key=lambda plan: plan.latency_s or 0.0)
+
+
+def is_many(problem: Problem) -> bool:
+    """Whether a home has so many devices that a search over all their sets does not end."""
+    return len(problem.devices) > MANY
+
+
+def given_s(problem: Problem) -> float:
+    """Counted seconds for a problem of many devices."""
+    return GIVEN_S * float(max(1.0, len(problem.devices) / GIVEN_FOR) ** GROWTH)
