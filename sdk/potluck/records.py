@@ -168,7 +168,10 @@ class Layer:
     parallel branches; none in a chain, where all goes to the next layer. Along a branch tensors are handed on from
     layer to layer, into another branch they go directly. `feed_bytes`: inputs of the model that no earlier layer reads
     (those of the first layer are not stated). `norm_values`: values of a channel that its batch norms have to learn by,
-    the fewest of them; 0 where it has none. A layer of 1 cannot train on a single row.
+    the fewest of them; 0 where it has none. A layer of 1 cannot train on a single row. `widest_parameter_bytes`: the
+    parameters of that operator which has most, which backward makes a second gradient of before it adds it to that of
+    the micro-batches before; None where nobody knows, so that all parameters count. `reused_bytes`: the parameters that
+    several operators read, which have a gradient more within one backward.
     """
 
     name: str
@@ -182,10 +185,12 @@ class Layer:
     edges: tuple[Edge, ...] = ()
     feed_bytes: int = 0
     norm_values: int = 0
+    widest_parameter_bytes: int | None = None
+    reused_bytes: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("parameter_bytes", "buffer_bytes", "output_bytes", "gradient_bytes", "activation_bytes", "feed_bytes")
-        for field_name in (*sizes, "norm_values"):
+        for field_name in (*sizes, "norm_values", "widest_parameter_bytes", "reused_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         if self.gradient_bytes > self.output_bytes:
             raise UserError(

@@ -18,7 +18,7 @@ from math import ceil
 
 from potluck.plan import choices
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Problem, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 WORKLOADS: tuple[Training | Inference, ...] = (
     Training(batch=8, micro_batch=2),
@@ -86,7 +86,7 @@ def _tight(problem: Problem, rng: random.Random) -> Problem:
     table, rows = cost.CostTable(problem), rng.choice(choices.micro_batches(problem))
     n_micro_batches = problem.workload.batch // rows
     n, n_layers = len(problem.devices), len(problem.layers)
-    whole = cost.memory_bytes(table, 0, n_layers, rows, warm_up=1, n_micro_batches=n_micro_batches)
+    whole = footprint.memory_bytes(table, 0, n_layers, rows, warm_up=1, n_micro_batches=n_micro_batches)
     share, how = rng.uniform(0.45, 1.1), rng.choice(["alike", "mixed", "total"])
     parts = [share] * n if how == "alike" else [rng.uniform(0.45, 1.1) for _ in range(n)]
     if how == "total":

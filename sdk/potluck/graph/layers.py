@@ -7,6 +7,7 @@ Parallel branches begin and end with a layer; a cut inside one counts only the b
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -206,6 +207,7 @@ def _record(line: Line, start: int, stop: int, name: str) -> Layer:
     kept_by = positions if _trains(graph) else ()
     saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
     flowing = line.requires if _trains(graph) and not last else frozenset()
+    widest_bytes, reused_bytes = _second_gradients(line, start, stop)
     return Layer(
         name=name,
         parameter_bytes=sum(_state_bytes(graph.parameters[i]) for i in of_parameters),
@@ -217,7 +219,19 @@ def _record(line: Line, start: int, stop: int, name: str) -> Layer:
         forward_flop=sum(forward_flop(traced, p, sizes) for p in positions),
         backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions) if _trains(graph) else 0.0,
         norm_values=values_per_row(traced, positions),
+        widest_parameter_bytes=widest_bytes,
+        reused_bytes=reused_bytes,
     )
+
+
+def _second_gradients(line: Line, start: int, stop: int) -> tuple[int, int]:
+    """Of the parameters that are trained, those of the operator that has most, and those that several read."""
+    graph = line.traced.graph
+    sizes = {len(graph.inputs) + i: _state_bytes(p) for i, p in enumerate(graph.parameters) if p.trainable}
+    read = [[value for value in needed if value in sizes] for needed in line.needs[start:stop]]
+    n_readers = Counter(value for values in read for value in values)
+    widest_bytes = max((sum(sizes[value] for value in values) for values in read), default=0)
+    return widest_bytes, sum(sizes[value] for value, n in n_readers.items() if n > 1)
 
 
 def _trains(graph: Graph) -> bool:

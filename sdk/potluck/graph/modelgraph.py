@@ -176,6 +176,8 @@ class ModelGraph:
                 backward_flop=float(sum(node.backward_flop for node in self.nodes[start:stop])),
                 edges=edges[layer],
                 feed_bytes=feeds[layer],
+                widest_parameter_bytes=(widest := max(node.parameter_bytes for node in self.nodes[start:stop])),
+                reused_bytes=widest if self.tied else 0,  # not known where: the largest
             )
             for layer, (start, stop) in enumerate(pairwise(bounds))
         )

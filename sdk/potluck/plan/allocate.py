@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from potluck.plan import choices
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 N_BLOCKS = 32  # phase 2 moves 1/32 of a micro-batch at a time, at least one row
 
@@ -18,7 +18,7 @@ def allocate(
         return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
 
     rooms = [
-        cost.rows_that_fit(
+        footprint.rows_that_fit(
             table, start, stop, table.budgets[name], warm_up=warm_up,
             replicas=len(devices), n_micro_batches=n_micro_batches,
         )

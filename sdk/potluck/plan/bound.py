@@ -21,7 +21,7 @@ from math import inf, prod
 from potluck.plan.groups import Pattern, classes_of
 from potluck.plan.heads import Crossing, Head, Heads
 from potluck.plan.subset import Label, SubsetSearch
-from potluck.records import Device, LayerCost, Network, Problem, Stage, Training
+from potluck.records import Device, LayerCost, Network, Problem, Training
 from potluck.simulate import cost, flows
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
@@ -62,7 +62,9 @@ def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
         return [0.0] * len(table.problem.layers)
     return [
         cost.update_s(table, device, i, i + 1) - device.overhead_s if learns and layer.parameter_bytes else 0.0
-        for i, (layer, learns) in enumerate(zip(table.problem.layers, _learning(table.problem), strict=True))
+        for i, (layer, learns) in enumerate(
+            zip(table.problem.layers, flows.learning_layers(table.problem), strict=True)
+        )
     ]
 
 
@@ -109,7 +111,7 @@ def way_s(problem: Problem) -> float:
     their requests, so for them it is nothing."""
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
-    batch, learning, reached = problem.workload.batch, _learning(problem), [0.0] * len(problem.layers)
+    batch, learning, reached = problem.workload.batch, flows.learning_layers(problem), [0.0] * len(problem.layers)
     for i, layer in enumerate(problem.layers):
         tables = [costs[i] for costs in problem.costs.values()]
         reached[i] += min(_least_s(table, table.forward_s, batch) for table in tables)
@@ -139,19 +141,10 @@ def least_rates(problem: Problem, device: str, most: int) -> list[float]:
 def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
     """Forward and backward of `least_rates`."""
     training, forward, backward = isinstance(problem.workload, Training), [], []
-    for costs, learns in zip(problem.costs[device], _learning(problem), strict=True):
+    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
         forward.append(per_row(costs, costs.forward_s, most))
         backward.append(per_row(costs, costs.backward_s, most) if training and learns else 0.0)
     return forward, backward
-
-
-def _learning(problem: Problem) -> list[bool]:
-    """Per layer, whether a gradient passes every cut behind it: then its backward is done in every plan."""
-    if problem.branches:
-        alone = [Stage(start=i, stop=i + 1, devices=("any",), shares=(1,)) for i in range(len(problem.layers))]
-        return list(flows.learning(flows.bundles(problem, alone)))
-    passes = [layer.gradient_bytes > 0 for layer in problem.layers[:-1]] + [True]
-    return list(accumulate(reversed(passes), lambda a, b: a and b))[::-1]
 
 
 def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
@@ -225,7 +218,7 @@ class FloorHeads(Heads):
         patterns: Sequence[Pattern], rates: Sequence[Sequence[float]], is_late: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.sums = [tuple(accumulate(rate, initial=0.0)) for rate in rates]
-        self.is_late, self.learning = is_late, _learning(table.problem)
+        self.is_late, self.learning = is_late, flows.learning_layers(table.problem)
         super().__init__(table, micro_batch, cuts, classes, patterns)
         names = [device.name for device in self.problem.devices]
         self._pieces = [[_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names]
@@ -338,7 +331,7 @@ def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
 def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
     """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up to `most`."""
     training, forward, backward = isinstance(problem.workload, Training), [], []
-    for costs, learns in zip(problem.costs[device], _learning(problem), strict=True):
+    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
         forward.append(_least_s(costs, costs.forward_s, most))
         backward.append(_least_s(costs, costs.backward_s, most) if training and learns else 0.0)
     return forward, backward

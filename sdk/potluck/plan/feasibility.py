@@ -8,7 +8,7 @@ from potluck.errors import Infeasible
 from potluck.plan import choices
 from potluck.plan.judge import excess_bytes
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 PLENTY = 1 << 60  # bytes
 GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
@@ -98,7 +98,7 @@ def too_big(problem: Problem) -> Infeasible:
     biggest = max(problem.devices, key=lambda device: cost.budget_bytes(problem, device))
     budget = cost.budget_bytes(problem, biggest)
     needs = [
-        cost.memory_bytes(table, i, i + 1, 1, warm_up=1, n_micro_batches=problem.workload.batch // rows)
+        footprint.memory_bytes(table, i, i + 1, 1, warm_up=1, n_micro_batches=problem.workload.batch // rows)
         for i in range(len(problem.layers))
     ]
     worst = max(range(len(needs)), key=lambda i: needs[i])
@@ -111,7 +111,7 @@ def too_big(problem: Problem) -> Infeasible:
             limit="memory", needed=needs[worst], available=budget, layer=problem.layers[worst].name,
         )  # fmt: skip
     total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
-    whole = cost.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
+    whole = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
         f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
         f"may use {_given(total)}, the largest ({biggest.name}) {_given(budget)}.",
@@ -165,7 +165,7 @@ def _alone_s(problem: Problem, device: str) -> float:
 
 def _smallest_part(problem: Problem) -> int:
     table = cost.CostTable(problem)
-    return min(cost.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers)))
+    return min(footprint.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers)))
 
 
 def with_more_memory(problem: Problem, factor: float) -> Problem:

@@ -14,7 +14,7 @@ from potluck.plan.allocate import allocate, offload, proportion
 from potluck.plan.groups import Pattern, members
 from potluck.records import HOME, Problem, Training
 from potluck.schedule.rows import overlaps
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 
 class Head(NamedTuple):
@@ -115,7 +115,7 @@ class Heads:
 
     def _standing_bytes(self, start: int, stop: int, replicas: int) -> int:
         """What a device of the stage needs however few rows it has: never less for more layers."""
-        return cost.static_bytes(self.table, start, stop) + cost.reducing_bytes(self.table, start, stop, replicas)
+        return cost.static_bytes(self.table, start, stop) + footprint.reducing_bytes(self.table, start, stop, replicas)
 
     def _by_room(self, start: int, stop: int, g: int) -> tuple[int, ...]:
         """Rows by speed within memory, by Algorithm 1; a 0 where that leaves a device out, or there is no room."""
@@ -171,7 +171,7 @@ class Heads:
 
     def _depth(self, start: int, stop: int, index: int, rows: int, replicas: int) -> int:
         """The most micro-batches that the device can keep (all of them at most); 0 when not even one."""
-        return cost.depth_that_fits(
+        return footprint.depth_that_fits(
             self.table, start, stop, rows, self._budgets[index], replicas=replicas, n_micro_batches=self.n_micro_batches
         )
 

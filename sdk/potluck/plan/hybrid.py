@@ -14,7 +14,7 @@ from potluck.plan import choices
 from potluck.plan.allocate import allocate
 from potluck.plan.pipeline import Step, period_s, request_s, round_s
 from potluck.records import Plan, Problem, Stage, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 Estimate = Callable[[Sequence[Step], int], float]
 
@@ -135,7 +135,7 @@ class Search:
     def _fits(self, stage: Stage, replicas: int, warm_up: int) -> bool:
         """Whether the rows of a shallower stage fit with `warm_up` micro-batches too: then Algorithm 1 keeps them."""
         return all(
-            rows <= cost.rows_that_fit(
+            rows <= footprint.rows_that_fit(
                 self.table, stage.start, stage.stop, self.budgets[name], warm_up=warm_up, replicas=replicas,
                 n_micro_batches=self.n_micro_batches,
             )

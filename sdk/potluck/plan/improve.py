@@ -9,7 +9,7 @@ from potluck.plan.hybrid import make_stage
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule import wiring
 from potluck.schedule.policies import warm_up_depth
-from potluck.simulate import cost, flows
+from potluck.simulate import cost, flows, footprint
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 
@@ -66,17 +66,8 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
 
 def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
     """Whether every device holds all its stages in this part of what it may use, by the closed form of memory."""
-    needed, n, floor_bytes = dict[str, int](), plan.n_micro_batches, table.floor_bytes
-    for stage in stages:
-        replicas = len(stage.devices)
-        for name, rows in zip(stage.devices, stage.shares, strict=True):
-            nbytes = cost.memory_bytes(
-                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=replicas, n_micro_batches=n
-            )
-            needed[name] = nbytes = needed[name] + nbytes - floor_bytes if name in needed else nbytes
-            if nbytes > table.budgets[name] * part:
-                return False
-    return True
+    needed = footprint.plan_bytes(table, stages, plan.n_micro_batches)
+    return all(nbytes <= table.budgets[name] * part for name, nbytes in needed.items())
 
 
 def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:

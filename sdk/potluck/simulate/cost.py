@@ -8,14 +8,16 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from potluck.errors import UserError
-from potluck.records import Device, LayerCost, Network, Problem, Training
+from potluck.records import Device, Layer, LayerCost, Network, Problem, Training
 from potluck.schedule.rows import overlaps
+from potluck.simulate import flows
 
 # What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by how many of them its
 # state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW (two): p *= 1 - wd, m towards g, v *= b,
 # v += g * g, the root of v, divided, plus eps, p += m / it; each is an operator of its own.
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
+LOSS_BYTES = 4
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
 
 
@@ -55,7 +57,9 @@ class CostTable:
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
-        self.needs: dict[tuple[int, int, int, int, int, int], int] = {}  # what `memory_bytes` has answered
+        self._crossing: dict[tuple[int, int], tuple[int, int]] = {}
+        self._learns = flows.learning_layers(problem)
+        self.needs: dict[tuple[int, ...], int] = {}  # what `memory_bytes` has answered
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
@@ -66,6 +70,7 @@ class CostTable:
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
+        self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
 
     def at_work(self) -> None:
         """A planner takes a step that asks for no cost: where time is limited, it ends here."""
@@ -107,6 +112,39 @@ class CostTable:
             self._widest[start, stop] = max(both)
         return self._widest[start, stop]
 
+    def second_gradient_bytes(self, start: int, stop: int, *, first: bool) -> int:
+        """The most that a backward of layers [start, stop) takes for gradients of parameters that have one already, on
+        the `first` micro-batch or a later one."""
+        return max(both[not first] for both in self._seconds[start:stop])
+
+    def crossing_bytes(self, start: int, stop: int) -> tuple[int, int]:
+        """The most bytes per row that layers [start, stop) take from earlier ones, and that they give: to every layer
+        that takes it once, home included."""
+        if (start, stop) not in self._crossing:
+            layers, last = self.problem.layers, stop == len(self.problem.layers)
+            if self.problem.branches:
+                earlier = [edge for layer in layers[:start] for edge in layer.edges]
+                taken = sum(e.output_bytes for e in earlier if any(start <= to < stop for to in e.to))
+                edges = [edge for layer in layers[start:stop] for edge in layer.edges]
+                given = sum(e.output_bytes * sum(to >= stop for to in e.to) for e in edges)
+            else:
+                taken, given = (layers[start - 1].output_bytes if start else 0), layers[stop - 1].output_bytes
+            if last:
+                given = LOSS_BYTES if isinstance(self.problem.workload, Training) else self.problem.result_bytes
+            self._crossing[start, stop] = taken, given
+        return self._crossing[start, stop]
+
+    def runs_ahead(self, start: int, stop: int) -> bool:
+        """Whether a stage of layers [start, stop), as it has no backward, waits for no gradient."""
+        return not any(self._learns[start:stop])
+
+    def follows_ahead(self, start: int, stop: int) -> bool:
+        """Whether these layers take from a stage before that may wait for no gradient."""
+        if not self.problem.branches:
+            return start > 0 and not self._learns[start - 1]
+        takers = {i: {to for edge in self.problem.layers[i].edges for to in edge.to} for i in range(start)}
+        return any(not self._learns[i] and any(start <= to < stop for to in takers[i]) for i in range(start))
+
     def adamw_s(self, device: str, start: int, stop: int) -> float | None:
         """Seconds of one step of AdamW on the parameters of layers [start, stop), if the profile has all of them."""
         if device not in self._updates:
@@ -126,6 +164,12 @@ class CostTable:
             backward = _prefix(_backward_s(device, cost, rows) for cost in costs) if training else (0.0,) * len(forward)
             found = self._sums[device, rows] = forward, backward
         return found
+
+
+def _second_gradients(layer: Layer) -> tuple[int, int]:
+    """What there is beside the gradients of a layer's parameters in the first backward, and in later ones."""
+    widest = layer.parameter_bytes if layer.widest_parameter_bytes is None else layer.widest_parameter_bytes
+    return layer.reused_bytes, layer.reused_bytes + widest
 
 
 def _backward_s(device: str, cost: LayerCost, rows: int) -> float:
@@ -170,85 +214,6 @@ def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
     """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input and output."""
     return table.widest_bytes(start, stop) * rows
-
-
-def memory_bytes(
-    table: CostTable, start: int, stop: int, rows: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
-) -> int:
-    """Peak bytes of a device that computes layers [start, stop) on `rows` rows of every micro-batch.
-
-    Asteroid eq. (3): model + optimizer + K_p activations, where K_p = `warm_up`, the schedule's real depth. Beyond the
-    paper, see `row_bytes`; and the flat gradient vectors of the all-reduce, which come when no activation is left.
-    """
-    key = start, stop, rows, warm_up, replicas, n_micro_batches
-    found = table.needs.get(key)
-    if found is None:
-        at_work = rows * row_bytes(table, start, stop, warm_up=warm_up, n_micro_batches=n_micro_batches)
-        found = static_bytes(table, start, stop) + max(at_work, reducing_bytes(table, start, stop, replicas))
-        table.needs[key] = found
-    return found
-
-
-def row_bytes(table: CostTable, start: int, stop: int, *, warm_up: int, n_micro_batches: int = 1) -> int:
-    """Bytes per row of a micro-batch: what `warm_up` micro-batches keep for their backward, what one task works on,
-    home's whole batch, and the most tensors that can wait on either side however slow the links are.
-
-    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the stage before keeps
-    (two more: the default depths of neighbours differ by two); one more of each while pieces are cut or joined.
-    """
-    training = isinstance(table.problem.workload, Training)
-    kept = warm_up * table.activation_bytes(start, stop) if training else 0
-    before, behind = (min(warm_up + 2, n_micro_batches), warm_up) if training else (n_micro_batches, n_micro_batches)
-    waiting = (behind + 1) * table.cut_bytes(stop) + ((before + 1) * table.cut_bytes(start) if start else 0)
-    return kept + waiting + _feed_bytes(table, start, stop) * n_micro_batches + working_bytes(table, start, stop, 1)
-
-
-def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
-    """Bytes of the all-reduce: the flat vector and its pieces, and one piece under way and one just added."""
-    if replicas == 1 or not isinstance(table.problem.workload, Training):
-        return 0
-    vector = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
-    return 2 * vector + 2 * (vector // replicas + 4)
-
-
-def rows_that_fit(
-    table: CostTable, start: int, stop: int, budget: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
-) -> int:
-    """The most rows of a micro-batch for which `memory_bytes` stays within `budget`."""
-    room = budget - static_bytes(table, start, stop)
-    if room < reducing_bytes(table, start, stop, replicas):
-        return 0
-    per_row = row_bytes(table, start, stop, warm_up=warm_up, n_micro_batches=n_micro_batches)
-    return room // per_row if per_row else 1 << 60
-
-
-def depth_that_fits(
-    table: CostTable, start: int, stop: int, rows: int, budget: int, *, replicas: int = 1, n_micro_batches: int = 1
-) -> int:
-    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within `budget`; 0: not one."""
-    room = budget - static_bytes(table, start, stop)
-    if room < 0 or room < reducing_bytes(table, start, stop, replicas):
-        return 0
-
-    def needed(depth: int) -> int:
-        return rows * row_bytes(table, start, stop, warm_up=depth, n_micro_batches=n_micro_batches)
-
-    least = needed(1)
-    if least > room:
-        return 0
-    if n_micro_batches == 1 or not isinstance(table.problem.workload, Training):
-        return n_micro_batches
-    step = needed(2) - least  # a micro-batch more never takes more than the second
-    depth = min(1 + (room - least) // step, n_micro_batches) if step else n_micro_batches
-    while depth < n_micro_batches and needed(depth + 1) <= room:
-        depth += 1
-    return depth
-
-
-def _feed_bytes(table: CostTable, start: int, stop: int) -> int:
-    problem = table.problem
-    targets = problem.target_bytes if stop == len(problem.layers) else 0
-    return targets + (problem.input_bytes if start == 0 else 0)
 
 
 def budget_bytes(problem: Problem, device: Device) -> int:

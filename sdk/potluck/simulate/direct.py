@@ -93,6 +93,7 @@ class Outcome:
         transfer = [layout.items[number].kind == SEND for number in layout.item]
         working, kept = self._kept_bytes()
         for first in self._laid.first:
+            learned = set[int]()  # runs that had a backward
             for slot, number, made, uses in layout.values:
                 gone = times.stop_s[first + made]
                 for use in uses:
@@ -104,7 +105,10 @@ class Outcome:
                 changes[slot] += ((since, working[number]), (times.stop_s[first + forward], -working[number]))
                 if backward >= 0:
                     again, stop = times.start_s[first + backward], times.stop_s[first + backward]
-                    changes[slot] += ((again, working[number]), (stop, -working[number]))
+                    stage = plan.stages[layout.items[number].stage]
+                    beside = table.second_gradient_bytes(stage.start, stage.stop, first=number not in learned)
+                    learned.add(number)
+                    changes[slot] += ((again, working[number] + beside), (stop, -working[number] - beside))
                     changes[slot] += ((since, kept[number]), (stop, -kept[number]))
         peaks = {}
         for name, events in zip(plan.devices, changes, strict=True):

@@ -5,6 +5,7 @@ Tensors that go from one stage to the same other stages are one bundle.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from potluck.records import Problem, Stage
@@ -75,6 +76,15 @@ def learning(handed: Sequence[Sequence[Bundle]]) -> tuple[bool, ...]:
     for p in reversed(range(len(handed) - 1)):
         learns[p] = any(learns[q] for bundle in handed[p] if bundle.gradient_bytes for q in bundle.to)
     return tuple(learns)
+
+
+def learning_layers(problem: Problem) -> tuple[bool, ...]:
+    """Per layer, whether a gradient passes every cut behind it: then its backward is done in every plan."""
+    if problem.branches:
+        alone = [Stage(start=i, stop=i + 1, devices=("any",), shares=(1,)) for i in range(len(problem.layers))]
+        return learning(bundles(problem, alone))
+    passes = [layer.gradient_bytes > 0 for layer in problem.layers[:-1]] + [True]
+    return tuple(accumulate(reversed(passes), lambda a, b: a and b))[::-1]
 
 
 def feed_bytes(problem: Problem, start: int, stop: int) -> int:

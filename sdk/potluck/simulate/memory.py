@@ -15,7 +15,7 @@ def peak_bytes(
 
     A value is there from the start of what makes it to the end of its last use; what never is used goes at once. A
     `run` that trains keeps its activations until its `backward` has ended, and a vector of gradients is there as long
-    as any piece of it, as pieces are no copies.
+    as any piece of it, as pieces are no copies. A `backward` takes room for gradients of parameters that have one.
     """
     program, notes, sizes = compiled.programs[device], compiled.notes[device], compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []
@@ -25,6 +25,7 @@ def peak_bytes(
         vectors: set[str] = set()
         pieces: dict[str, str] = {}  # of vectors
         kept: dict[tuple[str, str], tuple[float, int]] = {}
+        learned: set[str] = set()  # segments that had a backward
         for item in program.instructions:
             start, stop = step[item.id]
             for value in item.outputs:
@@ -36,6 +37,7 @@ def peak_bytes(
             elif item.op == "slice" and item.inputs[0] in vectors:
                 pieces |= dict.fromkeys(item.outputs, item.inputs[0])
             _segment_memory(table, item, notes[item.id], start, stop, kept, changes)
+            changes += _second_gradients(table, item, notes[item.id], start, stop, learned)
         for piece, vector in pieces.items():
             last[vector] = max(last[vector], last[piece])
         for since, nbytes in kept.values():
@@ -65,6 +67,17 @@ def _segment_memory(
     elif item.op == "backward":
         since, nbytes = kept.pop(key)
         changes += [(since, nbytes), (stop, -nbytes)]
+
+
+def _second_gradients(
+    table: cost.CostTable, item: Instruction, note: Note, start: float, stop: float, learned: set[str]
+) -> list[tuple[float, int]]:
+    if item.op != "backward":
+        return []
+    segment = item.attrs["segment"]
+    nbytes = table.second_gradient_bytes(note.start, note.stop, first=segment not in learned)
+    learned.add(segment)
+    return [(start, nbytes), (stop, -nbytes)]
 
 
 def _static_bytes(table: cost.CostTable, notes: Sequence[Note], instructions: Sequence[Instruction]) -> int:

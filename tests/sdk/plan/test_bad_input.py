@@ -51,7 +51,10 @@ def test_unknown_power_is_no_trouble_where_nobody_limits_it():
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_layer_that_fits_nowhere_is_named_with_need_and_room(name):
     problem = random_home(1)
-    layers = (*problem.layers[:-1], replace(problem.layers[-1], name="huge", parameter_bytes=10**9))
+    layers = (
+        *problem.layers[:-1],
+        replace(problem.layers[-1], name="huge", parameter_bytes=10**9, widest_parameter_bytes=0),
+    )
     problem = granted(replace(problem, layers=layers), {device.name: 10**8 for device in problem.devices})
     with pytest.raises(Infeasible, match=r"layer 'huge' of chain fits on no device: it needs 4\d{3} MB, .* 100 MB"):
         make_plans(problem) if name == "potluck" else ask(problem, name)

@@ -16,7 +16,7 @@ from potluck.plan.improve import neighbours
 from potluck.plan.judge import judge
 from potluck.plan.planners import RIVALS
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
-from potluck.simulate import cost
+from potluck.simulate import footprint
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
@@ -258,8 +258,8 @@ def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
         budget = rng.randrange(1000, 3_000_000)
 
         def needs(depth, start=start, stop=stop, rows=rows, n=n, replicas=replicas):
-            return cost.memory_bytes(table, start, stop, rows, warm_up=depth, replicas=replicas, n_micro_batches=n)
+            return footprint.memory_bytes(table, start, stop, rows, warm_up=depth, replicas=replicas, n_micro_batches=n)
 
         every = [depth for depth in range(1, n + 1) if needs(depth) <= budget]
-        found = cost.depth_that_fits(table, start, stop, rows, budget, replicas=replicas, n_micro_batches=n)
+        found = footprint.depth_that_fits(table, start, stop, rows, budget, replicas=replicas, n_micro_batches=n)
         assert found == max(every, default=0)

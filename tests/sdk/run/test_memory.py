@@ -34,11 +34,11 @@ def deployed(home, model, stages, *, train):
     return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, turns=False).wait()
 
 
-def check(run):
-    """The peaks, within what was foretold; beside the floor that is close."""
+def check(run, unseen_bytes=0):
+    """The peaks, within what was foretold; beside the floor that is close. Between tasks nobody sees `unseen_bytes`."""
     for expected, used in run.compare().peak_bytes.values():
         assert used <= expected
-        assert expected - FLOOR_BYTES <= (1 + SLACK_FRAC) * used + SLACK_BYTES
+        assert expected - FLOOR_BYTES - unseen_bytes <= (1 + SLACK_FRAC) * used + SLACK_BYTES
 
 
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
@@ -47,7 +47,7 @@ def test_peaks_of_training_and_inference_are_those_foretold(home, stages):
     model = potluck.Model.from_torch(wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8])
     run = deployed(home, model, stages, train=True)
     run.fit([(x, y)] * 3).wait()
-    check(run)
+    check(run, unseen_bytes=max(layer.widest_parameter_bytes for layer in model.layers(True)))  # a second gradient
     run.close()
     run = deployed(home, model, stages, train=False)
     for _ in range(3):
@@ -66,6 +66,48 @@ def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_fore
     for expected, used in run.compare().peak_bytes.values():
         assert used <= expected
     run.close()
+
+
+def test_what_libraries_need_for_products_of_every_size_is_foretold():
+    """On new workers, whose libraries make their buffers with the first step."""
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 256))
+    x, y = torch.randn(64, 1024), torch.randint(0, 256, (64,))
+    model = potluck.Model.from_torch(net, x[:16], loss=nn.functional.cross_entropy, example_targets=y[:16])
+    with potluck.Home.lab([Spec(name=name) for name in (A, B)]) as home:
+        profile = home.profile(model, rows=(1,), repeats=1).wait()
+        for stages, n in ((STAGES["pipeline"], 2), (STAGES["shared"], 1)):
+            scaled = [(names, tuple(share * 4 for share in shares)) for names, shares in stages]
+            plan = make_plan(model, *scaled, micro_batch=32, n_micro_batches=n)
+            plan = potluck.judge(replace(plan, model=profile.model), profile)
+            run = home.deploy(plan, model, turns=False).wait()
+            run.fit([(x[: 32 * n], y[: 32 * n])] * 2).wait()
+            for expected, used in run.compare().peak_bytes.values():
+                assert used <= expected
+            run.close()
+
+
+def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches():
+    """Backward holds a second gradient of a weight larger than all that a worker may take beside its plan (88 MiB)."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4096, 5632), torch.nn.Linear(5632, 4096))
+    x, y = torch.randn(16, 4096), torch.randint(0, 4096, (16,))
+    model = potluck.Model.from_torch(net, x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4])
+    with potluck.Home.lab([Spec(name=A, memory="2 GiB")]) as home:
+        profile = home.profile(model, rows=(1, 4), repeats=1).wait()
+    plan = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=4)
+    plan = potluck.judge(replace(plan, model=profile.model), profile)
+    with potluck.Home.lab([Spec(name=A, memory=plan.peak_bytes[A])]) as home:
+        run = home.deploy(plan, model, optimizer=potluck.AdamW(1e-5), turns=False).wait()
+        history = run.fit([(x, y)] * 2).wait()
+        run.close()
+    assert history.losses == pytest.approx(
+        train_alone(
+            net, x, y, batch=16, micro_batch=4, epochs=2,
+            make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
+        ),
+        rel=1e-5,
+    )  # fmt: skip
 
 
 def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_profiled():

@@ -22,7 +22,8 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate import simulate, steady_s
-from potluck.simulate.cost import CostTable, memory_bytes
+from potluck.simulate.cost import CostTable
+from potluck.simulate.footprint import memory_bytes
 
 
 def home(names="ab", capacity=100.0, latency_s=0.0, with_home=False, **device):

@@ -9,7 +9,7 @@ from potluck.plan import choices
 from potluck.plan.allocate import proportion
 from potluck.plan.hybrid import estimate_of, execution, make_stage
 from potluck.records import Plan, Problem, Stage, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 
 def plan_data_parallel(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
@@ -28,7 +28,7 @@ def _equal(table: cost.CostTable, names: tuple[str, ...], micro_batch: int) -> S
     problem, stop = table.problem, len(table.problem.layers)
     shares = proportion(micro_batch, [1.0] * len(names))
     for name, rows in zip(names, shares, strict=True):
-        room = cost.rows_that_fit(
+        room = footprint.rows_that_fit(
             table, 0, stop, cost.budget_bytes(problem, problem.device(name)), warm_up=1, replicas=len(names),
             n_micro_batches=problem.workload.batch // micro_batch,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from potluck.plan.build import build, seconds
 from potluck.plan.hybrid import estimate_of
 from potluck.plan.pipeline import request_s
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, footprint
 
 MAX_DEVICES = 8  # 2^n sets; the fastest beyond
 
@@ -57,7 +57,7 @@ def _best(table: cost.CostTable, names: list[str], micro_batch: int) -> list[Sta
                     sent = micro_batch * nbytes / network.bandwidth(last, name) + network.latency(last, name)
                 for j in range(i + 1, len(places)):
                     start, stop = places[i], places[j]
-                    need = cost.memory_bytes(
+                    need = footprint.memory_bytes(
                         table, start, stop, micro_batch, warm_up=1, n_micro_batches=n_micro_batches
                     )  # fmt: skip
                     if need > budgets[name]:

@@ -1,0 +1,141 @@
+"""The closed form of memory: the most that a device can hold of a plan, however slow links and other devices are.
+
+Never less than `simulate.memory` finds. Asteroid (Ye et al., MobiCom 2024) eq. (3): model + optimizer + K_p
+activations, where K_p is the schedule's real depth (`warm_up`). Beyond the paper: what one task works on, what waits on
+either side of a stage, the flat vectors of the all-reduce, and second gradients.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from potluck.records import Stage, Training
+from potluck.simulate import flows
+from potluck.simulate.cost import CostTable, static_bytes, working_bytes
+
+
+def memory_bytes(
+    table: CostTable, start: int, stop: int, rows: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1,
+    depth_before: int | None = None, in_flight: int = 1,
+) -> int:  # fmt: skip
+    """Peak bytes of a device that computes layers [start, stop) on `rows` rows of every micro-batch.
+
+    `depth_before`: the warm-up of the stage before; unless given `warm_up` and two more, as default depths differ.
+    `in_flight`: requests of a stream that are under way at once.
+    """
+    depth_before = warm_up + 2 if depth_before is None else depth_before
+    key = start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight
+    found = table.needs.get(key)
+    if found is None:
+        moving = _moving_bytes(table, start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight)
+        found = table.needs[key] = static_bytes(table, start, stop) + moving
+    return found
+
+
+def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, in_flight: int = 1) -> dict[str, int]:
+    """`memory_bytes` of every device of a plan with these stages, of which it may have several."""
+    needed, depths = dict[str, int](), [stage.warm_up for stage in stages]
+    for p, stage in enumerate(stages):
+        before = max(depths[:p] if table.problem.branches else depths[p - 1 : p], default=0)
+        for name, rows in zip(stage.devices, stage.shares, strict=True):
+            nbytes = memory_bytes(
+                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
+                n_micro_batches=n_micro_batches, depth_before=before, in_flight=in_flight,
+            )  # fmt: skip
+            needed[name] = needed[name] + nbytes - table.floor_bytes if name in needed else nbytes
+    return needed
+
+
+def rows_that_fit(
+    table: CostTable, start: int, stop: int, budget: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
+) -> int:
+    """The most rows of a micro-batch for which `memory_bytes` stays within `budget`."""
+    room = budget - static_bytes(table, start, stop)
+    working, reducing = _moving_parts(table, start, stop, warm_up, replicas, n_micro_batches, warm_up + 2)
+    if room < max(working[0], reducing[0]):
+        return 0
+    return min((room - fixed) // per_row if per_row else 1 << 60 for fixed, per_row in (working, reducing))
+
+
+def depth_that_fits(
+    table: CostTable, start: int, stop: int, rows: int, budget: int, *, replicas: int = 1, n_micro_batches: int = 1
+) -> int:
+    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within `budget`; 0: not one."""
+    room = budget - static_bytes(table, start, stop)
+
+    def needed(depth: int) -> int:
+        return _moving_bytes(table, start, stop, rows, depth, replicas, n_micro_batches, depth + 2)
+
+    if room < 0 or needed(1) > room:
+        return 0
+    if not isinstance(table.problem.workload, Training) or needed(n_micro_batches) <= room:
+        return n_micro_batches
+    return bisect_right(range(1, n_micro_batches + 1), room, key=needed)
+
+
+def _moving_bytes(
+    table: CostTable, start: int, stop: int, rows: int, warm_up: int, replicas: int, n_micro_batches: int,
+    depth_before: int, in_flight: int = 1,
+) -> int:  # fmt: skip
+    """What comes and goes in a step, at the most."""
+    parts = _moving_parts(table, start, stop, warm_up, replicas, n_micro_batches, depth_before, in_flight)
+    return max(fixed + rows * per_row for fixed, per_row in parts)
+
+
+def _moving_parts(
+    table: CostTable, start: int, stop: int, warm_up: int, replicas: int, n_micro_batches: int, depth_before: int,
+    in_flight: int = 1,
+) -> tuple[tuple[int, int], tuple[int, int]]:  # fmt: skip
+    """(bytes, bytes per row) while the device computes, and while it reduces gradients, when no activation is left.
+
+    While it computes: what `warm_up` micro-batches keep for their backward, what one task works on, home's whole batch,
+    all that waits, a second gradient, and pieces that the replica before sends early.
+    """
+    training = isinstance(table.problem.workload, Training)
+    waiting = _waiting_bytes(table, start, stop, warm_up, n_micro_batches, depth_before, in_flight)
+    kept = min(warm_up, n_micro_batches) * table.activation_bytes(start, stop) if training else 0
+    feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
+    beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
+    working = kept + waiting + feeds + working_bytes(table, start, stop, 1)
+    if replicas == 1 or not training:
+        return (beside, working), (0, 0)
+    early = (replicas - 1) * _piece_bytes(table, start, stop, replicas)
+    return (beside + early, working), (reducing_bytes(table, start, stop, replicas), waiting)
+
+
+def _waiting_bytes(
+    table: CostTable, start: int, stop: int, warm_up: int, n_micro_batches: int, depth_before: int, in_flight: int
+) -> int:
+    """Bytes per row of the most tensors that can wait on either side.
+
+    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the stage before keeps,
+    and to any of the step where there is no backward; one more of each while pieces are cut or joined. Of the last
+    stage every loss waits, and all of them as one value. Without training all micro-batches of all requests may wait.
+    """
+    taken, given = table.crossing_bytes(start, stop)
+    if not isinstance(table.problem.workload, Training):
+        return (n_micro_batches + 1) * (taken + given) * in_flight
+    before = n_micro_batches if table.follows_ahead(start, stop) else min(depth_before, n_micro_batches)
+    behind = n_micro_batches if table.runs_ahead(start, stop) else min(warm_up, n_micro_batches)
+    if stop == len(table.problem.layers):
+        behind = 2 * n_micro_batches
+    return (behind + 1) * given + (before + 1) * taken
+
+
+def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
+    """Bytes of the all-reduce: the flat vector and its pieces, those of other replicas, and one just added."""
+    if replicas == 1 or not isinstance(table.problem.workload, Training):
+        return 0
+    return 2 * _vector_bytes(table, start, stop) + replicas * _piece_bytes(table, start, stop, replicas)
+
+
+def _piece_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
+    return _vector_bytes(table, start, stop) // replicas + 4
+
+
+def _vector_bytes(table: CostTable, start: int, stop: int) -> int:
+    return table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
+
+
+def _feed_bytes(table: CostTable, start: int, stop: int) -> int:
+    targets = table.problem.target_bytes if stop == len(table.problem.layers) else 0
+    return targets + flows.feed_bytes(table.problem, start, stop)

@@ -1,0 +1,85 @@
+"""The closed form of memory is never less than the simulator finds, in any home and for any plan."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.sdk.simulate.test_direct import random_plan, random_problem, with_branches
+
+from potluck.plan.improve import fits
+from potluck.records import Training
+from potluck.simulate.cost import CostTable, static_bytes
+from potluck.simulate.direct import Direct, in_flight
+from potluck.simulate.footprint import depth_that_fits, memory_bytes, plan_bytes, rows_that_fit
+
+N_SEEDS, N_HOMES = 40, 25
+
+
+def random_home(rng, branches):
+    """Layers with parameters of every size, some of which several operators read."""
+    problem = random_problem(rng)
+    problem = with_branches(rng, problem) if branches else problem
+    layers = []
+    for layer in problem.layers:
+        widest = rng.choice([None, layer.parameter_bytes, layer.parameter_bytes // 2])
+        layers.append(replace(layer, widest_parameter_bytes=widest, reused_bytes=rng.choice([0, 0, widest or 0])))
+    return replace(problem, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_the_closed_form_is_never_below_the_simulated_peak(seed, branches):
+    rng = random.Random(seed)
+    for _ in range(N_HOMES):
+        problem = random_home(rng, branches)
+        table = CostTable(problem)
+        direct, plan = Direct(problem, table), random_plan(rng, problem)
+        peaks = direct.run(plan).peak_bytes()
+        n_requests = in_flight(plan) if direct.streaming else 1
+        closed = plan_bytes(table, plan.stages, plan.n_micro_batches, n_requests)
+        assert peaks.keys() == closed.keys()
+        below = {name: (closed[name], peak) for name, peak in peaks.items() if closed[name] < peak}
+        assert not below, (plan, below)
+
+
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_what_is_said_to_fit_holds_by_the_simulator(seed):
+    """What planners take for granted where there is memory in plenty."""
+    rng = random.Random(seed)
+    for _ in range(N_HOMES):
+        problem = replace(random_home(rng, branches=rng.random() < 0.5), workload=Training(batch=8, micro_batch=2))
+        plan = random_plan(rng, problem)
+        peaks = Direct(problem).run(plan).peak_bytes()
+        devices = tuple(
+            replace(device, memory_bytes=int(rng.uniform(0.5, 3) * peaks[device.name]) + 1)
+            if device.name in peaks
+            else device
+            for device in problem.devices
+        )
+        tight = replace(problem, devices=devices)
+        if fits(CostTable(tight), plan, plan.stages):
+            assert all(peaks[device.name] <= device.memory_bytes for device in devices if device.name in peaks)
+
+
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_rows_and_depths_that_fit_are_the_most_that_do(seed):
+    rng = random.Random(seed)
+    for _ in range(N_HOMES):
+        problem = random_home(rng, branches=rng.random() < 0.5)
+        table, n_layers = CostTable(problem), len(problem.layers)
+        start = rng.randrange(n_layers)
+        stop = rng.randint(start + 1, n_layers)
+        shape = {"replicas": rng.randint(1, 3), "n_micro_batches": rng.choice([1, 2, 6])}
+        rows, n = rng.randint(1, 8), shape["n_micro_batches"]
+
+        def needed(rows, depth, table=table, start=start, stop=stop, shape=shape):
+            return memory_bytes(table, start, stop, rows, warm_up=depth, **shape)
+
+        budget = int(static_bytes(table, start, stop) + rng.uniform(-0.1, 2) * needed(rows, 1))
+        most = rows_that_fit(table, start, stop, budget, warm_up=2, **shape)
+        assert most == 0 or needed(most, 2) <= budget
+        assert most >= 1 << 60 or needed(most + 1, 2) > budget
+        depth = depth_that_fits(table, start, stop, rows, budget, **shape)
+        assert 0 <= depth <= n
+        assert depth == 0 or needed(rows, depth) <= budget
+        assert depth == n or needed(rows, depth + 1) > budget
