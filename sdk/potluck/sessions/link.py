@@ -42,6 +42,7 @@ from potluck.sessions.events import (
     Send,
     Tick,
 )
+from potluck.sessions.resolving import UNKNOWN, Resolver
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES, PULSE_OFFSET
@@ -63,6 +64,7 @@ _FAULTS = logging.getLogger("potluck.faults")  # what must not happen and did; s
 @dataclass(slots=True)
 class _Connection:
     address: Address
+    key: str
     sockets: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     monitors: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
@@ -87,12 +89,12 @@ class Link:
         What this notebook is known by.
     """
 
-    def __init__(self, keys: Keys, *, name: str = "notebook") -> None:
+    def __init__(self, keys: Keys, *, name: str = "notebook", resolver: Resolver | None = None) -> None:
         if not zmq.has("curve"):
             raise HomeError(
                 f"this libzmq ({zmq.zmq_version()}) cannot encrypt.", next_step="Install pyzmq >= 27.3 from PyPI."
             )
-        self._keys = keys
+        self._keys, self._resolver = keys, resolver or Resolver()
         self._heard: Callable[[str, Any], None] = lambda device, news: None
         self._name, self._controller = name, Controller(name)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -181,6 +183,7 @@ class Link:
                 if time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + TICK_S
                     self._feed(Tick())
+                    self._connect_waiting()
                     self._flush()
         finally:
             self._shut_down()
@@ -291,8 +294,20 @@ class Link:
     # --- sockets ------------------------------------------------------------------------------------------------------
 
     def _connect(self, action: Connect) -> None:
-        connection = self._connections[action.device] = _Connection(action.address)
-        host, port = action.address.host, action.address.port
+        self._connections[action.device] = _Connection(action.address, action.key)
+        self._connect_waiting()
+
+    def _connect_waiting(self) -> None:
+        """Connect those whose address has become known; what was for them waits in their backlog."""
+        for device, connection in tuple(self._connections.items()):
+            if connection.sockets or (host := self._resolver.address(connection.address.host)) is None:
+                continue
+            if host == UNKNOWN:
+                self._feed(Lost(device=device, error=failures.unreachable(device, str(connection.address))))
+            else:
+                self._open(device, connection, host)
+
+    def _open(self, device: str, connection: _Connection, host: str) -> None:
         for channel, offset in _OFFSETS.items():
             socket = self._context.socket(zmq.DEALER)
             socket.linger = 0
@@ -302,14 +317,14 @@ class Link:
             socket.rcvhwm = 1000
             socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
             socket.ipv6 = ":" in host
-            socket.curve_serverkey = action.key.encode()
+            socket.curve_serverkey = connection.key.encode()
             socket.curve_publickey = self._keys.public.encode()
             socket.curve_secretkey = self._keys.secret.encode()
             monitor = socket.get_monitor_socket(_WATCHED)
             connection.sockets[channel], connection.monitors[channel] = socket, monitor
-            self._register(socket, action.device, channel, False)
-            self._register(monitor, action.device, channel, True)
-            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port + offset}")
+            self._register(socket, device, channel, False)
+            self._register(monitor, device, channel, True)
+            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{connection.address.port + offset}")
 
     def _register(self, socket: Any, device: str, channel: Channel, is_monitor: bool) -> None:
         self._sources[socket] = (device, channel, is_monitor)
@@ -339,12 +354,10 @@ class Link:
             error_here = ProtocolError(f"a {what} for it cannot be sent ({error}).", device=action.device)
             self._feed(Lost(device=action.device, error=error_here))
             return
-        backlog = connection.backlog.get(action.channel)
-        if backlog:
+        backlog = connection.backlog.setdefault(action.channel, deque())
+        socket = connection.sockets.get(action.channel)
+        if backlog or socket is None or not self._put(socket, frames):
             backlog.append(frames)
-            return
-        if not self._put(connection.sockets[action.channel], frames):
-            connection.backlog.setdefault(action.channel, deque()).append(frames)
 
     def _put(self, socket: "zmq.Socket[bytes]", frames: list[Any]) -> bool:
         try:
@@ -355,8 +368,9 @@ class Link:
 
     def _flush(self) -> None:
         for connection in self._connections.values():
-            for channel, backlog in connection.backlog.items():
-                while backlog and self._put(connection.sockets[channel], backlog[0]):
+            for channel, socket in connection.sockets.items():
+                backlog = connection.backlog.get(channel)
+                while backlog and self._put(socket, backlog[0]):
                     backlog.popleft()
 
     def _shut_down(self) -> None:
@@ -364,7 +378,7 @@ class Link:
         for ticket in tuple(self._futures):
             self._settle(ticket, None, closed)
         for device, connection in tuple(self._connections.items()):
-            with suppress(zmq.ZMQError):
+            with suppress(zmq.ZMQError, KeyError):  # one that is not connected yet has no sockets
                 connection.sockets[Channel.CONTROL].send_multipart(encode(Goodbye(reason="closed")), zmq.DONTWAIT)
             self._disconnect(device, linger_ms=200)
         self._context.term()
