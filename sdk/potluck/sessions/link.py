@@ -25,7 +25,6 @@ from potluck.sessions import failures
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Action,
-    Address,
     Connect,
     Deliver,
     Disconnect,
@@ -63,8 +62,7 @@ _FAULTS = logging.getLogger("potluck.faults")  # what must not happen and did; s
 
 @dataclass(slots=True)
 class _Connection:
-    address: Address
-    key: str
+    wanted: Connect
     sockets: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     monitors: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
@@ -195,13 +193,16 @@ class Link:
         except Exception as error:  # the last line of defence: one device or one ticket ends, the link goes on
             actions = self._survive(event, error, now_s)
         for action in actions:
-            try:
-                self._act(action)
-            except Exception as error:  # the others are carried out all the same: somebody waits for them
-                _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
-                if device := getattr(action, "device", ""):
-                    text = f"it could not be told or reached ({type(error).__name__}: {error})."
-                    self._submitted.append(Lost(device=device, error=ProtocolError(text, device=device)))
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        try:
+            self._act(action)
+        except Exception as error:  # the others are carried out all the same: somebody waits for them
+            _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
+            if device := getattr(action, "device", ""):
+                text = f"it could not be told or reached ({type(error).__name__}: {error})."
+                self._submitted.append(Lost(device=device, error=ProtocolError(text, device=device)))
 
     def _survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         _FAULTS.exception("a fault in the link while handling %.500r", event)
@@ -247,7 +248,7 @@ class Link:
 
     def _watch(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]
-        address = str(connection.address)
+        address = str(connection.wanted.address)
         error: PotluckError | None = None
         if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             connection.trusted = True
@@ -294,20 +295,21 @@ class Link:
     # --- sockets ------------------------------------------------------------------------------------------------------
 
     def _connect(self, action: Connect) -> None:
-        self._connections[action.device] = _Connection(action.address, action.key)
-        self._connect_waiting()
+        """Connect, if the address is known by now; until then what is for the device waits in its backlog."""
+        connection = self._connections.setdefault(action.device, _Connection(action))
+        host = self._resolver.address(action.address.host)
+        if host == UNKNOWN:
+            self._feed(Lost(device=action.device, error=failures.unreachable(action.device, str(action.address))))
+        elif host is not None:
+            self._open(connection, host)
 
     def _connect_waiting(self) -> None:
-        """Connect those whose address has become known; what was for them waits in their backlog."""
-        for device, connection in tuple(self._connections.items()):
-            if connection.sockets or (host := self._resolver.address(connection.address.host)) is None:
-                continue
-            if host == UNKNOWN:
-                self._feed(Lost(device=device, error=failures.unreachable(device, str(connection.address))))
-            else:
-                self._open(device, connection, host)
+        for connection in tuple(self._connections.values()):
+            if not connection.sockets:
+                self._carry_out(connection.wanted)
 
-    def _open(self, device: str, connection: _Connection, host: str) -> None:
+    def _open(self, connection: _Connection, host: str) -> None:
+        device, port = connection.wanted.device, connection.wanted.address.port
         for channel, offset in _OFFSETS.items():
             socket = self._context.socket(zmq.DEALER)
             socket.linger = 0
@@ -317,14 +319,14 @@ class Link:
             socket.rcvhwm = 1000
             socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
             socket.ipv6 = ":" in host
-            socket.curve_serverkey = connection.key.encode()
+            socket.curve_serverkey = connection.wanted.key.encode()
             socket.curve_publickey = self._keys.public.encode()
             socket.curve_secretkey = self._keys.secret.encode()
             monitor = socket.get_monitor_socket(_WATCHED)
             connection.sockets[channel], connection.monitors[channel] = socket, monitor
             self._register(socket, device, channel, False)
             self._register(monitor, device, channel, True)
-            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{connection.address.port + offset}")
+            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port + offset}")
 
     def _register(self, socket: Any, device: str, channel: Channel, is_monitor: bool) -> None:
         self._sources[socket] = (device, channel, is_monitor)

@@ -7,7 +7,7 @@ import pytest
 import zmq
 from tests.patience import PATIENCE_S
 
-from potluck.errors import DeviceGone
+from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller
 from potluck.sessions.events import Gather, Join, Leave
 from potluck.sessions.link import Keys, Link
@@ -85,6 +85,18 @@ def test_a_name_that_nobody_knows_is_told_at_once(link, names, monkeypatch):
         error = join(link, agent, "a", host="nobody.local").exception(PATIENCE_S)
     assert (type(error), error.device) == (DeviceGone, "a")
     assert "nobody.local" in str(error)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("host", ["jetson.local", "127.0.0.1"])
+def test_a_key_that_cannot_be_costs_that_device_and_never_the_link(link, names, host):
+    with TakenOver(HONEST) as agent:
+        joining = link.ask(Join(device="a", address=replace(agent.address, host=host), key="x"))
+        join(link, agent, "b").result(PATIENCE_S)
+        names.answer()
+        error = joining.exception(PATIENCE_S)
+        assert (type(error), error.device) == (ProtocolError, "a")
+        link.ask(Gather(requests={"b": MEASURE})).result(PATIENCE_S)
 
 
 def test_who_left_before_its_name_was_known_is_not_connected(link, names):
