@@ -16,38 +16,41 @@ from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 MAX_TRANSFERS = 1024  # at once from one sender
+AGENT, WORKER = "agent", "worker"  # who can hold a place
 PATIENCE_S = 0.2  # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
 
 
 class Space:
-    """The inbound arena: a place is free again when everybody who holds it has released it."""
+    """The inbound arena: a place is free again when everybody who holds it has released it: we, and the worker."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self._allocator = Allocator(nbytes)
-        self._holds: dict[int, int] = {}
+        self._holders: dict[int, set[str]] = {}
 
     def place(self, nbytes: int) -> int | None:
-        """An offset for so many bytes, held once; None where there is no room now."""
+        """An offset for so many bytes, which we hold; None where there is no room now."""
         try:
             offset = self._allocator.allocate(nbytes)
         except ArenaFull:
             return None
-        self._holds[offset] = 1
+        self._holders[offset] = {AGENT}
         return offset
 
-    def hold(self, offset: int, times: int) -> None:
-        """So many more will have to release it."""
-        self._holds[offset] += times
+    def lend(self, offset: int) -> None:
+        """The worker holds it, too."""
+        self._holders[offset].add(WORKER)
 
-    def release(self, offset: int) -> bool:
-        """One lets go; True where the place is free now. A place that nobody holds is no error: it was given up."""
-        if offset not in self._holds:
+    def release(self, offset: int, holder: str) -> bool:
+        """One lets go; True where the place is free now. Whoever does not hold it frees nothing: it was given up, or a
+        worker says what it likes."""
+        holders = self._holders.get(offset, set())
+        if holder not in holders:
             return False
-        self._holds[offset] -= 1
-        if self._holds[offset]:
+        holders.remove(holder)
+        if holders:
             return False
-        del self._holds[offset]
+        del self._holders[offset]
         self._allocator.free(offset)
         return True
 
@@ -180,9 +183,9 @@ class Incoming:
         """When `credit` is to be called again, if no event comes first."""
         return min(self._unsettled.values()) + PATIENCE_S if self._unsettled else None
 
-    def release(self, offset: int) -> Step:
+    def release(self, offset: int, holder: str = AGENT) -> Step:
         """Somebody lets go of a place; whoever waits for room may get it now."""
-        return self._fill() if self.space.release(offset) else Step()
+        return self._fill() if self.space.release(offset, holder) else Step()
 
     def _fill(self) -> Step:
         step = Step()
@@ -254,7 +257,7 @@ class Incoming:
         del self._arrivals[arrival.key, arrival.value.transfer]
         self._accounts[arrival.key].forget(arrival.assembly)
         if arrival.offset is not None:
-            self.space.release(arrival.offset)
+            self.space.release(arrival.offset, AGENT)
         elif not arrival.sink:
             self._queue.remove(arrival)
 

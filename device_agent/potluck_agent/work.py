@@ -18,7 +18,7 @@ from potluck_agent.executions import (
     compute_of,
     parcel_of,
 )
-from potluck_agent.incoming import Arrival, Incoming, Step
+from potluck_agent.incoming import WORKER, Arrival, Incoming, Step
 from potluck_agent.laborer import Laborer
 from potluck_agent.lane import Lane, Task
 from potluck_agent.outbox import Outbox, Settings
@@ -340,9 +340,8 @@ class Work:
             return
         layout = epoch.layouts[value.program]
         uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
-        if uses and sends:
-            self._incoming.space.hold(span.offset, 1)
         if uses:
+            self._incoming.space.lend(span.offset)
             put = Put(
                 value=name.prefix + value.name,
                 offset=span.offset,
@@ -351,7 +350,7 @@ class Work:
                 shape=value.shape,
             )
             self._laborer.tell(put, (), now_s)
-        if not uses and not sends:
+        if not sends:
             self._give_back(span, now_s)
         early = Early(Located(span, value.dtype, value.shape), sends > 0, arrival.start_s, now_s)
         if execution is None:
@@ -366,7 +365,7 @@ class Work:
 
     def freed(self, offset: int, now_s: float) -> None:
         """The worker does not look at that place any more."""
-        self.apply(self._incoming.release(offset), now_s)
+        self.apply(self._incoming.release(offset, WORKER), now_s)
 
     def tick(self, now_s: float) -> None:
         """A value that found no room for long, while nothing is computed that could free some, never will."""

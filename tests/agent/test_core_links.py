@@ -139,7 +139,7 @@ def test_every_value_arrives_once_and_whole_however_often_a_link_breaks(seed, nb
     assert world.home == world.data
     assert world.done == {(key, step): 1 for key in (LEFT, RIGHT) for step in range(N_STEPS)}
     for core in world.cores.values():
-        assert core._incoming.space._holds == {}
+        assert core._incoming.space._holders == {}
         assert not core._incoming.busy
         assert not core._outgoing.busy
 

@@ -4,30 +4,37 @@ import pytest
 from tests.agent.core_talk import (
     OWNER_KEY,
     READY,
+    RUN,
     Talk,
     cut,
     plan,
     recv,
     refused,
     send,
+    value,
 )
 
 from potluck_agent.events import (
     KillWorker,
     ReadMeter,
+    Span,
     StartWorker,
+    Store,
     ToPeer,
     ToWorker,
     WorkerDied,
 )
 from potluck_wire.messages import (
+    Chunk,
     Commit,
     Compute,
+    Computed,
     ComputeFailed,
     Drop,
     Execute,
     Failed,
     FailureCause,
+    Freed,
     Hello,
     LoadSegment,
     Measure,
@@ -113,6 +120,31 @@ def test_a_hung_worker_is_killed_after_the_time_it_may_be_silent():
     kill, failed = talk.tick(0.5)
     assert kill == KillWorker("the worker was silent for 30 s")
     assert (failed.message.cause, failed.message.text) == (FailureCause.HUNG, "the worker was silent for 30 s")
+
+
+HOLDERS = {  # who holds the place of x, which is 128 bytes at 0: its program, and what has come of it
+    "it is still coming in": ([recv("x"), cut("x", "a")], 1),
+    "it is to be sent on": ([recv("x"), send("x", "phone")], 2),
+    "it is to be sent on, and the worker has let go already": ([recv("x"), cut("x", "a"), send("x", "phone")], 2),
+}
+
+
+@pytest.mark.parametrize("freed", [Freed(offset=0), Computed(tag=9, freed=(0,))], ids=["alone", "with a task"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, freed):
+    rows, n_chunks = HOLDERS[holder]
+    talk = Talk(inbound_bytes=256).begin().roster().load(*rows)
+    talk.hear(value(nbytes=128), bytes(64))
+    for index in range(1, n_chunks):
+        talk.hear(Chunk(transfer=1, index=index), bytes(64))
+    for _ in range(3):
+        talk.work(freed, *[b"[]"] * isinstance(freed, Computed))
+    assert talk.hear(value(step=1, transfer=2, nbytes=128), bytes(64))[0] == Store(128, bytes(64))  # not over x
+    if n_chunks == 1:
+        assert talk.hear(Chunk(transfer=1, index=1), bytes(64))[0] == Store(64, bytes(64))
+    else:
+        sent = [action for action in talk.hear(RUN) if isinstance(action, ToPeer)]
+        assert sent[0].buffers == (Span("inbound", 0, 128),)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from tests.agent.core_talk import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
 
 from potluck_agent.events import Span, ToPeer, ToWorker
 from potluck_agent.incoming import PATIENCE_S, Incoming
-from potluck_agent.outgoing import PARTS, Outgoing, Parcel
+from potluck_agent.outgoing import Outgoing, Parcel
+from potluck_wire.chunks import PARTS
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import Chunk, Compute, Computed, Credit, Execute, Release, Value
 

@@ -144,6 +144,7 @@ ROWS: dict[str, Row] = {
             "test_values_may_come_before_their_execution test_rejects_values_that_do_not_belong "
             "test_refuses_chunks_out_of_order_or_of_the_wrong_size",
             "agent/test_core_sessions:test_dropping_twice_is_fine",
+            "agent/test_core_fuzz:test_nothing_that_is_said_breaks_the_core",
         ),
     ),
     "F13": Row(
@@ -165,11 +166,16 @@ ROWS: dict[str, Row] = {
     ),
     "F15": Row(
         "both machines in virtual time",
-        "every value arrives once and whole, whatever the order and however often links break",
+        "every value arrives once and whole, whatever the order and however often links break; nothing that peers or a "
+        "worker say, in any order, raises anything",
         _tests(
             "agent/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
             "agent/test_credit:test_values_that_overtake_one_another_all_arrive_the_most_urgent_first",
             "wire/test_session:test_a_whole_session_with_a_switch_of_plans",
+            "agent/test_core_fuzz:test_nothing_that_is_said_breaks_the_core "
+            "test_nothing_that_is_said_for_long_breaks_the_core",
+            "sdk/sessions/test_controller_fuzz:test_nothing_that_agents_say_breaks_the_controller "
+            "test_nothing_that_agents_say_for_long_breaks_the_controller",
         ),
     ),
     "S1": Row(
@@ -223,14 +229,21 @@ ROWS: dict[str, Row] = {
         "the multicast library itself is not fuzzed here",
     ),
     "S6": Row(
-        "spoiled frames",
-        "nothing but wire errors; the agent answers the next message",
+        "spoiled frames; a worker or an agent that was taken over",
+        "nothing but wire errors; the agent answers the next message, and the notebook's other devices work on",
         _tests(
             "security/test_wire_fuzz:test_s6_spoiled_frames_only_ever_raise_wire_errors "
             "test_s6_many_more_spoiled_frames",
             "wire/test_frames:test_arbitrary_bytes_only_ever_raise_wire_errors "
             "test_mutated_frames_decode_or_raise_wire_errors",
             "agent/test_agent_process:test_broken_frames_of_a_paired_peer_are_answered_or_dropped",
+            "agent/test_hostile_worker:test_the_agent_outlives_its_worker",
+            "agent/test_core_worker:test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place",
+            "sdk/sessions/test_hostile_agent:test_the_link_outlives_an_agent",
+            "sdk/sessions/test_controller_failures:"
+            "test_a_value_that_was_promised_and_does_not_come_ends_the_step_by_name "
+            "test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress "
+            "test_a_large_value_on_a_slow_link_has_all_the_time_it_needs",
         ),
     ),
     "S7": Row(
@@ -246,11 +259,7 @@ ROWS: dict[str, Row] = {
         ),
         "what an operator takes for its own use in between is bounded by the worker's limit alone",
     ),
-    "S8": Row(
-        "the attacks A1 to A15",
-        "all refused",
-        (),
-    ),
+    "S8": Row("the attacks A1 to A15", "all refused", ()),
     "S9": Row(
         "a notebook is forgotten while it is connected",
         "it is cut off at once",
@@ -288,8 +297,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "A2": Row(
-        "arrays of objects",
-        "no such type",
+        "arrays of objects", "no such type",
         _tests("security/test_attacks:test_a2_an_array_of_objects_has_no_type_here"),
     ),
     "A3": Row(

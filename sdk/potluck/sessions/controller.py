@@ -38,6 +38,7 @@ from potluck.sessions.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
 from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
+from potluck_wire.limits import PULSE_S
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -65,6 +66,7 @@ from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
 PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
+OWED_S = 30.0  # a chunk of 2 MiB takes 17 s on a link of 1 Mbit/s
 
 
 class Controller:
@@ -76,7 +78,7 @@ class Controller:
         self._questions = Questions()
         self._launched: dict[int, Launched] = {}
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
-        self._now_s = 0.0
+        self._now_s = self._ticked_s = 0.0
         self._actions: list[Action] = []
 
     def session(self, device: str) -> Session | None:
@@ -250,7 +252,10 @@ class Controller:
         self._actions += self._questions.refused(device, message, error)
 
     def _receive_data(self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]) -> None:
+        n_taken = peer.traffic.n_taken
         letters, arrived = peer.traffic.receive(message, buffers)
+        if peer.traffic.n_taken > n_taken:
+            peer.owes_s = 0.0
         self._post(device, letters)
         while peer.traffic.probed:
             ticket = int(peer.traffic.probed.pop().name.removeprefix("home-"))
@@ -354,7 +359,17 @@ class Controller:
         self._gone[device] = error
         self._actions.append(Disconnect(device=device))
 
+    def _demand(self, device: str, peer: Peer, passed_s: float) -> None:
+        """End what a device is done with where a value of it neither comes nor gets on."""
+        owing = [x for x in self._on(device) if x.owed_by(device)]
+        peer.owes_s = peer.owes_s + passed_s if owing else 0.0
+        if peer.owes_s > OWED_S:
+            first = owing[0]
+            self._fail_all(owing, failures.owing(device, first.launch.step, first.owed_by(device), peer.owes_s))
+
     def _tick(self) -> None:
+        passed_s = min(self._now_s - self._ticked_s, PULSE_S)  # what is more we ourselves stood still
+        self._ticked_s = self._now_s
         for device, peer in tuple(self._peers.items()):
             ping = peer.pulse.tick(self._now_s)
             if ping is not None:
@@ -368,6 +383,7 @@ class Controller:
                 self._lose(device, failures.silent(device, silent_s))
             elif hung_s is not None:
                 self._fail_all([x for x in self._on(device) if device in x.running], failures.hung(device, hung_s))
+            self._demand(device, peer, passed_s)
         for launched in tuple(self._launched.values()):
             if launched.suspicion and self._now_s > launched.suspicion[0]:
                 self._fail_all([launched], launched.suspicion[1])

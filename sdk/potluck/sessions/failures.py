@@ -58,6 +58,16 @@ def hung(device: str, hung_s: float) -> WorkerFailed:
     )
 
 
+def owing(device: str, step: int, names: tuple[str, ...], owes_s: float) -> ProtocolError:
+    """It says that it is done, and a value that it has to send does not come."""
+    missing = ", ".join(repr(name) for name in names)
+    return ProtocolError(
+        f"it said that step {step} is done, but {missing} did not come within {owes_s:.0f} s.",
+        device=device,
+        next_step="Restart its agent, or deploy without it.",
+    )
+
+
 def dropped(device: str = "") -> PlanError:
     """What was executed or asked under a plan that is over."""
     return PlanError("the plan was dropped while it was in use.", device=device)

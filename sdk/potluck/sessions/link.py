@@ -25,7 +25,6 @@ from potluck.sessions import failures
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Action,
-    Address,
     Connect,
     Deliver,
     Disconnect,
@@ -42,6 +41,7 @@ from potluck.sessions.events import (
     Send,
     Tick,
 )
+from potluck.sessions.resolving import UNKNOWN, Resolver
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES, PULSE_OFFSET
@@ -62,7 +62,7 @@ _FAULTS = logging.getLogger("potluck.faults")  # what must not happen and did; s
 
 @dataclass(slots=True)
 class _Connection:
-    address: Address
+    wanted: Connect
     sockets: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     monitors: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
     backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
@@ -87,12 +87,12 @@ class Link:
         What this notebook is known by.
     """
 
-    def __init__(self, keys: Keys, *, name: str = "notebook") -> None:
+    def __init__(self, keys: Keys, *, name: str = "notebook", resolver: Resolver | None = None) -> None:
         if not zmq.has("curve"):
             raise HomeError(
                 f"this libzmq ({zmq.zmq_version()}) cannot encrypt.", next_step="Install pyzmq >= 27.3 from PyPI."
             )
-        self._keys = keys
+        self._keys, self._resolver = keys, resolver or Resolver()
         self._heard: Callable[[str, Any], None] = lambda device, news: None
         self._name, self._controller = name, Controller(name)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -181,6 +181,7 @@ class Link:
                 if time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + TICK_S
                     self._feed(Tick())
+                    self._connect_waiting()
                     self._flush()
         finally:
             self._shut_down()
@@ -192,13 +193,16 @@ class Link:
         except Exception as error:  # the last line of defence: one device or one ticket ends, the link goes on
             actions = self._survive(event, error, now_s)
         for action in actions:
-            try:
-                self._act(action)
-            except Exception as error:  # the others are carried out all the same: somebody waits for them
-                _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
-                if device := getattr(action, "device", ""):
-                    text = f"it could not be told or reached ({type(error).__name__}: {error})."
-                    self._submitted.append(Lost(device=device, error=ProtocolError(text, device=device)))
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        try:
+            self._act(action)
+        except Exception as error:  # the others are carried out all the same: somebody waits for them
+            _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
+            if device := getattr(action, "device", ""):
+                text = f"it could not be told or reached ({type(error).__name__}: {error})."
+                self._submitted.append(Lost(device=device, error=ProtocolError(text, device=device)))
 
     def _survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         _FAULTS.exception("a fault in the link while handling %.500r", event)
@@ -244,7 +248,7 @@ class Link:
 
     def _watch(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]
-        address = str(connection.address)
+        address = str(connection.wanted.address)
         error: PotluckError | None = None
         if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             connection.trusted = True
@@ -291,8 +295,21 @@ class Link:
     # --- sockets ------------------------------------------------------------------------------------------------------
 
     def _connect(self, action: Connect) -> None:
-        connection = self._connections[action.device] = _Connection(action.address)
-        host, port = action.address.host, action.address.port
+        """Connect, if the address is known by now; until then what is for the device waits in its backlog."""
+        connection = self._connections.setdefault(action.device, _Connection(action))
+        host = self._resolver.address(action.address.host)
+        if host == UNKNOWN:
+            self._feed(Lost(device=action.device, error=failures.unreachable(action.device, str(action.address))))
+        elif host is not None:
+            self._open(connection, host)
+
+    def _connect_waiting(self) -> None:
+        for connection in tuple(self._connections.values()):
+            if not connection.sockets:
+                self._carry_out(connection.wanted)
+
+    def _open(self, connection: _Connection, host: str) -> None:
+        device, port = connection.wanted.device, connection.wanted.address.port
         for channel, offset in _OFFSETS.items():
             socket = self._context.socket(zmq.DEALER)
             socket.linger = 0
@@ -302,13 +319,13 @@ class Link:
             socket.rcvhwm = 1000
             socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
             socket.ipv6 = ":" in host
-            socket.curve_serverkey = action.key.encode()
+            socket.curve_serverkey = connection.wanted.key.encode()
             socket.curve_publickey = self._keys.public.encode()
             socket.curve_secretkey = self._keys.secret.encode()
             monitor = socket.get_monitor_socket(_WATCHED)
             connection.sockets[channel], connection.monitors[channel] = socket, monitor
-            self._register(socket, action.device, channel, False)
-            self._register(monitor, action.device, channel, True)
+            self._register(socket, device, channel, False)
+            self._register(monitor, device, channel, True)
             socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port + offset}")
 
     def _register(self, socket: Any, device: str, channel: Channel, is_monitor: bool) -> None:
@@ -339,12 +356,10 @@ class Link:
             error_here = ProtocolError(f"a {what} for it cannot be sent ({error}).", device=action.device)
             self._feed(Lost(device=action.device, error=error_here))
             return
-        backlog = connection.backlog.get(action.channel)
-        if backlog:
+        backlog = connection.backlog.setdefault(action.channel, deque())
+        socket = connection.sockets.get(action.channel)
+        if backlog or socket is None or not self._put(socket, frames):
             backlog.append(frames)
-            return
-        if not self._put(connection.sockets[action.channel], frames):
-            connection.backlog.setdefault(action.channel, deque()).append(frames)
 
     def _put(self, socket: "zmq.Socket[bytes]", frames: list[Any]) -> bool:
         try:
@@ -355,8 +370,9 @@ class Link:
 
     def _flush(self) -> None:
         for connection in self._connections.values():
-            for channel, backlog in connection.backlog.items():
-                while backlog and self._put(connection.sockets[channel], backlog[0]):
+            for channel, socket in connection.sockets.items():
+                backlog = connection.backlog.get(channel)
+                while backlog and self._put(socket, backlog[0]):
                     backlog.popleft()
 
     def _shut_down(self) -> None:
@@ -364,7 +380,7 @@ class Link:
         for ticket in tuple(self._futures):
             self._settle(ticket, None, closed)
         for device, connection in tuple(self._connections.items()):
-            with suppress(zmq.ZMQError):
+            with suppress(zmq.ZMQError, KeyError):  # one that is not connected yet has no sockets
                 connection.sockets[Channel.CONTROL].send_multipart(encode(Goodbye(reason="closed")), zmq.DONTWAIT)
             self._disconnect(device, linger_ms=200)
         self._context.term()

@@ -42,6 +42,7 @@ class Peer:
     traffic: Traffic
     pulse: Pulse
     session: Session | None = None
+    owes_s: float = 0.0  # for how long a value of a step that it is done with has not got on
 
     def own_s(self, now_s: float) -> float:
         """This moment by the device's own clock; 0 where that is not known, or the device would not understand."""
@@ -76,6 +77,10 @@ class Launched:
     def place(self) -> Place:
         launch = self.launch
         return (launch.run, launch.epoch, launch.program, launch.step)
+
+    def owed_by(self, device: str) -> tuple[str, ...]:
+        """Values that are not here, though the device says that it is done: that it had credit for them."""
+        return tuple(sorted(name for at, name in self.waiting_values if at == device and device in self.timelines))
 
     def ends_alone(self, cause: str, peers: Mapping[str, Peer]) -> bool:
         """Whether a failure of that cause is about this request only, and its devices can end it and go on."""

@@ -60,6 +60,7 @@ class Traffic:
         self._waiting: deque[int] = deque()
         self._incoming: dict[int, _Incoming] = {}
         self._account = Account()
+        self.n_taken = 0  # chunks of values that are wanted
         self.rejected: list[tuple[Value, Rejected]] = []
         self.probed: list[Value] = []  # values of no run that have arrived
 
@@ -133,6 +134,7 @@ class Traffic:
         assembly = incoming.assembly
         assembly.accept(index, len(buffers[0]))
         incoming.data += buffers[0]
+        self.n_taken += 1
         letters: list[Letter] = [(credit, ()) for credit in self._account.take(assembly)]
         if not assembly.complete:
             return letters, []

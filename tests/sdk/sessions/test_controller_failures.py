@@ -4,7 +4,7 @@ import pytest
 from tests.sdk.sessions.controller_play import FEED, STATEMENT, Play, finish, join, place
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, RequestFailed, WorkerFailed
-from potluck.sessions.controller import PEER_LOST_GRACE_S
+from potluck.sessions.controller import OWED_S, PEER_LOST_GRACE_S
 from potluck.sessions.events import (
     Forsake,
     Gather,
@@ -12,8 +12,10 @@ from potluck.sessions.events import (
     Launch,
     Lost,
     Resolve,
+    Tick,
 )
 from potluck_wire import messages as m
+from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 
 
 @pytest.mark.parametrize(
@@ -170,3 +172,58 @@ def test_a_refused_value_fails_the_step():
     ((_, value),) = play.sent(m.Value)
     play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="full"))
     assert isinstance(play.ended()[1].error, OutOfMemory)
+
+
+# --- values that were promised ----------------------------------------------------------------------------------------
+
+
+def done_without_its_value():
+    """Both devices have said that they are done, and the value of b is not here."""
+    play = Play("a", "b")
+    play.tick(1.0, answer=("a", "b"))
+    play.launch(ticket=1, expects={"b": ("y",)})
+    finish(play, "a")
+    finish(play, "b")
+    return play
+
+
+def test_a_value_that_was_promised_and_does_not_come_ends_the_step_by_name():
+    play = done_without_its_value()
+    assert not play.ended(play.tick(OWED_S - 1.0, answer=("a", "b")))
+    ended = play.ended(play.tick(2.0, answer=("a", "b")))
+    assert (type(ended[1].error), ended[1].error.device) == (ProtocolError, "b")
+    assert "'y'" in str(ended[1].error)
+    assert play.controller.session("b") is not None
+
+
+def test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress():
+    play = done_without_its_value()
+    play.hear("b", m.Value(transfer=1, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=4), bytes(4))
+    play.tick(OWED_S - 1.0, answer=("a", "b"))
+    play.hear("b", m.Value(transfer=2, **place(), name="z", shape=(2,), nbytes=8, chunk_bytes=8), bytes(8))
+    play.hear("b", m.Chunk(transfer=9, index=1), bytes(4))
+    assert play.ended(play.tick(2.0, answer=("a", "b")))[1].error.device == "b"
+
+
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, MAX_CHUNK_BYTES])
+def test_a_large_value_on_a_slow_link_has_all_the_time_it_needs(chunk_bytes):
+    play, nbytes, link_bytes_per_s = done_without_its_value(), 64 * MIB, 1e6  # 8 Mbit/s
+    value = m.Value(transfer=1, **place(), name="y", shape=(nbytes // 4,), nbytes=nbytes, chunk_bytes=chunk_bytes)
+    chunks = [value, *(m.Chunk(transfer=1, index=index) for index in range(1, nbytes // chunk_bytes))]
+    for chunk in chunks:
+        assert not play.ended(play.tick(chunk_bytes / link_bytes_per_s, answer=("a", "b")))
+        play.hear("b", chunk, bytes(chunk_bytes))
+    assert isinstance(play.ended()[1], Resolve)
+
+
+def test_our_own_standstill_is_not_held_against_who_owes_a_value():
+    play = done_without_its_value()
+    play.now_s += 3600.0
+    assert not play.ended(play.do(Tick()))
+
+
+def test_a_device_that_is_not_done_owes_nothing():
+    play = Play("a")
+    play.tick(1.0, answer=("a",))
+    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    assert not play.ended(play.tick(2 * OWED_S, answer=("a",)))

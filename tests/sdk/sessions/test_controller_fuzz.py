@@ -8,13 +8,16 @@ from tests.fuzz import storm
 from tests.sdk.sessions.controller_attack import ControllerPlay
 
 MOVES = 20
+N_SEQUENCES, N_LONG = 10_000, 100_000
 
 
-def test_nothing_that_agents_say_breaks_the_controller():
-    storm(ControllerPlay, first=0, n_sequences=10_000, n_moves=MOVES)
+def test_nothing_that_agents_say_breaks_the_controller(record_property):
+    storm(ControllerPlay, first=0, n_sequences=N_SEQUENCES, n_moves=MOVES)
+    record_property("inputs", N_SEQUENCES)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
-def test_nothing_that_agents_say_for_long_breaks_the_controller(part):
-    storm(ControllerPlay, first=1_000_000 + part * 100_000, n_sequences=100_000, n_moves=MOVES)
+def test_nothing_that_agents_say_for_long_breaks_the_controller(part, record_property):
+    storm(ControllerPlay, first=1_000_000 + part * N_LONG, n_sequences=N_LONG, n_moves=MOVES)
+    record_property("inputs", N_LONG)
