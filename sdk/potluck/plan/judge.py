@@ -53,6 +53,7 @@ def compile_plan(problem: Problem, plan: Plan) -> Compiled:
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
     """The segments of `plan` as the layers' sizes tell: of every bundle one tensor with a gradient, one without."""
     n_stages, handed = len(plan.stages), flows.bundles(problem, plan.stages)
+    learns = flows.learning(handed)
     made = [_tensors(p, given) for p, given in enumerate(handed)]
     segments = []
     for p, stage in enumerate(plan.stages):
@@ -72,7 +73,7 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
                 inputs=tuple(tensor for _, tensor in taken),
                 sources=tuple(plan.stages[q].stop - 1 for q, _ in taken),
                 outputs=tuple(tensor for tensor, _ in made[p]) if p < n_stages - 1 else (last,),
-                parameter_count=sum(layer.parameter_bytes for layer in inside) // 4,
+                parameter_count=sum(layer.parameter_bytes for layer in inside) // 4 if learns[p] else 0,
                 buffer_count=sum(layer.buffer_bytes for layer in inside) // 4,
             )
         )

@@ -10,6 +10,7 @@ from potluck.run.edition import Requests
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.schedule import Compiled, Feed
 from potluck.sessions.events import Execution, Gather, Launch
+from potluck.sessions.failures import sizes
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 from potluck.sessions.pending import ALONE, ALONG
@@ -34,8 +35,9 @@ class Crew:
         for device, (order, _) in requests.items():
             needed, available = order.memory_bytes, self._members[device].capability.get("memory_bytes")
             if available is not None and needed > available:
+                much, little = sizes(needed, available)
                 raise OutOfMemory(
-                    f"the plan needs {needed / 2**20:.1f} MiB there; {available / 2**20:.1f} MiB are available.",
+                    f"the plan needs {much} there; {little} are available.",
                     device=device,
                     next_step="Give it fewer layers or rows, or raise its --memory.",
                     needed_bytes=needed,

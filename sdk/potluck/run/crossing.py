@@ -182,7 +182,7 @@ class Crossing:
         )
         rows = dict.fromkeys((old.plan.batch, *engine.sizes))
         self._follow = {train_name(n, old.plan): self._follow_of(n) for n in rows}
-        self._behind: list[Future[Execution]] = []
+        self._behind: list[Future[Execution]] = []  # who holds the boundary changes it; all others only look
         self._fetching: list[Future[Execution]] = []
         self._given_up = False
 
@@ -273,6 +273,7 @@ class Crossing:
             return
         while self._n_behind() >= self._most_behind(compiled) and not self._is_stuck():
             wait(self._behind, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        self._behind = self._not_taken()
         self._behind.append(self._engine.crew.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW))
 
     def _most_behind(self, compiled: Compiled) -> int:
@@ -285,9 +286,11 @@ class Crossing:
         return max(IN_STEP, min(MOST_BEHIND, int(ARENA_FRAC * room / per_step)))
 
     def _n_behind(self) -> int:
+        return len(self._not_taken())
+
+    def _not_taken(self) -> "list[Future[Execution]]":
         """Steps that the shadows have not taken yet. One that failed counts, until the crossing has noticed."""
-        self._behind = [f for f in self._behind if not f.done() or f.cancelled() or f.exception() is not None]
-        return len(self._behind)
+        return [f for f in tuple(self._behind) if not f.done() or f.cancelled() or f.exception() is not None]
 
     def _is_stuck(self) -> bool:
         return self._given_up or self._engine.is_failing or any(future.done() for future in self._behind)
@@ -319,7 +322,7 @@ class Crossing:
             self._look(task)
             if behind < fewest:
                 fewest, since = behind, engine.step
-            wait(list(self._behind), timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            wait(tuple(self._behind), timeout=LOOK_S, return_when=FIRST_COMPLETED)
         self._look(task)
 
     # --- at the last boundary -----------------------------------------------------------------------------------------

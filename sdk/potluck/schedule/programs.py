@@ -14,7 +14,7 @@ from potluck.schedule import policies
 from potluck.schedule.compiled import Assembler, Compiled, Feed, Note, Result
 from potluck.schedule.division import Division, divide
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
-from potluck.schedule.reduce import FLOAT_BYTES, ring_all_reduce
+from potluck.schedule.reduce import FLOAT_BYTES, STILL, ring_all_reduce, vector_elements
 from potluck.schedule.rows import intervals, overlaps
 from potluck.schedule.shadow import COPY, REPLAY, Shadow, gradient_value, shadow_value
 from potluck.schedule.validate import check
@@ -116,8 +116,9 @@ class _Pipeline:
         inputs = [value for value, _ in feeds]
         sources = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
         inputs += [self._gather(action, index, tensor, source) for tensor, source in sources]
-        for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
-            self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, self.turn[action])
+        if vector_elements(segment, self.learns[p]):
+            for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
+                self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, self.turn[action])
         names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
         sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
         takes = [take for _, take in feeds] + [None] * len(segment.inputs)
@@ -127,7 +128,7 @@ class _Pipeline:
         self.programs.compute(
             device, "run", inputs, dict(zip(names, sizes, strict=True)),
             note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
-            priority=self.turn[action], segment=segment.name, key=f"{p}.{m}", train=self.learns[p],
+            priority=self.turn[action], segment=segment.name, key=f"{p}.{m}", train=self.training,
             rows=[start, stop, self.division[m].rows], micro_batch=m, **parts,
         )  # fmt: skip
         if p < len(self.segments) - 1:
@@ -285,10 +286,10 @@ class _Pipeline:
     # --- the end of a step --------------------------------------------------------------------------------------------
 
     def update(self, p: int, optimizer: Mapping[str, Any]) -> None:
-        """All-reduce the gradients of stage p over its replicas and take the optimizer's step."""
+        """All-reduce gradients and statistics of stage p over its replicas, and take the optimizer's step."""
         segment, stage = self.segments[p], self.plan.stages[p]
-        n_elements = segment.parameter_count + segment.buffer_count
-        if not self.learns[p] or n_elements == 0:
+        n_elements = vector_elements(segment, self.learns[p])
+        if n_elements == 0:
             return
         reduced: list[str] = []
         priority = self.n_turns + 1
@@ -307,6 +308,8 @@ class _Pipeline:
             ]
         for value in reduced:
             self._show(p, stage.devices[0], value, gradient_value(p), COPY, priority)
+        if not self.learns[p] and len(stage.devices) == 1:  # its statistics are what they should be
+            return
         for device in stage.devices:
             self.programs.compute(
                 device, "step", reduced, {},
@@ -314,7 +317,8 @@ class _Pipeline:
                     label=f"{p} step", start=segment.start, stop=segment.stop,
                     nbytes=segment.parameter_count * FLOAT_BYTES,
                 ),
-                priority=priority + 2 * len(stage.devices) + 1, segment=segment.name, optimizer=dict(optimizer),
+                priority=priority + 2 * len(stage.devices) + 1, segment=segment.name,
+                optimizer=dict(optimizer if self.learns[p] else STILL),
             )  # fmt: skip
 
     # --- those who stay in step ---------------------------------------------------------------------------------------

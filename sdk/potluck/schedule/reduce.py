@@ -1,10 +1,20 @@
-"""The ring all-reduce of a replicated stage, as slices, transfers and sums."""
+"""What keeps the replicas of a stage in step: the flat vector of a step, and the ring all-reduce that sums it."""
 
 from collections.abc import Sequence
 
+from potluck.records import Segment
 from potluck.schedule.compiled import Assembler, Note
 
 FLOAT_BYTES = 4  # the flat gradient vector is float32
+STILL = {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}  # where no gradient comes back: statistics move, no weight does
+
+
+def vector_elements(segment: Segment, learns: bool) -> int:
+    """Elements of the vector of a step: gradients, then running statistics; 0 where a step changes neither.
+
+    Statistics move with every forward in training, whether a gradient comes back to the stage or not.
+    """
+    return segment.parameter_count + segment.buffer_count if learns or segment.buffer_count else 0
 
 
 def ring_all_reduce(

@@ -14,7 +14,7 @@ from typing import Any
 from potluck.records import HOME, Plan, Segment, Stage, Tensor
 from potluck.schedule.compiled import LATE, Assembler, Compiled, Feed, Note
 from potluck.schedule.division import Division, MicroBatch, divide
-from potluck.schedule.reduce import FLOAT_BYTES
+from potluck.schedule.reduce import FLOAT_BYTES, STILL, vector_elements
 from potluck.schedule.wiring import Wiring, wire
 
 FOLLOW = "follow"
@@ -50,7 +50,7 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Shadow,
         owners = next(s.devices for s in new.stages if s.start <= stage.start < s.stop)
         lacking = tuple(device for device in owners if device not in stage.devices)
         if lacking:
-            cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(segments[p])
+            cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(segments[p], wiring.learns[p])
             way = REPLAY if cheaper and len(stage.devices) == 1 else COPY
             found.append(Shadow(stage=p, devices=lacking, way=way))
     return tuple(found)
@@ -62,7 +62,9 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Shad
     wiring = wire(plan, segments, training=True)
     for shadow in every:
         p, segment = shadow.stage, segments[shadow.stage]
-        nbytes = replayed_bytes(plan, segment, wiring, p) if shadow.way == REPLAY else copied_bytes(segment)
+        nbytes = copied_bytes(segment, wiring.learns[p])
+        if nbytes and shadow.way == REPLAY:
+            nbytes = replayed_bytes(plan, segment, wiring, p)
         for device in shadow.devices:
             per_device[device] = per_device.get(device, 0) + nbytes
     return max(per_device.values(), default=0)
@@ -74,9 +76,9 @@ def replayed_bytes(plan: Plan, segment: Segment, wiring: Wiring, p: int) -> int:
     return plan.batch * sum(tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned))
 
 
-def copied_bytes(segment: Segment) -> int:
-    """Bytes per step that a COPY takes."""
-    return (segment.parameter_count + segment.buffer_count) * FLOAT_BYTES
+def copied_bytes(segment: Segment, learns: bool) -> int:
+    """Bytes per step that a COPY takes; 0 where nothing of the stage changes."""
+    return vector_elements(segment, learns) * FLOAT_BYTES
 
 
 def compile_follow(
@@ -91,36 +93,41 @@ def compile_follow(
     devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
     programs, wiring = Assembler(name, devices, home), wire(plan, segments, training=True)
     for shadow in every:
-        segment = segments[shadow.stage]
-        if not wiring.learns[shadow.stage] or not copied_bytes(segment):
+        segment, learns = segments[shadow.stage], wiring.learns[shadow.stage]
+        if not vector_elements(segment, learns):
             continue
         for device in shadow.devices:
             gradients: list[str] = []
             if shadow.way == REPLAY:
                 _replay(programs, plan, division, segment, wiring, shadow.stage, device)
             else:
-                gradients = [_copy(programs, plan, segment, shadow.stage, device)]
+                gradients = [_copy(programs, plan, segment, wiring, shadow.stage, device)]
+            if not learns and not gradients:  # its forwards have moved the statistics
+                continue
             note = Note(
                 label=f"{shadow.stage} step", start=segment.start, stop=segment.stop,
                 nbytes=segment.parameter_count * FLOAT_BYTES,
             )  # fmt: skip
             programs.compute(
                 device, "step", gradients, {}, note=note, priority=LATE, segment=segment.name,
-                optimizer=dict(optimizer),
+                optimizer=dict(optimizer if learns else STILL),
             )  # fmt: skip
     return programs.finish()
 
 
-def _copy(programs: Assembler, plan: Plan, segment: Segment, p: int, device: str) -> str:
+def _copy(programs: Assembler, plan: Plan, segment: Segment, wiring: Wiring, p: int, device: str) -> str:
     """Receive the gradients; returns their name."""
-    giver, nbytes = plan.stages[p].devices[0], copied_bytes(segment)
+    giver, nbytes = plan.stages[p].devices[0], copied_bytes(segment, wiring.learns[p])
     return programs.receive(device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE)
 
 
 def _replay(
     programs: Assembler, plan: Plan, division: Division, segment: Segment, wiring: Wiring, p: int, device: str
 ) -> None:  # fmt: skip
-    """Forward and backward of every micro-batch in turn, so that the memory for one is enough."""
+    """Forward and backward of every micro-batch in turn, so that the memory for one is enough.
+
+    Where no gradient comes back, forward alone: it moves the statistics.
+    """
     (giver,) = plan.stages[p].devices
     last, returned = p == len(plan.stages) - 1, _returned(segment, wiring, p)
     for m, part in enumerate(division):
@@ -133,6 +140,8 @@ def _replay(
             device, "run", inputs, outputs, note=note, priority=LATE, segment=segment.name, key=f"{p}.{m}", train=True,
             rows=[0, rows, rows], micro_batch=m,
         )  # fmt: skip
+        if not wiring.learns[p]:
+            continue
         gradients = [_hear(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned]
         back = {f"dx{p}.{i}.{m}": t.row_bytes * rows for i, t in enumerate(t for t in segment.inputs if t.gradient)}
         programs.compute(

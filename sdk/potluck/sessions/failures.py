@@ -105,7 +105,17 @@ def refused(device: str, message: Refused) -> PotluckError:
     return RefusedError(f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code)
 
 
-_LESS = "Give it fewer layers or rows, or raise its --memory."
+_LESS = "Give it fewer layers or rows, close another run that it is in, or raise its --memory."
+
+
+def sizes(needed: int, available: int) -> tuple[str, str]:
+    """Both in MiB, and to the byte where they would read alike.
+
+    >>> sizes(3 * 2**20, 2**20), sizes(2**20 + 1, 2**20)
+    (('3.0 MiB', '1.0 MiB'), ('1048577 bytes', '1048576 bytes'))
+    """
+    told = f"{needed / 2**20:.1f} MiB", f"{available / 2**20:.1f} MiB"
+    return told if told[0] != told[1] else (f"{needed} bytes", f"{available} bytes")
 
 
 def _too_large(device: str, text: str) -> OutOfMemory:
@@ -118,8 +128,9 @@ def _too_large(device: str, text: str) -> OutOfMemory:
             next_step=_LESS,
         )
     needed, available = (int(number) for number in numbers.groups())
+    much, little = sizes(needed, available)
     return OutOfMemory(
-        f"the plan does not fit: {needed / 2**20:.1f} MiB needed, {available / 2**20:.1f} MiB available.",
+        f"the plan does not fit: {much} needed, {little} available.",
         device=device,
         next_step=_LESS,
         needed_bytes=needed,

@@ -145,7 +145,7 @@ class Direct:
         self._paths = TaskGraph(capacity=self.capacity, cores=self._cores, chunk_bytes=CHUNK_BYTES)
         self._routes: dict[tuple[str, str], int] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
-        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
+        self._cuts: dict[tuple[int, ...], tuple[tuple[tuple[flows.Bundle, ...], ...], tuple[bool, ...]]] = {}
 
     @property
     def n_layouts(self) -> int:
@@ -198,7 +198,7 @@ class Direct:
 
     def _shape(self, plan: Plan) -> Shape:
         slot = {name: i for i, name in enumerate(plan.devices)}
-        handed = self._handed(plan)
+        handed, learns = self._handed(plan), self._learning(plan)
         return Shape(
             slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
             shares=tuple(stage.shares for stage in plan.stages),
@@ -209,20 +209,31 @@ class Direct:
                 tuple(Handed(b.to, b.gradient_bytes > 0, b.output_bytes > b.gradient_bytes) for b in given)
                 for given in handed
             ),
-            learns=flows.learning(handed) if plan.training else (False,) * len(plan.stages),
+            learns=learns if plan.training else (False,) * len(plan.stages),
             fed=tuple(flows.feed_bytes(self.problem, stage.start, stage.stop) > 0 for stage in plan.stages),
             has_target=plan.training and self.problem.target_bytes > 0,
-            n_elements=tuple(min(self._n_elements(s.start, s.stop), len(s.devices)) for s in plan.stages),
+            n_elements=tuple(min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)),
         )
 
     def _handed(self, plan: Plan) -> tuple[tuple[flows.Bundle, ...], ...]:
-        key = tuple(stage.start for stage in plan.stages)
-        if key not in self._bundles:
-            self._bundles[key] = flows.bundles(self.problem, plan.stages)
-        return self._bundles[key]
+        return self._flows(plan)[0]
 
-    def _n_elements(self, start: int, stop: int) -> int:
-        return self.table.parameter_bytes(start, stop) // 4 + self.table.buffer_bytes(start, stop) // 4
+    def _learning(self, plan: Plan) -> tuple[bool, ...]:
+        return self._flows(plan)[1]
+
+    def _flows(self, plan: Plan) -> tuple[tuple[tuple[flows.Bundle, ...], ...], tuple[bool, ...]]:
+        """What each stage hands on, and whether a gradient comes back to it."""
+        key = tuple(stage.start for stage in plan.stages)
+        if key not in self._cuts:
+            handed = flows.bundles(self.problem, plan.stages)
+            self._cuts[key] = handed, flows.learning(handed)
+        return self._cuts[key]
+
+    def _n_elements(self, plan: Plan, p: int) -> int:
+        """Of the vector of stage p: statistics, and where it learns gradients."""
+        start, stop = plan.stages[p].start, plan.stages[p].stop
+        gradients = self.table.parameter_bytes(start, stop) // 4 if self._learning(plan)[p] else 0
+        return gradients + self.table.buffer_bytes(start, stop) // 4
 
     def _graph(self, shape: Shape, n_steps: int, in_flight: int) -> _Graph:
         key = shape, n_steps, in_flight
@@ -252,7 +263,7 @@ class Direct:
             _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.bundle]
             return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
         if tensor in ("vector", "piece"):
-            n_elements, n = self._n_elements(stage.start, stage.stop), len(stage.devices)
+            n_elements, n = self._n_elements(plan, item.stage), len(stage.devices)
             if tensor == "vector":
                 return n_elements * FLOAT_BYTES
             return ((item.rows + 1) * n_elements // n - item.rows * n_elements // n) * FLOAT_BYTES

@@ -141,7 +141,7 @@ def lay_out(shape: Shape) -> Layout:
     if shape.training:
         step.tell_losses()
     for p, n_elements in enumerate(shape.n_elements):
-        if shape.training and step.learns[p] and n_elements:
+        if shape.training and n_elements and (step.learns[p] or len(shape.slots[p]) > 1):
             step.update(p)
     return step.layout
 
@@ -296,7 +296,7 @@ class _Step:
     # --- the end of a step --------------------------------------------------------------------------------------------
 
     def update(self, p: int) -> None:
-        """All-reduce the gradients of stage p in a ring, as `schedule.reduce`, and take the optimizer's step."""
+        """All-reduce gradients and statistics of stage p, as `schedule.reduce`, and take the optimizer's step."""
         slots, priority = self.shape.slots[p], self.n_turns + 1
         n = len(slots)
         sums = self._reduced(p, priority) if n > 1 else [()] * n

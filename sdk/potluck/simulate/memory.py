@@ -1,30 +1,31 @@
 """Memory over time: when each value, kept activation and working set of a device is there, and the peak."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from potluck.schedule.compiled import Compiled, Note
 from potluck.simulate import cost
 from potluck.simulate.spans import Span
 from potluck_wire.program import Instruction
 
+_Key = tuple[str, str]  # of a forward and its backward: the segment, and what the program calls them
 
-def peak_bytes(
-    table: cost.CostTable, compiled: Compiled, device: str, spans: Sequence[Mapping[int, Span]], stop_s: float
-) -> int:
+
+def peak_bytes(table: cost.CostTable, compiled: Compiled, device: str, spans: Sequence[Mapping[int, Span]]) -> int:
     """The most bytes that `device` holds at once; `spans[step][instruction id]` is when each instruction took place.
 
     A value is there from the start of what makes it to the end of its last use; what never is used goes at once. A
-    `run` that trains keeps its activations until its `backward` has ended, and a vector of gradients is there as long
-    as any piece of it, as pieces are no copies. A `backward` takes room for gradients of parameters that have one.
+    `run` keeps its activations until its `backward` has ended, where it has one, and a vector of gradients is there as
+    long as any piece of it, as pieces are no copies. A `backward` takes room for gradients of parameters that have one.
     """
     program, notes, sizes = compiled.programs[device], compiled.notes[device], compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []
+    returning = {_key(item) for item in program.instructions if item.op == "backward"}
     for step in spans:
         made: dict[str, float] = {}
         last: dict[str, float] = {}
         vectors: set[str] = set()
         pieces: dict[str, str] = {}  # of vectors
-        kept: dict[tuple[str, str], tuple[float, int]] = {}
+        kept: dict[_Key, tuple[float, int]] = {}
         learned: set[str] = set()  # segments that had a backward
         for item in program.instructions:
             start, stop = step[item.id]
@@ -36,12 +37,10 @@ def peak_bytes(
                 vectors.update(item.outputs)
             elif item.op == "slice" and item.inputs[0] in vectors:
                 pieces |= dict.fromkeys(item.outputs, item.inputs[0])
-            _segment_memory(table, item, notes[item.id], start, stop, kept, changes)
+            _segment_memory(table, item, notes[item.id], start, stop, returning, kept, changes)
             changes += _second_gradients(table, item, notes[item.id], start, stop, learned)
         for piece, vector in pieces.items():
             last[vector] = max(last[vector], last[piece])
-        for since, nbytes in kept.values():
-            changes += [(since, nbytes), (stop_s, -nbytes)]
         for value, since in made.items():
             changes += [(since, sizes[value]), (last[value], -sizes[value])]
     changes.sort()  # at one moment what goes comes first
@@ -54,15 +53,15 @@ def peak_bytes(
 
 def _segment_memory(
     table: cost.CostTable, item: Instruction, note: Note, start: float, stop: float,
-    kept: dict[tuple[str, str], tuple[float, int]], changes: list[tuple[float, int]],
+    returning: Container[_Key], kept: dict[_Key, tuple[float, int]], changes: list[tuple[float, int]],
 ) -> None:  # fmt: skip
     if item.op not in ("run", "backward"):
         return
     is_piece = note.seconds is not None
     working = note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
     changes += [(start, working), (stop, -working)]
-    key = (item.attrs["segment"], item.attrs["key"])
-    if item.op == "run" and item.attrs["train"]:
+    key = _key(item)
+    if item.op == "run" and key in returning:
         kept[key] = start, table.activation_bytes(note.start, note.stop) * note.rows
     elif item.op == "backward":
         since, nbytes = kept.pop(key)
@@ -78,6 +77,10 @@ def _second_gradients(
     nbytes = table.second_gradient_bytes(note.start, note.stop, first=segment not in learned)
     learned.add(segment)
     return [(start, nbytes), (stop, -nbytes)]
+
+
+def _key(item: Instruction) -> _Key:
+    return item.attrs["segment"], item.attrs["key"]
 
 
 def _static_bytes(table: cost.CostTable, notes: Sequence[Note], instructions: Sequence[Instruction]) -> int:

@@ -159,8 +159,7 @@ class Simulation:
             energy_j=energy,
             energy_source=dict.fromkeys(energy, "estimated"),
             peak_bytes={
-                name: peak_bytes(self.table, self.compiled, name, self._spans(name, times), stop_s)
-                for name in self.devices
+                name: peak_bytes(self.table, self.compiled, name, self._spans(name, times)) for name in self.devices
             },
         )
 

@@ -36,9 +36,18 @@ def open_lab():
 
 
 @pytest.fixture(scope="module")
-def lab():
+def one_lab():
     with open_lab() as opened:
         yield opened
+
+
+@pytest.fixture
+def lab(one_lab):
+    """What a test that failed has left there would take memory from the next."""
+    yield one_lab
+    for run in list(one_lab._runs):
+        if run.is_open:
+            run.close()
 
 
 @pytest.fixture

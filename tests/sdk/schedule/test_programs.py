@@ -266,6 +266,23 @@ def test_a_stage_with_nothing_to_learn_is_never_run_backward():
     segments = (replace(segments[0], outputs=(still,)), replace(segments[1], inputs=(still,)), segments[2])
     compiled = compile_training(plan, segments, {})
     assert {i.op for i in compiled.programs["a"].instructions} == {"recv", "run", "send"}
+    assert all(i.attrs["train"] for i in compiled.programs["a"].instructions if i.op == "run")
+
+
+@pytest.mark.parametrize("n_statistics", [0, 5])
+def test_replicas_with_nothing_to_learn_agree_on_their_statistics(n_statistics):
+    plan, segments = make([(("a", "b"), (5, 3)), (("c",), (8,))])
+    still = replace(segments[0].outputs[0], gradient=False)
+    segments = (
+        replace(segments[0], outputs=(still,), parameter_count=0, buffer_count=n_statistics),
+        replace(segments[1], inputs=(still,)),
+    )
+    programs = compile_training(plan, segments, {"name": "adamw"}).programs
+    steps = [[i for i in programs[device].instructions if i.op == "step"] for device in "ab"]
+    assert [len(items) for items in steps] == ([1, 1] if n_statistics else [0, 0])
+    for (item,) in filter(None, steps):
+        assert item.inputs == ("ring0.all",)
+        assert item.attrs["optimizer"] == {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}  # no weight moves
 
 
 def test_refuses_segments_of_another_plan():

@@ -48,11 +48,22 @@ CASES = {
 }
 
 
+def stem_stands_still(segments):
+    """The same, but no gradient comes back to the first stages."""
+    cut = replace(segments[-1].inputs[0], gradient=False)
+    still = [replace(s, outputs=(replace(s.outputs[0], gradient=False),)) for s in segments[:-1]]
+    still[1:] = [replace(s, inputs=(replace(s.inputs[0], gradient=False),)) for s in still[1:]]
+    return (*still, replace(segments[-1], inputs=(cut,)))
+
+
+@pytest.mark.parametrize("statistics", [0, 1, 1000])
+@pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_all_that_a_shadow_waits_for_is_posted_to_it(case):
+def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
     split, parameters = CASES[case]
     plan, segments = make(split, n_micro_batches=2)
-    segments = tuple(replace(segment, parameter_count=parameters + 1) for segment in segments)
+    segments = tuple(replace(s, parameter_count=parameters + 1, buffer_count=statistics) for s in segments)
+    segments = segments if learns else stem_stands_still(segments)
     new = replace(plan, stages=tuple(replace(s, devices=("x",), shares=(8,)) for s in plan.stages))
     every = shadows(plan, segments, new)
     train = compile_training(plan, segments, OPTIMIZER, shadows=every, to="6/follow")
@@ -71,7 +82,14 @@ def test_all_that_a_shadow_waits_for_is_posted_to_it(case):
         if item.op == "recv"
     }
     assert waited == posted | fed
-    assert [i.op for i in follow.programs["x"].instructions].count("step") == len(segments)
+    changing = {s.name for s in segments} if learns or statistics else {segments[-1].name}
+    own = [i for i in follow.programs["x"].instructions if "segment" in i.attrs]
+    assert {i.attrs["segment"] for i in own} == changing
+    assert {i.attrs["segment"] for i in own if i.op == "backward"} <= {s.name for s in segments[0 if learns else -1 :]}
+    assert all(i.attrs["train"] for i in own if i.op == "run")
+    stepping = {i.attrs["segment"] for i in own if i.op == "step"}
+    assert stepping | {i.attrs["segment"] for i in own if i.op == "run"} == changing
+    assert stepping == changing if learns else segments[-1].name in stepping
     for program in (*train.programs.values(), *follow.programs.values()):
         assert loads(program.dumps()) == program
 

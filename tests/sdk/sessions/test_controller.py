@@ -1,5 +1,7 @@
 """The controller by tables of events: what it sends, what it resolves, and how everything that goes wrong ends."""
 
+import re
+
 import pytest
 from tests.sdk.sessions.controller_play import STATEMENT, Play
 
@@ -97,6 +99,16 @@ def test_one_refusal_fails_the_question_with_its_device():
     error = play.ended()[1].error
     assert isinstance(error, OutOfMemory)
     assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == ("b", 700, 300)
+
+
+@pytest.mark.parametrize("missing", [1, 1000, 60_000, 3 * 2**20])
+def test_what_is_needed_never_reads_like_what_is_there(missing):
+    play, available = Play("a"), 12_638_000_000
+    play.do(Gather(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
+    text = f"{available + missing} bytes needed, {available} bytes available"
+    play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    needed, there = re.search("fit: (.+) needed, (.+) available", str(play.ended()[1].error)).groups()
+    assert needed != there
 
 
 def test_text_from_a_device_cannot_write_to_the_terminal():

@@ -1,0 +1,74 @@
+"""Steps that a shadow shall take are handed out by one thread and looked at by another: none may be lost."""
+
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+from tests.sdk.run.conftest import make_data, make_model, make_plan
+
+from potluck.run.crossing import Crossing
+
+A, B = "local-1", "local-2"
+
+
+@pytest.fixture
+def hasty():
+    """Threads take turns at (almost) every instruction."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-7)
+    yield
+    sys.setswitchinterval(usual)
+
+
+class Seen(list):
+    """Steps during whose reading, at the last moment, another one is handed out."""
+
+    def __init__(self, steps, hand_out):
+        super().__init__(steps)
+        self.hand_out = [hand_out]
+
+    def __iter__(self):
+        yield from super().__iter__()
+        if self.hand_out:
+            self.hand_out.pop()()
+
+
+@pytest.fixture
+def crossing(home, monkeypatch):
+    """On the way from one device to another, with shadows that take no step yet."""
+    _, model = make_model("mlp")
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    crossing = Crossing(run._engine, make_plan(model, ((B,), (4,)), micro_batch=4))
+    monkeypatch.setattr(run._engine.crew, "execute", lambda *_, **__: Future())
+    monkeypatch.setattr(crossing, "_most_behind", lambda _: sys.maxsize)
+    yield crossing
+    run.close()
+
+
+def follow(crossing, step):
+    x, y = make_data("mlp", 4)
+    crossing.follow("train", step, {"x": x, "y": y})
+
+
+def test_a_step_handed_out_while_somebody_looks_how_far_they_are_is_waited_for(crossing):
+    follow(crossing, 0)
+    crossing._behind = Seen(crossing._behind, lambda: follow(crossing, 1))
+    crossing._n_behind()
+    assert crossing._n_behind() == 2
+
+
+def test_no_step_is_lost_however_often_somebody_looks(crossing, hasty):
+    over = threading.Event()
+
+    def look():
+        while not over.is_set():
+            crossing._n_behind()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for step in range(200):
+        follow(crossing, step)
+    over.set()
+    looking.join()
+    assert crossing._n_behind() == 200
