@@ -23,7 +23,7 @@ from potluck_wire.graph import (
     Sym,
     Symbol,
 )
-from potluck_wire.operators import OPERATORS
+from potluck_wire.operators import OPERATORS, TRAINING_ARGUMENT
 
 BATCH = (Symbol(name="batch", input=0, dim=0, hint=2),)
 SHAPE = ("batch", 4)
@@ -394,3 +394,17 @@ def test_made_up_inputs_fit_and_kept_bytes_grow_with_rows():
     assert [list(x.shape) for x in many] == [[20, 4]]
     assert segment.kept_bytes(few) == 2 * 4 * 4  # the input, for the gradient of the weight
     assert segment.kept_bytes(many) == 10 * segment.kept_bytes(few)
+
+
+@pytest.mark.parametrize("op", TRAINING_ARGUMENT)
+def test_what_makes_an_operator_train_stands_in_its_place(op):
+    """By name it would be missed where a segment runs for evaluation, which must change no buffer and draw no number."""
+    place, _ = TRAINING_ARGUMENT[op]
+    named = OVERLOADS[op]._schema.arguments[place].name
+    arguments = [Ref(0) if str(a.real_type) == "Tensor" else None for a in OVERLOADS[op]._schema.arguments[:place]]
+    value = 0.5 if named == "dropout_p" else True
+    with pytest.raises(SegmentError, match=f"{named} must stand in its place|is not a|lacks"):
+        Interpreter(graph(Node(number=0, op=op, args=tuple(arguments), kwargs=((named, value),))))
+    if op == "aten.dropout.default":
+        with pytest.raises(SegmentError, match="train must stand in its place"):
+            Interpreter(graph(Node(number=0, op=op, args=(Ref(0), 0.5), kwargs=(("train", True),))))

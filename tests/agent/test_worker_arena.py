@@ -1,6 +1,7 @@
 """Shared memory: places never overlap, gaps merge, nothing outside can be reached."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import given
@@ -77,4 +78,15 @@ def test_a_view_outside_is_refused(offset, nbytes):
     arena = Arena(1000)
     with pytest.raises(ValueError, match="outside a shared memory of 1000 bytes"):
         arena.view(offset, nbytes)
+    arena.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux seals memory")
+@pytest.mark.parametrize("nbytes", [0, 1 << 20])
+def test_nobody_changes_the_length_of_shared_memory(nbytes):
+    """The other side would be ended by the system at its next look beyond the new end."""
+    arena = Arena(8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fds[0], nbytes)
+    assert arena.view(0, 8192).nbytes == 8192
     arena.close()

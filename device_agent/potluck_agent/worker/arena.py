@@ -109,11 +109,18 @@ class Arena:
 
 
 def _anonymous_file(length: int) -> int:
-    """A descriptor of `length` zero bytes that no directory lists."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("potluck", os.MFD_CLOEXEC)
-    else:
-        fd, path = tempfile.mkstemp(prefix="potluck-")
-        os.unlink(path)
+    """A descriptor of `length` zero bytes that no directory lists; where it can be sealed, nobody changes its length.
+
+    Whoever cut it shorter would end the other side, at its next look beyond the new end.
+    """
+    if sys.platform == "linux":
+        import fcntl
+
+        fd = os.memfd_create("potluck", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, length)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    fd, path = tempfile.mkstemp(prefix="potluck-")
+    os.unlink(path)
     os.ftruncate(fd, length)
     return fd

@@ -3,12 +3,15 @@
 from typing import Any
 
 from potluck_wire.graph import Argument, Dtype, Node, Ref, SegmentError, Sym
-from potluck_wire.operators import KIND_OF
+from potluck_wire.operators import KIND_OF, TRAINING_ARGUMENT
 
 from .operators import OVERLOADS
 
 MAX_WINDOW = 1024  # of a kernel, stride or padding: larger ones are bombs, not networks
 REDUCTIONS = frozenset({0, 1, 2})  # none, mean, sum
+TRAINING_NAME = {
+    op: OVERLOADS[op]._schema.arguments[place].name for op, (place, _) in TRAINING_ARGUMENT.items() if op in OVERLOADS
+}
 _SCALARS_AS_TENSORS = frozenset({"arithmetic", "comparison", "buffer"})
 
 
@@ -37,6 +40,8 @@ def check(node: Node) -> None:
 def _check_values(node: Node, given: dict[str, Any], where: str) -> None:
     """What the kinds alone cannot say: enumerations, and windows that would make bombs."""
     kind = KIND_OF[node.op]
+    if TRAINING_NAME.get(node.op) in dict(node.kwargs):  # it is set for evaluation by its place
+        raise SegmentError("document", f"{where}: {TRAINING_NAME[node.op]} must stand in its place, not by name")
     if kind == "loss" and given.get("reduction", 1) not in REDUCTIONS:
         raise SegmentError("document", f"{where}: reduction {given['reduction']!r} is none of 0, 1, 2"[:200])
     if kind in ("convolution", "pooling") and node.op.split(".")[1].startswith(("conv", "max", "avg")):
