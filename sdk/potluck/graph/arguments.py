@@ -20,12 +20,14 @@ Leaf = tuple[str, Any]  # the key of a tensor, empty where it came without one; 
 class Arguments:
     """The name of each input, empty where it has none (`*args`), and all names that each target may have.
 
-    `by_name`: the example of the inputs was a mapping, which has no order.
+    `by_name`: the example of the inputs was a mapping, which has no order. `placeless`: those of its inputs that
+    `forward` takes by name alone.
     """
 
     inputs: tuple[str, ...]
     targets: tuple[tuple[str, ...], ...] = ()
     by_name: bool = False
+    placeless: tuple[str, ...] = ()
 
     @property
     def requested(self) -> "Arguments":
@@ -60,6 +62,13 @@ class Arguments:
             Where a key belongs to none, two belong to one, or one is missing.
         """
         keys = [key for key, _ in leaves]
+        n_first = next((i for i, key in enumerate(keys) if key), len(keys))
+        unnamed = [name for name in self.inputs[:n_first] if name in self.placeless]
+        if unnamed and len(self.placeless) > 1:
+            raise UserError(
+                f"a batch holds tensors without names, and forward takes {_listed(self.placeless)} by name alone.",
+                next_step=f'Give them as a mapping: {{"{unnamed[0]}": tensor, ...}}.',
+            )
         if not any(keys):
             return tuple(tensor for _, tensor in leaves)
         if "" in self.inputs:
@@ -67,7 +76,6 @@ class Arguments:
                 f"a batch names {_listed(key for key in keys if key)}, and the inputs of this model have no names.",
                 next_step="Give tuples of tensors, in order; or make the model from an example that is a mapping.",
             )
-        n_first = next(i for i, key in enumerate(keys) if key)
         slots = [(name,) for name in self.inputs] + list(self.targets)
         found: dict[int, Leaf] = dict(enumerate(leaves[:n_first]))
         for key, tensor in leaves[n_first:]:
@@ -110,6 +118,12 @@ def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
         return tuple(signature(getattr(function, "forward", function)).parameters.values())
     except (TypeError, ValueError):
         return ()
+
+
+def placeless(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the names that a function, or a module, takes by name alone: they have no order."""
+    own = places(function)
+    return tuple(name for name in names if name and name not in own)
 
 
 def places(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from .convert import Converter
 from .exporting import TRY, export, first_line
 from .learning import check_learning
 from .means import NEXT_STEP, check_apart, check_loss
+from .memory import check_forgets
 from .modes import check_modes, modes_of
 from .outputs import check_outputs
 from .rows import Complete, OperatorFailed, by_rows
@@ -99,6 +100,9 @@ def trace(
     traced = replace(traced, lengths=lengths, structure=structure)
     if loss is not None:
         check_modes(net, traced)
+    if not any(tensor.is_meta for tensor in tensors):
+        with modes_of(net, training=loss is not None):
+            check_forgets(module, tensors)
     return traced
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from potluck_wire.graph import BATCH, Node, Ref, Shape, Sym, evaluate, node_refs, symbols_in
+from potluck_wire.graph import BATCH, Expression, Node, Ref, Shape, Sym, evaluate, node_refs, symbols_in
 
 from .dependence import FREE, NUMBER, PAIRS, Dependence, Kind, Mixes, over_rows
 from .traced import SEQUENCE, Traced
@@ -30,14 +30,22 @@ def outer_of(shape: tuple[int, ...], axis: int, inner: int) -> int:
 
 
 def degree(number: Any) -> int:
-    """k where a number (an argument) is c n^k with n rows. Raises Mixes for others that depend on n."""
+    """k where a number (an argument) is c n^k with any n rows. Raises Mixes for others that depend on n."""
     if not isinstance(number, Sym) or BATCH not in symbols_in(number.expression):
         return 0
-    at = [evaluate(number.expression, {**_SIZES, BATCH: n * _ROWS}) for n in (1, 2, 3)]
+    numbers_of_rows = (2, 3, *_bounds(number.expression), _ROWS, 2 * _ROWS, 3 * _ROWS)
+    one, *at = (evaluate(number.expression, {**_SIZES, BATCH: n}) for n in (1, *numbers_of_rows))
     for k in range(4):
-        if at[0] and at[1] == 2**k * at[0] and at[2] == 3**k * at[0]:
+        if one and all(value == n**k * one for n, value in zip(numbers_of_rows, at, strict=True)):
             return k
     raise Mixes(NUMBER)
+
+
+def _bounds(expression: Expression) -> list[int]:
+    """Numbers of rows about each constant: where `max`, `min` and whole divisions by it begin or cease to differ."""
+    if isinstance(expression, int):
+        return [n for n in (expression - 1, expression, expression + 1) if 0 < n <= 3 * _ROWS]
+    return [] if isinstance(expression, str) else [n for operand in expression[1:] for n in _bounds(operand)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ all rows where the loss is a mean over rows, and nowhere else. So each value is 
 from dataclasses import dataclass, field
 
 from potluck.errors import ModelError
-from potluck_wire.graph import Node, Ref, Shape, node_refs
+from potluck_wire.graph import Node, Ref, Shape, Sym, node_refs
 from potluck_wire.operators import KIND_OF
 
-from .dependence import FREE, MEAN, PAIRS, ROWS, Dependence, Kind, Mixes
+from .dependence import FREE, MEAN, NUMBER, PAIRS, ROWS, Dependence, Kind, Mixes
 from .dependence_rules import RULES
-from .look import Look, outer_of, row_axes, shape_at
+from .look import Look, degree, outer_of, row_axes, shape_at
 from .outputs import APART
 from .traced import Traced
 
@@ -93,6 +93,8 @@ def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence
     if len(axes) > 1 and value.kind != Kind.FREE:
         raise Mixes(PAIRS)
     fits = len(axes) == 1 and value.kind != Kind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
+    if (fits or value.kind == Kind.FREE) and degree(Sym(shape[axes[0]])) != 1:
+        raise Mixes(NUMBER)
     return value if fits else unknown
 
 

@@ -17,7 +17,7 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
-from .arguments import Arguments, dims_in_order
+from .arguments import Arguments, dims_in_order, placeless
 from .cuts import Line, line
 from .layers import Layers, layers
 from .norms import check_values
@@ -100,7 +100,9 @@ class Model:
                 next_step="Pass a function or an object, such as torch.nn.CrossEntropyLoss().",
             )
         inputs, targets = at_least_two(given.tensors, targets)
-        arguments = Arguments(inputs=given.names, targets=target_names, by_name=bool(given.keywords))
+        named = bool(given.keywords)
+        alone = placeless(net, given.names) if named else ()
+        arguments = Arguments(inputs=given.names, targets=target_names, by_name=named, placeless=alone)
         dims = dims_in_order(sequence_dims, arguments)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
         every = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]

@@ -259,3 +259,30 @@ def test_lengths_that_change_are_named_where_the_example_has_no_order():
         Model.from_torch(Two(), example, sequence_dims=(None, 1))
     with pytest.raises(ModelError, match=r"names text, which is no input or target.*tokens, picture"):
         Model.from_torch(Two(), example, sequence_dims={"text": 1})
+
+
+def by_star(self, **kw):
+    return self.linear(kw["z"]) - kw["a"]
+
+
+def by_keyword(self, *, z, a):
+    return self.linear(z) - a
+
+
+def last_by_keyword(self, z, **kw):
+    return self.linear(z) - kw["b"] * kw["a"]
+
+
+@pytest.mark.parametrize("forward", [by_star, by_keyword, last_by_keyword])
+def test_inputs_that_have_names_alone_are_not_taken_by_place(forward):
+    module = type("ByName", (nn.Module,), {"forward": forward})()
+    module.linear = nn.Linear(4, 4)
+    names = ("z", "b", "a") if forward is last_by_keyword else ("z", "a")
+    example = {name: torch.randn(3, 4) for name in names}
+    arguments = Model.from_torch(module, example).arguments
+    for batch in (tuple(example.values()), list(example.values()), tuple(reversed(example.values()))):
+        with pytest.raises(UserError, match=r"by name alone.*mapping"):
+            as_tuple(batch, arguments)
+    expected = tuple(example[name] for name in arguments.inputs)
+    for order in itertools.permutations(example):
+        assert same(as_tuple({name: example[name] for name in order}, arguments), expected)
