@@ -18,6 +18,7 @@ from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
 # One encrypted stream between two agents that share two x86 cores with others carries some 150 MB/s.
 MAX_LINK_BYTES_PER_S = 60e6
 FULL_FRAC = 0.8  # of a core, that real work may fill; the rest is for agents, encryption and shaping
+DISPATCH_S = 2e-3  # an optimizer step that takes less is dispatch, once a step, whatever the device
 UNSTEADY = 1.5  # small layers, measured anew, take up to so many times longer: who does as told is not refused again
 
 
@@ -184,7 +185,7 @@ def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tu
     for index, (here, there) in enumerate(zip(real, played, strict=True)):
         pairs = [*zip(here.forward_s, there.forward_s, strict=True)]
         pairs += zip(here.backward_s, there.backward_s, strict=True)
-        if here.update_s and there.update_s:
+        if here.update_s and there.update_s and here.update_s > DISPATCH_S:
             pairs.append((here.update_s, there.update_s))
         found.append((max(a / max(b, 1e-12) for a, b in pairs), index))
     return found
