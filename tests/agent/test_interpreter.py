@@ -398,7 +398,7 @@ def test_made_up_inputs_fit_and_kept_bytes_grow_with_rows():
 
 @pytest.mark.parametrize("op", TRAINING_ARGUMENT)
 def test_what_makes_an_operator_train_stands_in_its_place(op):
-    """By name it would be missed where a segment runs for evaluation, which must change no buffer and draw no number."""
+    """By name it would be missed where a segment runs for evaluation, which changes no buffer and draws no number."""
     place, _ = TRAINING_ARGUMENT[op]
     named = OVERLOADS[op]._schema.arguments[place].name
     arguments = [Ref(0) if str(a.real_type) == "Tensor" else None for a in OVERLOADS[op]._schema.arguments[:place]]
