@@ -82,7 +82,7 @@ def test_the_eight_lines_train():
         names["home"].close()
 
 
-@pytest.mark.slow
+@pytest.mark.long  # five agents beside other tests: too much for two cores
 def test_a_home_of_the_library_is_played_and_profiled():
     names = {}
     run_python("import potluck\n" + snippet("smart-home-2"), names)
