@@ -67,7 +67,7 @@ PROMISED = {
 # These may be below zero.
 DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall", "table_loss", "gap_")
 
-WITH_A_LAB_OF_ITS_OWN = ("fidelity",)  # it takes most of a minute; tests/sdk/run/test_comparison.py compares, too
+WITH_A_LAB_OF_ITS_OWN = ("split", "fidelity")  # a minute or more; tests/sdk/run/test_comparison.py compares, too
 
 
 @pytest.mark.slow
