@@ -11,6 +11,7 @@ from tests.sdk.run.accelerating import check, fast_of, wait_until
 import potluck
 from potluck.errors import RequestFailed
 from potluck.lab.specs import Spec
+from potluck.plan.sharing.wishes import Wishes
 from potluck.run.sharing import fast as fast_module
 from potluck.run.sharing import speeds
 
@@ -153,3 +154,27 @@ def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_h
         assert fast.stats.answers[-1].way == "alone"
         wait_until(lambda: fast.is_helped)
         check(fast(x), expected)
+
+
+@pytest.mark.parametrize("robot_home", [10], indirect=True)
+def test_closing_ends_a_search_that_is_under_way(robot_home, monkeypatch):
+    net, x = family("vgg")
+    begun, ended = threading.Event(), threading.Event()
+    with fast_of(robot_home, net, x) as fast:
+
+        def searches_on(self, sharing, *, told, **more):
+            begun.set()
+            try:
+                while not ended.is_set():
+                    told(1)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(Wishes, "search", searches_on)
+        monkeypatch.setattr(fast._speeds, "wrong", lambda: {"robot": 2.0})
+        assert begun.wait(PATIENCE_S)
+        late = threading.Timer(PATIENCE_S, ended.set)
+        late.start()
+        fast.close()
+        late.cancel()
+    assert str(fast.failure) == "this accelerated model is closed."

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from potluck.errors import PotluckError
+from potluck.errors import HomeError, PotluckError
 from potluck.plan.sharing.shareable import HELPER
 from potluck.run.sharing.air import Air
 from potluck.run.sharing.loaded import Loaded
 from potluck.run.sharing.speeds import Speeds
+from potluck.run.sharing.table import SplitCase, SplitTable
 from potluck.run.sharing.tables import Tables
 from potluck.sessions.link import Link
 
@@ -31,7 +32,7 @@ class Upkeep:
         self.thread.start()
 
     def end(self) -> None:
-        """Do nothing from now on; what it is doing goes on until whoever asks has `works`."""
+        """Do nothing from now on; a search under way ends soon, and whoever has `works` then finds nothing half done."""
         self._closed.set()
 
     def _look(self) -> None:
@@ -70,12 +71,20 @@ class Upkeep:
         if case is None:
             return
         same = case.names == self._loaded.case.names
-        table = self._loaded.table if same else self._tables.first(case, self._air.bytes_per_s)
+        table = self._loaded.table if same else self._found(case)
         self._loaded.back(self._loaded.case if same else case, table)
 
     def _correct(self, times: dict[str, float]) -> None:
         """Plan anew by what the sides have shown, load that, and go over to it."""
         loaded = self._loaded
         case, loaded.full = loaded.case.corrected(times), loaded.full.corrected(times)
-        loaded.go_over(case, self._tables.first(case, self._air.bytes_per_s))
+        loaded.go_over(case, self._found(case))
         self._speeds.forget()
+
+    def _found(self, case: SplitCase) -> SplitTable:
+        """A table for this case, unless the end comes first."""
+        return self._tables.first(case, self._air.bytes_per_s, self._check)
+
+    def _check(self, _done: int) -> None:
+        if self._closed.is_set():
+            raise HomeError("this accelerated model is closed.")
