@@ -32,7 +32,7 @@ class Upkeep:
         self.thread.start()
 
     def end(self) -> None:
-        """Do nothing from now on; a search under way ends soon, and whoever has `works` then finds nothing half done."""
+        """Do nothing from now on; a search under way ends soon; with `works` nothing is half done."""
         self._closed.set()
 
     def _look(self) -> None:
