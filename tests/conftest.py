@@ -13,8 +13,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from potluck.lab.local import LocalAgents
-from potluck_agent import faults
+from potluck.lab.local_agents import LocalAgents
+from potluck_agent import fault_log
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,7 +44,7 @@ _close = LocalAgents.close
 
 def _look_and_close(agents: LocalAgents) -> None:
     """Before its directory goes: whether any of its agents has kept a report."""
-    _faults.seen += [path.read_text() for path in agents.directory.glob(f"*/{faults.FILE}")]
+    _faults.seen += [path.read_text() for path in agents.directory.glob(f"*/{fault_log.FILE}")]
     _close(agents)
 
 

@@ -2,10 +2,10 @@
 
 import sys
 
-from potluck_agent.arguments import read
+from potluck_agent.cli.arguments import read
 
 given = read(sys.argv[1:])  # --help ends here
 
-from potluck_agent.main import run  # noqa: E402 - what help does not need
+from potluck_agent.cli.main import run  # noqa: E402 - what help does not need
 
 sys.exit(run(given))

@@ -16,13 +16,13 @@ from potluck.sessions.members import Member, Members
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
     from potluck.graph import Model
+    from potluck.lab.agent_specs import Spec
     from potluck.lab.lab import JoinedLab, Lab
-    from potluck.lab.script import Script
-    from potluck.lab.specs import Spec
+    from potluck.lab.scenario import Script
+    from potluck.offload.accelerate import Place
     from potluck.profile.profiles import Profile
     from potluck.run.optimizers import Optimizer
     from potluck.run.run import Run
-    from potluck.run.sharing.accelerate import Place
     from potluck.schedule.policies import Policy
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Home:
     @classmethod
     def local(cls, n: int = 2, *, extra: Sequence[str] = ()) -> "Home":
         """A home of `n` agents on this machine, each as fast as it is, paired silently with keys made for it."""
-        from potluck.lab.specs import local_specs
+        from potluck.lab.agent_specs import local_specs
 
         return cls._of_lab(local_specs(n), extra=extra)
 
@@ -91,7 +91,7 @@ class Home:
         time_scale
             For a home of the library: everything takes so many times longer than it would there.
         script
-            What happens when, see `potluck.lab.script`; `home.play` begins another.
+            What happens when, see `potluck.lab.scenario`; `home.play` begins another.
         links
             How links are emulated: "namespaces" (Linux, root) or "relay"; by default the better one that is possible.
         """
@@ -159,7 +159,7 @@ class Home:
 
     def __getitem__(self, device: str) -> "Place":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
-        from potluck.run.sharing.accelerate import Place
+        from potluck.offload.accelerate import Place
 
         self._members.need([device])
         return Place(home=self, name=device)

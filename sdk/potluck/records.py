@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import PlanError, UserError
 
 if TYPE_CHECKING:
-    from potluck.plan.explain import Explanation
+    from potluck.planning.explain import Explanation
 
 HOME = "home"  # the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
 
@@ -435,13 +435,13 @@ class Plan:
 
     def explain(self) -> "Explanation":
         """Why these devices, what holds the plan up, and what would help."""
-        from potluck.plan.explain import explain
+        from potluck.planning.explain import explain
 
         return explain(self)
 
     def save(self, path: Any) -> None:
         """Write it as text to read, edit and load again with `potluck.load_plan`."""
-        from potluck.run.planning import save_plan
+        from potluck.planning.api import save_plan
 
         save_plan(self, path)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import zmq
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
-from potluck_agent import faults
+from potluck_agent import fault_log
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PAIRING_OFFSET, PULSE_OFFSET
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
@@ -86,7 +86,7 @@ def agent(
 
 def faults_of(directory: Path) -> str:
     """What an agent with this state directory has reported that must not happen."""
-    path = directory / faults.FILE
+    path = directory / fault_log.FILE
     return path.read_text() if path.exists() else ""
 
 

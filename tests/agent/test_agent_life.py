@@ -13,7 +13,7 @@ import psutil
 import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent, command, pair
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 from potluck_wire import limits
 from potluck_wire.messages import Channel, Ping, Pong
@@ -213,7 +213,7 @@ def test_the_key_stays_the_same_over_a_restart(tmp_path):
 
 def test_importing_the_agent_loads_nothing_heavy():
     script = (
-        "import sys, potluck_agent.main, potluck_agent.net, potluck_agent.core\n"
+        "import sys, potluck_agent.cli.main, potluck_agent.net.event_loop, potluck_agent.core.machine\n"
         "heavy = ('torch', 'numpy', 'scipy', 'onnx', 'onnxruntime', 'zeroconf', 'spake2')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

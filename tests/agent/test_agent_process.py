@@ -10,8 +10,8 @@ import msgpack
 import psutil
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core_talk import add, cut, plan, recv, send
-from tests.patience import PATIENCE_S
+from tests.agent.core.core_talk import add, cut, plan, recv, send
+from tests.timeouts import PATIENCE_S
 
 from potluck_wire import limits, statement
 from potluck_wire.frames import encode

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, faults_of
-from tests.agent.core_talk import (
+from tests.agent.core.core_talk import (
     EIGHT,
     MEMBER_KEY,
     MEMBER_SENDER,
@@ -18,8 +18,8 @@ from tests.agent.core_talk import (
     value,
 )
 
-from potluck_agent import faults
-from potluck_agent.events import (
+from potluck_agent import fault_log
+from potluck_agent.core.events import (
     FromPeer,
     FromWorker,
     KillWorker,
@@ -220,11 +220,11 @@ def test_a_real_agent_lives_on_and_keeps_a_report(tmp_path):
         assert isinstance(second.ask(Measure(task="t"), b"{}"), Refused)
         assert isinstance(first.ask(Hello(major=1)), Welcome)
         assert "TypeError: unhashable" in faults_of(state)
-        (state / faults.FILE).unlink()
+        (state / fault_log.FILE).unlink()
 
 
 def test_a_report_fills_no_disk(tmp_path):
     for _ in range(5):
-        faults.keep(tmp_path, "x" * (faults.MAX_FILE_BYTES // 2))
-    assert (tmp_path / faults.FILE).stat().st_size < 2 * faults.MAX_FILE_BYTES
-    faults.keep(tmp_path / "nowhere", "x")
+        fault_log.keep(tmp_path, "x" * (fault_log.MAX_FILE_BYTES // 2))
+    assert (tmp_path / fault_log.FILE).stat().st_size < 2 * fault_log.MAX_FILE_BYTES
+    fault_log.keep(tmp_path / "nowhere", "x")

@@ -3,8 +3,8 @@
 import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core_talk import add, cut, plan, recv, send, value
-from tests.patience import PATIENCE_S
+from tests.agent.core.core_talk import add, cut, plan, recv, send, value
+from tests.timeouts import PATIENCE_S
 
 from potluck.testing.worker import DOES, HONEST
 from potluck_wire.messages import (

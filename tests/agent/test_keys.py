@@ -7,7 +7,8 @@ import stat
 import pytest
 import zmq
 
-from potluck_agent import arguments, keys, options, state
+from potluck_agent import control_files, keys
+from potluck_agent.cli import arguments, options
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer
 
@@ -95,25 +96,25 @@ def test_a_state_directory_that_cannot_be_is_an_error(tmp_path):
 
 
 def test_one_agent_per_state_directory(tmp_path):
-    assert state.running(tmp_path) is None
-    state.claim(tmp_path, {"port": 5})
-    assert state.running(tmp_path)["port"] == 5
-    state.release(tmp_path)
-    assert state.running(tmp_path) is None
+    assert control_files.running(tmp_path) is None
+    control_files.claim(tmp_path, {"port": 5})
+    assert control_files.running(tmp_path)["port"] == 5
+    control_files.release(tmp_path)
+    assert control_files.running(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "born_s": 1.0}', b'{"pid": -5}'])
 def test_what_a_killed_agent_left_behind_does_not_count(tmp_path, content):
-    (tmp_path / state.RUNNING).write_bytes(content)
-    assert state.running(tmp_path) is None
+    (tmp_path / control_files.RUNNING).write_bytes(content)
+    assert control_files.running(tmp_path) is None
 
 
 def test_a_window_is_asked_for_once(tmp_path):
-    state.ask_window(tmp_path, "12345678", 180.0)
-    assert state.asked_window(tmp_path) == ("12345678", 180.0)
-    assert state.asked_window(tmp_path) is None
-    (tmp_path / state.WINDOW).write_text("junk")
-    assert state.asked_window(tmp_path) is None
+    control_files.ask_window(tmp_path, "12345678", 180.0)
+    assert control_files.asked_window(tmp_path) == ("12345678", 180.0)
+    assert control_files.asked_window(tmp_path) is None
+    (tmp_path / control_files.WINDOW).write_text("junk")
+    assert control_files.asked_window(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 

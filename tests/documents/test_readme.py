@@ -16,7 +16,7 @@ import pytest
 from potluck import cli
 from potluck.bench import frame
 from potluck.commands import bench
-from potluck_agent import arguments
+from potluck_agent.cli import arguments
 
 torch = pytest.importorskip("torch")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PURE = (
-    "device_agent/potluck_wire/", "sdk/potluck/adapt/", "sdk/potluck/plan/", "sdk/potluck/schedule/",
-    "sdk/potluck/simulate/",
+    "device_agent/potluck_wire/", "sdk/potluck/planning/", "sdk/potluck/schedule/",
+    "sdk/potluck/simulate/", "sdk/potluck/contention/", "sdk/potluck/offload/plan/",
 )  # fmt: skip
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
+IMPURE_FILES = {"sdk/potluck/planning/api.py": "reads and writes the files of plans, and keeps to a time"}
 
 MAX_LINES = 400
 LONG = {
@@ -27,7 +28,7 @@ PRINTS = {
     "sdk/potluck/bench/ranks.py": "a process of its own, which reports over its standard output",
 }
 STARTS_AGENTS = {
-    "sdk/potluck/lab/local.py": "starts agents on this machine",
+    "sdk/potluck/lab/local_agents.py": "starts agents on this machine",
     "sdk/potluck/bench/interpreter.py": "measures the agent's interpreter against eager torch",
     "sdk/potluck/testing/worker.py": "starts an agent whose worker was taken over",
     "sdk/potluck/bench/split_lab.py": "measures a divided request in the agent's interpreter",
@@ -42,14 +43,17 @@ WALL_TIME = {
 # The house of the SDK from the ground up: on loading, a folder imports what stands below it or beside it on its floor.
 # What a value shows of itself (`_repr_html_`, `explain`) may be asked for further up, when it is asked for.
 FLOORS = (
-    {"errors", "units", "adapt", "handle", "optional"},
+    {"errors", "units", "handle", "optional"},
     {"records", "sessions", "samples", "cli"},
     {"graph", "discover"},
-    {"schedule", "simulate"},
-    {"plan"},
+    {"schedule"},
+    {"simulate"},
+    {"contention"},
+    {"planning"},
     {"profile"},
     {"lab"},
     {"run"},
+    {"offload"},
     {"home", "display"},
     {"bench", "commands", "testing"},
 )
@@ -88,7 +92,7 @@ def _excused(path: str, table: dict[str, str]) -> bool:
 
 def is_pure(path: str) -> bool:
     """Whether this module may do nothing but compute."""
-    return path.startswith(PURE) or path in PURE_FILES
+    return (path.startswith(PURE) and path not in IMPURE_FILES) or path in PURE_FILES
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -32,8 +32,9 @@ def loaded_by(*names):
     "name",
     [
         "potluck_wire.*",
-        "potluck.adapt.*",
-        "potluck.plan.*",
+        "potluck.planning.*",
+        "potluck.contention.*",
+        "potluck.offload.plan.*",
         "potluck.schedule.*",
         "potluck.simulate.*",
         "potluck.records",
@@ -47,7 +48,7 @@ def test_a_pure_package_leaves_the_world_out(name):
 
 
 @pytest.mark.parametrize(
-    "names", [["potluck"], ["potluck_agent"], ["potluck_agent.core"], ["potluck.cli"], ["potluck_wire.pairing"]]
+    "names", [["potluck"], ["potluck_agent"], ["potluck_agent.core.machine"], ["potluck.cli"], ["potluck_wire.pairing"]]
 )
 def test_an_app_can_hold_it(names):
     assert loaded_by(*names) & HEAVY == set()

@@ -14,7 +14,7 @@ def test_shipped_code_keeps(rule):
 
 WIRE, PLAN, SDK, AGENT = (
     "device_agent/potluck_wire/x.py",
-    "sdk/potluck/plan/x.py",
+    "sdk/potluck/planning/x.py",
     "sdk/potluck/run/x.py",
     "device_agent/potluck_agent/x.py",
 )
@@ -50,7 +50,7 @@ PLANTED = {
         (WIRE, "from potluck import errors"),
         (AGENT, "import potluck.records"),
         (AGENT, "def f():\n    from potluck.errors import PotluckError"),
-        (SDK, "from potluck_agent.core import Core"),
+        (SDK, "from potluck_agent.core.machine import Core"),
     ],
     lint.floors: [
         (PLAN, "from potluck.run.run import Run"),
@@ -90,7 +90,7 @@ INNOCENT = [
     (PLAN, "def plan(problem, rng):\n    return rng.random()"),
     (SDK, "x = 1\n" * 400),
     (SDK, "from potluck_wire.frames import encode"),
-    ("sdk/potluck/lab/local.py", "import potluck_agent"),
+    ("sdk/potluck/lab/local_agents.py", "import potluck_agent"),
     ("sdk/potluck/commands/x.py", "print(1)"),
 ]
 SAMPLES = [(rule, *sample) for rule, samples in PLANTED.items() for sample in samples]

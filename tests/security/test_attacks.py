@@ -15,7 +15,7 @@ import pytest
 from tests.security.sources import called, dotted, imported, trees
 from tests.wire.samples import sample
 
-from potluck_agent.arguments import parser
+from potluck_agent.cli.arguments import parser
 from potluck_wire import limits, tensors
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -121,7 +121,7 @@ def test_a6_files_beside_an_onnx_model_are_refused_in_every_place():
     pytest.importorskip("onnx")
     from tests.sdk.graph.test_onnx_files import ANOTHER, ATTACKS
 
-    from potluck_agent.worker.onnx_validator import validate
+    from potluck_agent.worker.onnx.validator import validate
 
     external = {name for name, (_, why) in ATTACKS.items() if why == ANOTHER}
     assert len(external) >= 6

@@ -1,6 +1,6 @@
 """Clocks of the wall may jump by days: nothing that decides reads one (F10)."""
 
-from tests.agent.core_talk import RUN, Talk
+from tests.agent.core.core_talk import RUN, Talk
 from tests.security.sources import called, imported, trees
 
 WALL = {"time.time", "time.time_ns", "time.localtime", "time.ctime", "datetime.now", "datetime.utcnow",

@@ -30,8 +30,8 @@ def text_of(file):
     return (CODE / file).read_text()
 
 
-DOOR, PROCESS = "tests/agent/test_door.py", "tests/agent/test_agent_process.py"
-DOCUMENTS, INTERPRETER = "tests/agent/test_graph_documents.py", "tests/agent/test_interpreter.py"
+DOOR, PROCESS = "tests/agent/net/test_server_sockets.py", "tests/agent/test_agent_process.py"
+DOCUMENTS, INTERPRETER = "tests/agent/worker/test_graph_documents.py", "tests/agent/worker/test_interpreter.py"
 FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.py"
 WIRE, AGENT, WORKER = "potluck_wire/", "potluck_agent/", "potluck_agent/worker/"
 MUTATIONS: dict[str, Mutation] = {}
@@ -88,21 +88,21 @@ guard(
     WIRE + "pairing.py",
     'hmac.compare_digest(message.mac, self._mac(b"confirm A"))',
     "True",
-    "tests/agent/test_pairing.py",
+    "tests/agent/core/test_pairing_window.py",
 )
 guard(
     "the device's proof of the code",
     WIRE + "pairing.py",
     'hmac.compare_digest(message.mac, self._mac(b"confirm B"))',
     "True",
-    "tests/agent/test_pairing.py",
+    "tests/agent/core/test_pairing_window.py",
 )
 guard(
     "three tries",
     AGENT + "pairing.py",
     "left = self._tries_left = self._tries_left - 1",
     "left = self._tries_left = self._tries_left - 0",
-    "tests/agent/test_pairing.py",
+    "tests/agent/core/test_pairing_window.py",
 )
 guard(
     "the size of a header",
@@ -207,36 +207,36 @@ guard(
     WORKER + "limits.py",
     "    limit(resource.RLIMIT_FSIZE, 0)\n",
     "",
-    "tests/agent/test_worker_bounds.py",
+    "tests/agent/worker/test_bounds.py",
 )
 guard(
     "memory is limited",
     WORKER + "limits.py",
     "    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)\n",
     "",
-    "tests/agent/test_worker_bounds.py",
+    "tests/agent/worker/test_bounds.py",
 )
 guard(
     "the network is cut off",
     WORKER + "limits.py",
     "if libc.unshare(flags) == 0:",
     "if True:",
-    "tests/agent/test_worker_bounds.py",
+    "tests/agent/worker/test_bounds.py",
 )
 guard(
     "the environment is left behind",
     WORKER + "launch.py",
     "env=_environment(os.environ, threads),",
     "env=dict(os.environ),",
-    "tests/agent/test_worker_bounds.py",
+    "tests/agent/worker/test_bounds.py",
 )
 guard(
     "older epochs",
     AGENT + "work.py",
     """            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")""",
     "            pass",
-    "tests/agent/test_core_work.py",
-    "tests/agent/test_core_sessions.py",
+    "tests/agent/core/test_core_work.py",
+    "tests/agent/core/test_core_sessions.py",
 )
 
 

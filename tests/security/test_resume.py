@@ -9,8 +9,8 @@ import sys
 
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.run.conftest import make_data, make_model, make_plan
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import DeviceGone, FileError, PotluckError, WorkerFailed

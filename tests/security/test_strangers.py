@@ -10,7 +10,7 @@ import psutil
 import pytest
 import zmq
 from tests.agent.agents import OFFSETS, Keys, RawPeer, agent
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import HANDSHAKE_S

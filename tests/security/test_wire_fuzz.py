@@ -5,7 +5,7 @@ import random
 
 import msgpack
 import pytest
-from tests.agent.test_graph_documents import GRAPH
+from tests.agent.worker.test_graph_documents import GRAPH
 from tests.wire.samples import sample, sample_buffers
 
 from potluck_wire.errors import WireError

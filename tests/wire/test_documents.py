@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz import ODD, RAW, mutated
 
-from potluck_agent.roster import read_roster
-from potluck_agent.runs import read_load
+from potluck_agent.core.members import read_roster
+from potluck_agent.core.run_state import read_load
 from potluck_wire import messages as m
 from potluck_wire.answers import check_seconds, check_timings, read_exports, read_timeline
 from potluck_wire.checks import Unfit, anything, number, record, row, rows, shown

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from potluck_agent.worker.arrays import torch_arrays
 from potluck_wire.graph import Graph, SegmentError
 
-from . import torch_arrays
 from .forward_only import ForwardOnly, borrowed
 from .interpreter import Interpreter
 from .tasks import Segment, Tensors

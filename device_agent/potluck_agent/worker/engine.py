@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck_agent.worker import memory
 from potluck_agent.worker.arena import Arena
-from potluck_agent.worker.arrays import arrays_of, backends
+from potluck_agent.worker.arrays.backends import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import Loader

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.graph import SegmentError
 
-from .arrays import Arrays
 from .tasks import Segment, Tensors
 
 

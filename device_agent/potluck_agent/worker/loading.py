@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from potluck_agent.worker.arrays import Arrays
+from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.measure import Measurable
 from potluck_agent.worker.tasks import Segment
 from potluck_wire.operators import OPERATORS
@@ -25,9 +25,9 @@ class Loader:
     def prepare(self, kind: str) -> None:
         """Load the library for this kind of document, if it is not there yet."""
         if kind == "onnx" and BACKEND_OF[kind] in self._present:
-            from potluck_agent.worker import onnx_backend
+            from potluck_agent.worker.onnx import segment
 
-            onnx_backend.prepare()
+            segment.prepare()
 
     def load(self, kind: str, document: bytes, *, seed: int, made_up: bool = False) -> Measurable:
         """A segment from its document, its weights zeros, or `made_up` for being timed.
@@ -39,9 +39,9 @@ class Loader:
             from potluck_agent.worker import training
 
             return training.Segment(loads(document), seed, made_up=made_up)
-        from potluck_agent.worker import onnx_backend
+        from potluck_agent.worker.onnx import segment
 
-        return onnx_backend.OnnxSegment(document, self._arrays, self._threads)
+        return segment.OnnxSegment(document, self._arrays, self._threads)
 
     def borrow(self, kind: str, document: bytes, lender: Segment) -> Segment:
         """A segment from its document that has the state of `lender`. Raises as `load` does."""
@@ -50,9 +50,9 @@ class Loader:
             from potluck_agent.worker.borrowing import BorrowingSegment
 
             return BorrowingSegment(loads(document), lender)
-        from potluck_agent.worker import onnx_backend
+        from potluck_agent.worker.onnx import segment
 
-        return onnx_backend.OnnxSegment(document, self._arrays, self._threads, lender)
+        return segment.OnnxSegment(document, self._arrays, self._threads, lender)
 
     def _check(self, kind: str) -> None:
         needed = BACKEND_OF.get(kind)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
-from potluck_agent.worker.arrays import Arrays
+from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.tasks import Segment, Task, Tensors, perform
 from potluck_wire.messages import Channel, Compute, Computed
 from potluck_wire.stream import Reader, pack

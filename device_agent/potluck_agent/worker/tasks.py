@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from potluck_agent.worker import room
-from potluck_agent.worker.arrays import Arrays
+from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.tensors import item_bytes
 
 Tensors = Sequence[Any]  # of the library that this worker computes with

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from potluck_agent.worker.arena import Allocator, Arena, ArenaFull
-from potluck_agent.worker.arrays import Arrays
+from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.limits import MAX_WORKER_ITEMS
 from potluck_wire.tensors import nbytes
 

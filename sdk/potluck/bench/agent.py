@@ -21,7 +21,7 @@ from potluck.errors import DeviceError
 
 SETTINGS: Mapping[str, float] = {"repeats": 7, "settle_s": 1.0}
 GOALS = {"help_ms": ("<=", 100.0), "agent_help_ms": ("<=", 100.0), "ready_s": ("<=", 1.0), "idle_mib": ("<=", 40.0)}
-IMPORT = "import time; t = time.perf_counter(); import potluck_agent.main; print(time.perf_counter() - t)"
+IMPORT = "import time; t = time.perf_counter(); import potluck_agent.cli.main; print(time.perf_counter() - t)"
 MIB = 2**20
 
 

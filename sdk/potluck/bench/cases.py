@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from potluck.profile import assemble, library
+from potluck.profile import estimate, library
 from potluck.records import Inference, Problem, QoE, Training
 
 DORA_HOMES = ("smart-home-1", "smart-home-2", "traffic-monitor", "edge-cluster")
@@ -31,7 +31,7 @@ class Case:
         """The problem at estimated layer times."""
         workload = Training(batch=self.batch) if self.train else Inference(batch=self.batch)
         home, model = library.load_home(self.home), library.load_model(self.model)
-        return assemble.problem(home, model, workload, qoe, max_layers=max_layers)
+        return estimate.problem(home, model, workload, qoe, max_layers=max_layers)
 
 
 def dora() -> Iterator[Case]:

@@ -83,7 +83,7 @@ def _try_plans(home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int) -
     import torch
 
     from potluck.graph import Model
-    from potluck.plan import make_plans
+    from potluck.planning import make_plans
     from potluck.records import Training
     from potluck.run.optimizers import AdamW
     from potluck.samples import digits_network

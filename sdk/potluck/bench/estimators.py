@@ -2,7 +2,7 @@
 
 The links: WiFi of 93 Mbit/s indoors and 73 outdoors (Intra-DP's means), a first-order autoregression in the logarithm,
 and a Gilbert-Elliott chain that takes it to near zero for seconds. A transfer shows the bandwidth with noise, rarely a
-burst out of a buffer or a stall. As in `run/sharing/upkeep.py`, nothing is seen while the device answers alone but by
+burst out of a buffer or a stall. As in `offload/maintenance.py`, nothing is seen while the device answers alone but by
 asking, and a late request is begun again on the device. A rule's regret: seconds of all requests over those of whoever
 knows the bandwidth, minus one.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from statistics import fmean, harmonic_mean, median
 from typing import Protocol
 
-from potluck.adapt.bandwidth import LONG, SHORT, Asking, Estimator
-from potluck.plan.sharing.problem import Operator, Sharing
-from potluck.plan.sharing.split import Splitter
-from potluck.run.sharing.air import PROBE_BYTES
-from potluck.run.sharing.fast import LATE, LATE_S
+from potluck.offload.accelerated import LATE, LATE_S
+from potluck.offload.bandwidth_filter import LONG, SHORT, Asking, Estimator
+from potluck.offload.link_bandwidth import PROBE_BYTES
+from potluck.offload.plan.problem import Operator, Sharing
+from potluck.offload.plan.split import Splitter
 
 PLACES = {"indoors": (93e6 / 8, 0.35, 0.02), "outdoors": (73e6 / 8, 0.6, 0.06)}  # mean, spread, drops per second
 EVERY_S, LASTS_S = 0.25, 600.0  # between two requests; of a trace

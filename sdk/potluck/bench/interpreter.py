@@ -76,7 +76,7 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
 
 def _segment(network: Any, x: Any, targets: tuple[Any, ...], loss: Callable[..., Any] | None) -> Any:
     """The whole network as one segment in the agent's interpreter, with the network's own weights; and as traced."""
-    from potluck.graph.export import trace
+    from potluck.graph.torch.trace import trace
     from potluck_agent.worker.training import Segment
 
     names = ("x", "y")[: 1 + len(targets)]

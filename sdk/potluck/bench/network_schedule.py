@@ -17,11 +17,11 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from potluck.bench.frame import Result
+from potluck.contention import cp_sat
+from potluck.contention.transfer_order import expand, in_turns, schedule_transfers
 from potluck.errors import UserError
-from potluck.plan.judge import compile_plan
+from potluck.planning.evaluate import compile_plan
 from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
-from potluck.schedule import exact
-from potluck.schedule.network import expand, in_turns, schedule_transfers
 from potluck.simulate import simulate
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
         expanded = expand(compiled, problem)
         order = expanded.order
         try:
-            best = exact.solve(expanded.graph, order, limit_s=exact_s)
+            best = cp_sat.solve(expanded.graph, order, limit_s=exact_s)
         except UserError:  # no ortools here: nobody judges
             continue
         gap = max(max(order.stop_s) / best.bound_s - 1, 0.0)  # the exact one counts in whole ticks

@@ -24,9 +24,9 @@ from statistics import median
 from potluck.bench import small_homes
 from potluck.bench.frame import Result
 from potluck.errors import Infeasible
-from potluck.plan import make_plans
-from potluck.plan.exhaustive import plan_exhaustive
-from potluck.plan.planners import RIVALS
+from potluck.planning import make_plans
+from potluck.planning.exhaustive import plan_exhaustive
+from potluck.planning.registry import RIVALS
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable, budget_bytes
 from potluck.simulate.direct import Direct

@@ -33,21 +33,21 @@ from statistics import median
 from potluck.bench import cases
 from potluck.bench.cases import Case
 from potluck.bench.frame import Result
+from potluck.contention.transfer_order import schedule_transfers
 from potluck.errors import Infeasible
-from potluck.plan import make_plans
-from potluck.plan.anytime import CHEAP
-from potluck.plan.feasibility import breaches
-from potluck.plan.hybrid import plan_hybrid
-from potluck.plan.judge import compile_plan, judge
-from potluck.plan.planners import RIVALS, Planner
-from potluck.plan.rivals.alpa import plan_alpa
-from potluck.plan.rivals.data_parallel import plan_data_parallel
-from potluck.plan.rivals.dora import plan_dora
-from potluck.plan.rivals.edgeshard import plan_edgeshard
-from potluck.plan.rivals.metis import plan_metis
-from potluck.plan.rivals.single import plan_single
+from potluck.planning import make_plans
+from potluck.planning.baselines.alpa import plan_alpa
+from potluck.planning.baselines.asteroid import plan_hybrid
+from potluck.planning.baselines.data_parallel import plan_data_parallel
+from potluck.planning.baselines.dora import plan_dora
+from potluck.planning.baselines.edgeshard import plan_edgeshard
+from potluck.planning.baselines.metis import plan_metis
+from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.evaluate import compile_plan, judge
+from potluck.planning.feasibility import breaches
+from potluck.planning.registry import RIVALS, Planner
+from potluck.planning.search.anytime import CHEAP
 from potluck.records import Plan, Problem, QoE
-from potluck.schedule.network import schedule_transfers
 from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct

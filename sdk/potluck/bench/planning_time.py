@@ -17,11 +17,11 @@ from statistics import median
 from potluck.bench import large_homes
 from potluck.bench.cases import Case
 from potluck.bench.frame import Result
-from potluck.plan import make_plans
-from potluck.plan.anytime import plan_anytime
-from potluck.plan.improve import floor_s
-from potluck.plan.planners import RIVALS
-from potluck.plan.tally import Tally, in_time
+from potluck.planning import make_plans
+from potluck.planning.registry import RIVALS
+from potluck.planning.search.anytime import plan_anytime
+from potluck.planning.search.local_search import floor_s
+from potluck.planning.search.work_budget import Tally, in_time
 from potluck.records import Problem
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from potluck.bench.frame import Result
+from potluck.contention.list_scheduler import run as run_scheduled
 from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.simulate.direct import Direct
 from potluck.simulate.engine import TaskGraph
 from potluck.simulate.engine import run as run_fair
-from potluck.simulate.scheduled import run as run_scheduled
 
 SETTINGS: Mapping[str, float] = {"stages": 4, "micro_batches": 32, "repeats": 30}
 GOALS = {"actions_per_s": (">=", 200_000.0)}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 
-from potluck.plan import choices
+from potluck.planning.search import candidates
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Problem, Training
 from potluck.simulate import cost, footprint
 
@@ -83,7 +83,7 @@ def random_problem(rng: random.Random, settings: Mapping[str, float]) -> Problem
 
 
 def _tight(problem: Problem, rng: random.Random) -> Problem:
-    table, rows = cost.CostTable(problem), rng.choice(choices.micro_batches(problem))
+    table, rows = cost.CostTable(problem), rng.choice(candidates.micro_batches(problem))
     n_micro_batches = problem.workload.batch // rows
     n, n_layers = len(problem.devices), len(problem.layers)
     whole = footprint.memory_bytes(table, 0, n_layers, rows, warm_up=1, n_micro_batches=n_micro_batches)

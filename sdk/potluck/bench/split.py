@@ -14,12 +14,12 @@ from statistics import fmean, median
 
 from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
-from potluck.plan.rivals import shared_requests as rivals
-from potluck.plan.sharing.bandwidths import over
-from potluck.plan.sharing.problem import DEVICE, Division, Line, Sharing
-from potluck.plan.sharing.split import Split, Splitter
-from potluck.plan.sharing.steps import TILES
-from potluck.run.sharing.table import BANDWIDTHS, N_SEARCHES
+from potluck.offload.plan import baselines as rivals
+from potluck.offload.plan.bandwidths import over
+from potluck.offload.plan.problem import DEVICE, Division, Line, Sharing
+from potluck.offload.plan.split import Split, Splitter
+from potluck.offload.plan.steps import TILES
+from potluck.offload.split_table import BANDWIDTHS, N_SEARCHES
 
 SETTINGS: Mapping[str, float] = {
     "models": 7, "step_mb_per_s": 5, "most_mb_per_s": 50, "table_step_mb_per_s": 1, "de_s": 5, "lab": 1,
@@ -102,11 +102,11 @@ def sharing_of(name: str, slower: tuple[float, float] = (1.0, 1.0)) -> Sharing:
 
     `slower`: both take so many times as long as their rooflines.
     """
-    from potluck.graph.cuts import line
+    from potluck.graph.partition.cuts import line
+    from potluck.offload import what_if
     from potluck.profile import catalog, library
-    from potluck.run.sharing import prospect
 
-    sharing = prospect.sharing_of(library.load_home(HOME), (ROBOT, SERVER), line(catalog.traced(name)))
+    sharing = what_if.sharing_of(library.load_home(HOME), (ROBOT, SERVER), line(catalog.traced(name)))
     operators = (
         replace(
             operator,

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.bench import estimators, frame
 from potluck.errors import UserError
-from potluck.graph.pace import pace
-from potluck.lab.script import Bandwidth
-from potluck.plan.rivals.shared_requests import WAYS
-from potluck.plan.sharing.problem import Sharing
-from potluck.plan.sharing.shareable import DEVICE, HELPER, Shareable, SharedPiece, lower
-from potluck.plan.sharing.split import Splitter
-from potluck.run.sharing.answers import Answer
-from potluck.run.sharing.edition import Sides
+from potluck.lab.scenario import Bandwidth
+from potluck.offload.compile import Sides
+from potluck.offload.plan.baselines import WAYS
+from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable, SharedPiece, lower
+from potluck.offload.plan.problem import Sharing
+from potluck.offload.plan.split import Splitter
+from potluck.offload.rows.operator_times import pace
+from potluck.offload.stats import Answer
 from potluck_wire.graph import Graph
 
 if TYPE_CHECKING:
     import torch
 
     from potluck.home import Home
-    from potluck.run.sharing.fast import Fast
+    from potluck.offload.accelerated import Fast
 
 HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"  # Intra-DP's, on its WiFi
 WIDE = (96, 192, 384)  # channels, in the lab: 0.7 Mflop for each pixel that is sent, VGG-19 does 0.8
@@ -104,7 +104,7 @@ def _in_the_lab(model: Any, x: "torch.Tensor", requests: int, turns: int, time_s
 
 def _played(model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale: float) -> dict[str, float]:
     from potluck.home import Home
-    from potluck.run.sharing.accelerate import accelerate
+    from potluck.offload.accelerate import accelerate
 
     with Home.lab(HOME, time_scale=time_scale) as home:
         _air(home, FAST_BYTES_PER_S * time_scale / 1e6)

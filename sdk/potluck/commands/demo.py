@@ -58,8 +58,8 @@ def main(args: argparse.Namespace) -> int:
 @contextmanager
 def _demo_home() -> Iterator[potluck.Home]:
     """Start four agents, find them by mDNS, pair with the code that each shows."""
-    from potluck.lab.local import READY_S, LocalAgents
-    from potluck.lab.specs import DEMO
+    from potluck.lab.agent_specs import DEMO
+    from potluck.lab.local_agents import READY_S, LocalAgents
     from potluck.sessions.events import Address
 
     _heading("A home of four devices")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from potluck.lab.director import Happened
     from potluck.lab.registry import Entry
+    from potluck.lab.runner import Happened
 
 WAIT_S = 15.0
 ONE_DAY_S = 86400.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import FileError, UserError
 
 if TYPE_CHECKING:
-    from potluck.plan import Plans
+    from potluck.planning import Plans
     from potluck.profile.profiles import Profile
     from potluck.records import Inference, Plan, Problem, QoE, Training
 
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _plan(args: argparse.Namespace, home: str, model: str) -> None:
-    from potluck.plan.planners import PLANNERS
+    from potluck.planning.registry import PLANNERS
     from potluck.units import parse_seconds
 
     _sign(f"planning {model} for {home} ...")
@@ -99,7 +99,7 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
-        from potluck.run.planning import solve
+        from potluck.planning.api import solve
 
         _show(args, solve(problem, args.planner, budget_s=budget_s, turns=args.turns, refine_s=refine_s))
 
@@ -107,8 +107,8 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
 def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -> "Plans":
     """The best plan of every planner that has one."""
     from potluck.errors import Infeasible
-    from potluck.plan.plans import Plans, preference
-    from potluck.run.planning import OURS, solve
+    from potluck.planning.api import OURS, solve
+    from potluck.planning.plans import Plans, preference
 
     found = [solve(problem, OURS, budget_s=budget_s).best]  # says why, where nothing holds the limits
     for name in planners:
@@ -122,11 +122,11 @@ def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -
 def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "") -> None:
     from dataclasses import replace
 
-    from potluck.plan import judge
-    from potluck.plan.feasibility import breaches
-    from potluck.plan.peers import judged
-    from potluck.plan.plans import Plans
-    from potluck.plan.text import loads
+    from potluck.planning import judge
+    from potluck.planning.feasibility import breaches
+    from potluck.planning.formats import judged
+    from potluck.planning.plans import Plans
+    from potluck.planning.text import loads
 
     text = _read(Path(file))
     if "[[stage]]" not in text:  # another planner's
@@ -152,7 +152,7 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
 
 def _share(args: argparse.Namespace, home: str, model: str) -> None:
     from potluck.display import html
-    from potluck.run.sharing.prospect import BANDWIDTHS, prospect
+    from potluck.offload.what_if import BANDWIDTHS, prospect
     from potluck.units import parse_rate
 
     rates = [parse_rate(text) for text in args.at] or BANDWIDTHS
@@ -163,17 +163,17 @@ def _share(args: argparse.Namespace, home: str, model: str) -> None:
 
 
 def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
-    from potluck.plan.choices import micro_batches
-    from potluck.plan.peers import graph_txt, metis_files
+    from potluck.planning.formats import metis, pipedream
+    from potluck.planning.search.candidates import micro_batches
 
     if args.into is None:
         args.wrong_usage("export needs --into FOLDER")
     problem = _problem(args, home, model)
     if peer == "pipedream":
         rows = min(micro_batches(problem))
-        files = {"graph.txt": graph_txt.write(graph_txt.of_problem(problem, rows))}
+        files = {"graph.txt": pipedream.write(pipedream.of_problem(problem, rows))}
     elif peer == "metis":
-        files = metis_files.files(problem)
+        files = metis.files(problem)
     else:
         raise UserError(f"there is no export for {peer!r}.", next_step="There are pipedream and metis.")
     for name, text in files.items():
@@ -182,7 +182,7 @@ def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
 
 
 def _list(args: argparse.Namespace, kind: str = "") -> None:
-    from potluck.plan.planners import PLANNERS
+    from potluck.planning.registry import PLANNERS
     from potluck.profile import library
 
     kinds = {name: library.names(name) for name in ("homes", "devices", "networks", "models")}
@@ -201,7 +201,7 @@ def _list(args: argparse.Namespace, kind: str = "") -> None:
 
 
 def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
-    from potluck.profile.assemble import estimate
+    from potluck.profile.estimate import estimate
 
     profile: Profile = estimate(home, model, max_layers=MAX_LAYERS if args.layers is None else args.layers)
     for name in args.without:
@@ -310,7 +310,7 @@ def _sign(words: str) -> None:
 
 def document(plan: "Plan") -> dict[str, Any]:
     """The plan as JSON data: what its text form says."""
-    from potluck.plan.text import dumps
+    from potluck.planning.text import dumps
 
     return tomllib.loads(dumps(plan))
 

@@ -18,7 +18,7 @@ from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Layer, Plan, Problem, Trace
 
 if TYPE_CHECKING:
-    from potluck.plan.explain import Explanation
+    from potluck.planning.explain import Explanation
 
 MOST_PLANS = 10  # rows of a table; the picture shows all
 MOST_STEPS = 3  # more of them in one timeline are too narrow to read
@@ -125,9 +125,11 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
 
 def explanation(found: "Explanation") -> str:
     """Where a plan's time goes, and what would help."""
-    from potluck.display import why
+    from potluck.display import explanation_tables
 
-    parts = [table(why.time_spent(found))] + ([table(why.prospects(found))] if found.prospects else [])
+    parts = [table(explanation_tables.time_spent(found))] + (
+        [table(explanation_tables.prospects(found))] if found.prospects else []
+    )
     return fragment("explanation", text.explanation(found), *parts)
 
 

@@ -148,7 +148,7 @@ def _heat(seconds: float, slowest_s: float) -> Heat:
 
 def stages(plan: Plan, problem: Problem | None = None) -> Table:
     """Which layers where, in what shares; devices left out and why are notes."""
-    from potluck.plan.plans import order_notes
+    from potluck.planning.plans import order_notes
 
     rows = tuple(
         (
@@ -203,7 +203,7 @@ def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
 def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
     """Plans side by side, the chosen one marked: of every way to divide the devices into stages the first, and at most
     `most` of them; the others are counted."""
-    from potluck.plan.plans import order_notes
+    from potluck.planning.plans import order_notes
 
     ways: dict[Any, tuple[int, Plan]] = {}
     for index, plan in enumerate(candidates):

@@ -9,7 +9,7 @@ from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Plan, Problem, Trace
 
 if TYPE_CHECKING:
-    from potluck.plan.explain import Explanation
+    from potluck.planning.explain import Explanation
 
 BAR_CELLS = 12
 
@@ -86,9 +86,11 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
 
 def explanation(found: "Explanation") -> str:
     """Where a plan's time goes, and what would help."""
-    from potluck.display import why
+    from potluck.display import explanation_tables
 
-    parts = [render(why.time_spent(found))] + ([render(why.prospects(found))] if found.prospects else [])
+    parts = [render(explanation_tables.time_spent(found))] + (
+        [render(explanation_tables.prospects(found))] if found.prospects else []
+    )
     return "\n\n".join(parts)
 
 

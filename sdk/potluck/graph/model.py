@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 from potluck import records
 from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
+from potluck.graph.partition.batch_norms import check_values
+from potluck.graph.partition.cuts import Line, line
+from potluck.graph.partition.layers import Layers, layers
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
 from .arguments import Arguments, dims_in_order, placeless
-from .cuts import Line, line
-from .layers import Layers, layers
-from .norms import check_values
 from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
     import torch
 
+    from potluck.graph.onnx.model import OnnxModel
+
     from .modelgraph import ModelGraph, Node
-    from .onnx_model import OnnxModel
 
 MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
 _NO_LOSS = "this model has no loss, so it cannot be trained. Pass loss= to from_torch."
@@ -79,9 +80,9 @@ class Model:
         """
         import torch
 
-        from .examples import at_least_two, inputs_of, targets_of
-        from .export import trace
-        from .learning import check_module
+        from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
+        from potluck.graph.torch.trace import trace
+        from potluck.graph.torch.trainability import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
@@ -130,7 +131,7 @@ class Model:
 
         `sizes` fixes the other free dimensions by name. Raises FileError or ModelError.
         """
-        from .onnx_model import OnnxModel
+        from potluck.graph.onnx.model import OnnxModel
 
         return OnnxModel.read(Path(path), sizes=sizes, max_layers=max_layers, merge_below=merge_below)
 
@@ -177,13 +178,13 @@ class Model:
         if kind != "onnx":
             return dumps(graph)
         try:
-            from . import onnx_export
+            from potluck.graph.onnx import export
         except ImportError as error:
             raise ModelError(
                 f"a device without torch needs it as ONNX, and here the package {error.name} is missing.",
                 next_step='pip install "potluck[onnx]"',
             ) from error
-        return onnx_export.document(graph, self._inference.line.traced.tensors)
+        return export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
         """What keeps the model from being cut more finely, and what of its loss is not proven, in words."""
@@ -251,13 +252,13 @@ class Model:
 
     def graph(self) -> "ModelGraph":
         """Its operators with their costs: for `potluck.estimate` on homes that do not exist, and as text."""
-        from .priced import priced
+        from potluck.graph.cost.costed_graph import priced
 
         return priced(self._inference.line.traced, name=self.name, source=repr(self))
 
     def operators(self, train: bool = False) -> "tuple[tuple[Node, ...], ...]":
         """The operators of each layer with their costs."""
-        from .priced import nodes_of
+        from potluck.graph.cost.costed_graph import nodes_of
 
         chosen = self._laid_out(train)
         found = nodes_of(chosen.line)
@@ -282,7 +283,7 @@ class Model:
 
     def fed(self, *batch: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """All that home feeds of one step of training, by name; it was checked before."""
-        from .rows import OperatorFailed
+        from potluck.graph.torch.batch_axis import OperatorFailed
 
         traced = self._laid_out(True).line.traced
         try:

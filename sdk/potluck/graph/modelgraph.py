@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from potluck.errors import FileError, ModelError
-from potluck.graph.branches import LEAST, Branches, find, hand_on
+from potluck.graph.partition.branches import LEAST, Branches, find, hand_on
 from potluck.records import Edge, Layer
 
 FORMAT = "potluck model graph 1"

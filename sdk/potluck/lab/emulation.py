@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import TypeVar
 
 from potluck.errors import UserError
-from potluck.lab.specs import Spec
+from potluck.lab.agent_specs import Spec
 from potluck.profile.library import HomeSpec, load_home
 from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
 

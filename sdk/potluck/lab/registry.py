@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from potluck.errors import FileError, UserError
-from potluck.lab.local import Started
+from potluck.lab.local_agents import Started
 from potluck.sessions.events import Address
 
 

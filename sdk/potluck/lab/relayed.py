@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from potluck.errors import HomeError
-from potluck.lab.local import Started
+from potluck.lab.local_agents import Started
 from potluck.lab.relay import HOST, network_document
 from potluck.records import Network
 from potluck.sessions.events import Address

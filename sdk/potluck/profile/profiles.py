@@ -102,13 +102,13 @@ class Profile:
         numbers
             What you know better than the library, such as `busy_w=15` or `memory_bytes=4e9`.
         """
-        from potluck.profile.imagined import with_device
+        from potluck.profile.what_if import with_device
 
         return with_device(self, kind, name, like=like, numbers=numbers)
 
     def without_device(self, name: str) -> "Profile":
         """The profile with one device less."""
-        from potluck.plan.whatif import known, parted
+        from potluck.planning.scenario import known, parted
 
         known(name, [device.name for device in self.devices], "device")
         left = tuple(device for device in self.devices if device.name != name)
@@ -116,7 +116,7 @@ class Profile:
 
     def with_medium(self, name: str, rate: float | str) -> "Profile":
         """The profile with another capacity of one medium, such as ("air", "50 Mbit/s"), or bytes per second."""
-        from potluck.plan.whatif import rated
+        from potluck.planning.scenario import rated
         from potluck.units import parse_rate
 
         return replace(self, network=rated(self.network, name, parse_rate(rate)), home="")

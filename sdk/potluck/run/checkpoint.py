@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.errors import FileError, PotluckError
-from potluck.plan.text import dumps, loads
+from potluck.planning.text import dumps, loads
 from potluck.records import Plan
 from potluck.run.optimizers import Optimizer, read_optimizer
 

@@ -18,11 +18,11 @@ from itertools import dropwhile, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from potluck.contention.transfer_order import in_turns, one_at_a_time
 from potluck.errors import PlanError, PotluckError, RequestFailed
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
-from potluck.run.crew import Crew, loss_of, states_of
-from potluck.run.edition import (
+from potluck.run.compiled_plan import (
     INFER,
     MOMENTS,
     MOVE,
@@ -35,12 +35,12 @@ from potluck.run.edition import (
     make_edition,
     train_name,
 )
+from potluck.run.device_group import Crew, loss_of, states_of
+from potluck.run.emulated_times import paced
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
-from potluck.run.pacing import paced
 from potluck.run.tensors import padded
 from potluck.schedule import Compiled, compile_move, holding, targets
-from potluck.schedule.network import in_turns, one_at_a_time
 from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
@@ -51,7 +51,7 @@ from potluck.simulate import simulate
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.crossing import Crossing
+    from potluck.run.migration import Crossing
 
 KEPT_STEPS = 64
 

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
 from potluck.handle import Handle, Task
-from potluck.profile.learning import learned
+from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
-from potluck.run.crew import outputs_of
-from potluck.run.crossing import cross
-from potluck.run.edition import INFER, evaluation_plan, train_name
+from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
+from potluck.run.device_group import outputs_of
 from potluck.run.engine import Engine
 from potluck.run.history import History, measured_trace
+from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.simulate.cost import energy_j
-from potluck.simulate.foretell import IN_FLIGHT, foretell
+from potluck.simulate.predict import IN_FLIGHT, foretell
 from potluck.simulate.spans import most_at_once
 from potluck_wire.messages import Reading
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from potluck.errors import PlanError
 from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
-from potluck.schedule.wiring import Before, behind, chain
+from potluck.schedule.stage_graph import Before, behind, chain
 
 
 def needs(action: Action, before: Before, split: bool = False) -> tuple[Action, ...]:

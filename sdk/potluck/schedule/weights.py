@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment
-from potluck.schedule.compiled import LATE, Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.program_builder import LATE, Assembler, Compiled, Feed, Note, Result
 from potluck_wire.program import SURELY_TOLD
 
 

@@ -31,9 +31,9 @@ from potluck.sessions.events import (
     Send,
     Session,
 )  # fmt: skip
+from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.pending import Launched, Peer, is_over, read_timeline, startable
-from potluck.sessions.pulse import Pulse
-from potluck.sessions.questions import Questions
+from potluck.sessions.pending_requests import Questions
 from potluck.sessions.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
 from potluck_wire.answers import check_clock

@@ -6,7 +6,7 @@ from typing import Any
 
 from potluck.errors import PotluckError
 from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
-from potluck.sessions.pulse import Pulse
+from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import answers
 from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from potluck.records import HOME, Plan, Problem, Training
-from potluck.schedule.reduce import FLOAT_BYTES
+from potluck.schedule.all_reduce import FLOAT_BYTES
 from potluck.simulate import cost, flows
 from potluck.simulate.duration import shared_hosts
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run

@@ -1,7 +1,7 @@
 """How long each instruction of a program takes on its device, and which devices are in each other's way."""
 
 from potluck.records import Device, Problem
-from potluck.schedule.compiled import Note
+from potluck.schedule.program_builder import Note
 from potluck.simulate import cost
 from potluck_wire.program import Instruction
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from potluck.records import Problem, Stage
-from potluck.schedule.wiring import Before
+from potluck.schedule.stage_graph import Before
 
 
 class Bundle(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from potluck.errors import PlanError
 from potluck.schedule.rows import overlaps
-from potluck.schedule.wiring import Before, behind, chain
+from potluck.schedule.stage_graph import Before, behind, chain
 
 HOME_PRIORITY = 1 << 32  # home feeds an earlier step before a later one; devices go by priority, then by age
 RUN, BACKWARD, COPY, STEP, SEND = range(5)

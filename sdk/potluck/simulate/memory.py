@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping, Sequence
 
-from potluck.schedule.compiled import Compiled, Note
+from potluck.schedule.program_builder import Compiled, Note
 from potluck.simulate import cost
 from potluck.simulate.spans import Span
 from potluck_wire.program import Instruction

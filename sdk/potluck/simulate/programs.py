@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from potluck.records import Event, Problem, Trace
-from potluck.schedule.compiled import Compiled
+from potluck.schedule.program_builder import Compiled
 from potluck.simulate import cost
 from potluck.simulate.duration import instruction_s, shared_hosts
 from potluck.simulate.engine import TaskGraph, Times, run

@@ -146,8 +146,8 @@ def serve(pipe: socket.socket, does: Does | None) -> None:
 
 def start_agent(file: Path, arguments: Sequence[str]) -> int:
     """A real agent whose workers run this file."""
-    from potluck_agent import arguments as reading
-    from potluck_agent.main import run
+    from potluck_agent.cli import arguments as reading
+    from potluck_agent.cli.main import run
     from potluck_agent.worker import launch
 
     launch.PROGRAM = (str(Path(__file__).resolve()), str(file.resolve()))

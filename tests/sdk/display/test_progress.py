@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 from potluck.display import progress
 from potluck.handle import Handle

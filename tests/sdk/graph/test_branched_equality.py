@@ -10,7 +10,7 @@ from torch import nn
 
 from potluck.graph import Model
 from potluck.records import Plan, Stage
-from potluck.schedule.wiring import wire
+from potluck.schedule.stage_graph import wire
 
 from .test_equality import loaded
 

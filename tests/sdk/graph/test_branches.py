@@ -6,7 +6,7 @@ import pytest
 from tests.sdk.graph.branching import ForkedStem, TwoEncoders
 
 import potluck
-from potluck.graph.branches import Branches, find
+from potluck.graph.partition.branches import Branches, find
 
 torch = pytest.importorskip("torch")
 loss = torch.nn.functional.cross_entropy

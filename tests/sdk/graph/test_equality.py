@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from potluck.graph import Model
-from potluck.graph.cuts import cut_out
+from potluck.graph.partition.cuts import cut_out
 from potluck_agent.worker.training import Segment
 from potluck_wire.graph import Graph
 from potluck_wire.segment import dumps, loads

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy, cross_entropy, kl_div, mse
 
 from potluck.errors import ModelError
 from potluck.graph import Model
-from potluck.graph.dependence_rules import RULES
+from potluck.graph.loss.dependence_rules import RULES
 
 from .test_equality import chain_step, loaded
 

@@ -17,8 +17,8 @@ COMPARING = {
     "rows of a graph": ("test_locality", "test_means", "test_efficientnet"),
 }
 ELSEWHERE = {
-    "one device": ("tests/agent/test_interpreter.py", "tests/agent/test_worker_process.py"),
-    "shared by devices": ("tests/sdk/plan/test_split.py", "tests/sdk/plan/test_shareable.py"),
+    "one device": ("tests/agent/worker/test_interpreter.py", "tests/agent/worker/test_process.py"),
+    "shared by devices": ("tests/sdk/offload/test_split.py", "tests/sdk/offload/test_lowering.py"),
     "answered by devices": ("tests/sdk/run/test_inference.py", "tests/sdk/run/test_models_end_to_end.py"),
     "trained on devices": ("tests/sdk/run/test_training.py", "tests/sdk/run/test_networks_of_many_ways.py"),
 }

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from potluck.errors import ModelError
-from potluck.graph.crossings import crossings
+from potluck.graph.partition.boundary_tensors import crossings
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -18,10 +18,10 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from potluck.graph import Model  # noqa: E402
-from potluck.graph.onnx_table import TABLE  # noqa: E402
-from potluck_agent.worker import torch_arrays  # noqa: E402
+from potluck.graph.onnx.operator_table import TABLE  # noqa: E402
+from potluck_agent.worker.arrays import torch_arrays  # noqa: E402
 from potluck_agent.worker.interpreter import Interpreter  # noqa: E402
-from potluck_agent.worker.onnx_backend import OnnxSegment  # noqa: E402
+from potluck_agent.worker.onnx.segment import OnnxSegment  # noqa: E402
 from potluck_wire.graph import SegmentError  # noqa: E402
 
 from .models import CASES  # noqa: E402

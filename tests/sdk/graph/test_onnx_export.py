@@ -11,7 +11,7 @@ pytest.importorskip("onnxruntime")
 
 from potluck.errors import ModelError
 from potluck.graph import Model
-from potluck_agent.worker import numpy_arrays, torch_arrays
+from potluck_agent.worker.arrays import numpy_arrays, torch_arrays
 from potluck_agent.worker.loading import Loader
 
 from .families import FAMILIES, family

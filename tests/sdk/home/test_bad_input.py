@@ -24,9 +24,9 @@ from potluck.errors import (
     ProtocolError,
     WorkerFailed,
 )
-from potluck.lab.specs import Spec
+from potluck.lab.agent_specs import Spec
 from potluck.sessions.events import Address
-from potluck_agent import state as agent_state
+from potluck_agent import control_files as agent_state
 
 psutil = pytest.importorskip("psutil")
 torch = pytest.importorskip("torch")
@@ -269,7 +269,7 @@ def works(home, device):
 
 def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path):
     """As a light install leaves it: it is found and paired, and no session of it ends with a riddle."""
-    nothing = "import potluck_agent.worker.arrays as a; a.PACKAGES = {'torch': ('no_such_package',)}; " + PLAIN
+    nothing = "import potluck_agent.worker.arrays.backends as a; a.PACKAGES = {'torch': ('no_such_package',)}; " + PLAIN
     with (
         agent(tmp_path / "agent", "--pair", code=nothing) as ready,
         potluck.Home(peers=[place(ready)], state=tmp_path / "home") as home,

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 from potluck import handle
 from potluck.errors import UserError

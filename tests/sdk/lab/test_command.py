@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import interfaces, write_home
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import FileError, UserError
 from potluck.lab import registry
-from potluck.lab.local import Started
+from potluck.lab.local_agents import Started
 from potluck.lab.namespaces import missing
 from potluck.sessions.events import Address
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import AIR_BYTES_PER_S, interfaces, tiny_home, write_home
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.lab.namespaces import Namespaces, missing
-from potluck.lab.script import Bandwidth, Crash, Flow, Freeze, Join, Load, Loss
+from potluck.lab.scenario import Bandwidth, Crash, Flow, Freeze, Join, Load, Loss
 from potluck.records import Stage
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from random import Random
 
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import write_home
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import UserError
 from potluck.lab.airtime import Airtime
 from potluck.lab.relay import Relay
-from potluck.lab.script import Bandwidth, Flow, Loss
+from potluck.lab.scenario import Bandwidth, Flow, Loss
 from potluck.profile.topology import Attachment, Link, Wiring, build
 from potluck.records import HOME, Stage
 from potluck.simulate.fairness import max_min_rates

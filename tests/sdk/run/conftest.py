@@ -3,8 +3,8 @@
 import pytest
 
 import potluck
+from potluck.offload.maintenance import Upkeep
 from potluck.records import Plan, Stage
-from potluck.run.sharing.upkeep import Upkeep
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from tests.sdk.run.conftest import train_alone
 
 import potluck
 from potluck.records import Plan, Stage
-from potluck.schedule.wiring import heights, wire
+from potluck.schedule.stage_graph import heights, wire
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, product
 
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.graph.branching import TwoEncoders
+from tests.sdk.offload.pairs import covering
 from tests.sdk.run.conftest import make_data, train_alone
-from tests.sdk.run.pairs import covering
 from tests.sdk.run.test_branches import branch_ends
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.records import Plan, Stage

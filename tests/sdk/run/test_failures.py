@@ -11,9 +11,9 @@ from functools import partial
 
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
-from tests.sdk.run.accelerating import wait_until
+from tests.sdk.offload.accelerating import wait_until
 from tests.sdk.run.conftest import make_data, make_model, make_plan
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, OutOfMemory, WorkerFailed

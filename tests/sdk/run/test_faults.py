@@ -18,12 +18,12 @@ from itertools import product
 
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.lab.homes import interfaces
 from tests.sdk.lab.test_command import are_gone
-from tests.sdk.run import strikes
-from tests.sdk.run.pairs import covering
+from tests.sdk.offload.pairs import covering
+from tests.sdk.run import fault_injection
 from tests.sdk.run.test_switching import FOREVER, A, C, check_equal, make_data, make_model, make_net, plan_of, stop
+from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
 from potluck.lab.namespaces import missing
@@ -52,13 +52,15 @@ def homes(tmp_path_factory):
     """Homes by their links, opened when they are first asked for."""
     opened, family = {}, []
     with pytest.MonkeyPatch.context() as patch:
-        path = filter(None, [str(strikes.AGENT_SIDE), os.environ.get("PYTHONPATH")])
+        path = filter(None, [str(fault_injection.AGENT_SIDE), os.environ.get("PYTHONPATH")])
         patch.setenv("PYTHONPATH", os.pathsep.join(path))
 
         def home(links):
             if links not in opened:
-                opened[links] = strikes.open_home(links, tmp_path_factory.mktemp("home"))
-                family.extend(strikes.family_of(opened[links]._lab.agents.process(n).pid for n in strikes.NAMES))
+                opened[links] = fault_injection.open_home(links, tmp_path_factory.mktemp("home"))
+                family.extend(
+                    fault_injection.family_of(opened[links]._lab.agents.process(n).pid for n in fault_injection.NAMES)
+                )
             return opened[links]
 
         yield home
@@ -97,7 +99,7 @@ def check_named(error, device):
 
 def check_usable(home, model):
     """All devices have forgotten what was there: a plan that takes all their memory can be deployed, and trains."""
-    memory = {name: home.devices[name].capability["memory_bytes"] for name in strikes.NAMES}
+    memory = {name: home.devices[name].capability["memory_bytes"] for name in fault_injection.NAMES}
     run = home.deploy(replace(plan_of(model, NEW), peak_bytes=memory), model).wait()
     run.fit(make_data()).wait()
     check_equal(run)
@@ -107,14 +109,14 @@ def check_usable(home, model):
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
     some(
-        everywhere(strikes.DEPLOYING, (A,)),
+        everywhere(fault_injection.DEPLOYING, (A,)),
         (PLAIN, "loading", A, "worker", 1), (PLAIN, "sending weights", A, "worker", 3),
         (PLAIN, "committing the first plan", A, "agent", 0),
     ),
     indirect=["home"],
 )  # fmt: skip
 def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, after):
-    with strikes.Strike(home, strikes.DEPLOYING[moment], device, whom, after) as strike:
+    with fault_injection.Strike(home, fault_injection.DEPLOYING[moment], device, whom, after) as strike:
         error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait().fit(make_data()).wait())
         assert strike.struck
         check_named(error, device)
@@ -124,7 +126,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
     some(
-        everywhere(strikes.TRAINING),
+        everywhere(fault_injection.TRAINING),
         (PLAIN, "loading shadows", A, "worker", 1), (PLAIN, "fetching", C, "worker", 1),
         (PLAIN, "following", C, "agent", 3), (PLAIN, "committing", C, "worker", 0),
         (SPACED, "training", A, "worker", 8), (SPACED, "going over", C, "agent", 1),
@@ -132,7 +134,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
     indirect=["home"],
 )  # fmt: skip
 def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
-    strike = strikes.Strike(home, strikes.TRAINING[moment], device, whom, after)
+    strike = fault_injection.Strike(home, fault_injection.TRAINING[moment], device, whom, after)
     with strike, closing(home.deploy(plan_of(model, OLD), model).wait()) as run:
         at_work = run.fit(make_data(), epochs=FOREVER)
         error = error_of(lambda: run.switch(plan_of(model, NEW)).wait())
@@ -154,7 +156,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
     some(
-        everywhere(strikes.REQUESTS),
+        everywhere(fault_injection.REQUESTS),
         (PLAIN, "copying", C, "worker", 1), (PLAIN, "committing", C, "worker", 0),
         (SPACED, "answering", A, "worker", 3),
     ),
@@ -170,7 +172,7 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
             assert torch.allclose(out, expected[:8], atol=1e-6)
             answered.append(out)
 
-    strike = strikes.Strike(home, strikes.REQUESTS[moment], device, whom, after)
+    strike = fault_injection.Strike(home, fault_injection.REQUESTS[moment], device, whom, after)
     with strike, closing(home.deploy(plan_of(model, OLD, training=False), model).wait()) as run:
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(error_of, lambda: ask(run)) for _ in range(2)]
@@ -198,7 +200,7 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
 
 # --- the notebook -----------------------------------------------------------------------------------------------------
 
-NOTEBOOK = list(product((PLAIN, "relay", SPACED), (*strikes.DEPLOYING, *strikes.TRAINING), (0, 5)))
+NOTEBOOK = list(product((PLAIN, "relay", SPACED), (*fault_injection.DEPLOYING, *fault_injection.TRAINING), (0, 5)))
 
 
 @pytest.mark.parametrize(("links", "moment", "after"), some(NOTEBOOK, (SPACED, "going over", 0)))
@@ -206,12 +208,12 @@ def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     mark, temporary, before = uuid.uuid4().hex, tmp_path / "temporary", interfaces()
     temporary.mkdir()
     notebook = subprocess.Popen(
-        [sys.executable, "-m", "tests.sdk.run.strikes", moment, str(after), links, str(tmp_path)],
+        [sys.executable, "-m", "tests.sdk.run.fault_injection", moment, str(after), links, str(tmp_path)],
         env=os.environ | {"TMPDIR": str(temporary), "POTLUCK_TEST": mark}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     directory, *pids = notebook.stdout.readline().split()
     came = interfaces() - before
-    family = strikes.family_of(int(pid) for pid in pids)
+    family = fault_injection.family_of(int(pid) for pid in pids)
     notebook.stdout.close()
     assert notebook.wait(PATIENCE_S) == -9
     assert not psutil.wait_procs(family + [p for p in psutil.process_iter() if carries(p, mark)], PATIENCE_S)[1]

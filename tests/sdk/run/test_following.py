@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
-from potluck.run.crossing import Crossing
+from potluck.run.migration import Crossing
 
 A, B = "local-1", "local-2"
 

@@ -7,7 +7,7 @@ from tests.sdk.graph.models import CASES
 from tests.sdk.run.conftest import make_plan, train_alone
 
 import potluck
-from potluck.lab.specs import Spec
+from potluck.lab.agent_specs import Spec
 from potluck.profile.measure import FLOOR_BYTES
 
 torch = pytest.importorskip("torch")

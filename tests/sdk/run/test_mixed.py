@@ -3,12 +3,12 @@
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.graph.models import CASES
-from tests.sdk.run.accelerating import check_every_entry, fast_of
+from tests.sdk.offload.accelerating import check_every_entry, fast_of
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import ModelError, PlanError
-from potluck.lab.specs import Spec
+from potluck.lab.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")

@@ -6,10 +6,10 @@ import pytest
 from tests.sdk.graph.families import Residual
 
 import potluck
-from potluck.plan.planners import plan_dora
+from potluck.planning.registry import plan_dora
 from potluck.profile.measure import device_of
 from potluck.records import Inference, LayerCost, Medium, Network, Path, Problem, Training
-from potluck.schedule.wiring import wire
+from potluck.schedule.stage_graph import wire
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.run.conftest import make_plan, train_alone
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import DeviceGone, OutOfMemory, PlanError
 from potluck.handle import CancelledError
-from potluck.lab.specs import Spec
+from potluck.lab.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 
@@ -242,7 +242,7 @@ def phases(of):
 
 def cancelled_at(lab, moment, after, run, plan):
     """A switch that is cancelled when the notebook says what it says at that moment."""
-    from tests.sdk.run.strikes import watch
+    from tests.sdk.run.fault_injection import watch
 
     switching = []
     watch(lab, moment, lambda: switching[0].cancel(), after)
@@ -270,7 +270,7 @@ def check_nothing_else_is_loaded(lab, run, model):
 
 @pytest.mark.parametrize(("moment", "after", "left"), phases(TRAINING_PHASES))
 def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, model, moment, after, left):
-    from tests.sdk.run.strikes import TRAINING
+    from tests.sdk.run.fault_injection import TRAINING
 
     run = lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
@@ -287,7 +287,7 @@ def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, mo
 
 @pytest.mark.parametrize(("moment", "after", "left"), phases(REQUEST_PHASES))
 def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab, model, moment, after, left):
-    from tests.sdk.run.strikes import REQUESTS
+    from tests.sdk.run.fault_injection import REQUESTS
 
     run = lab.deploy(plan_of(model, "ab", training=False), model).wait()
     (x, _), over = make_data(), threading.Event()
@@ -340,7 +340,7 @@ def test_too_little_memory_for_both_plans_is_told_and_the_old_one_goes_on(lab, m
 def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
     run = lab.deploy(plan_of(model, "ab"), model).wait()
     engine = run._engine
-    from potluck.run.crossing import Crossing
+    from potluck.run.migration import Crossing
 
     crossing, held = Crossing(engine, plan_of(model, "abc")), engine.edition.held_bytes
     assert crossing._bytes(A, engine.edition) >= 2 * held(A)  # the old plan's, and the bridge's

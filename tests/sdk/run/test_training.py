@@ -4,8 +4,8 @@ import copy
 import threading
 
 import pytest
-from tests.patience import PATIENCE_S
 from tests.sdk.run.conftest import make_data, make_model, make_net, make_plan, train_alone
+from tests.timeouts import PATIENCE_S
 
 import potluck
 

@@ -16,9 +16,9 @@ import potluck
 from potluck.errors import ModelError, PlanError
 from potluck.records import Plan, Stage
 from potluck.schedule import policies
-from potluck.schedule.division import check_company, divide, shared, sizes
-from potluck.schedule.programs import compile_training
-from potluck.schedule.shadow import REPLAY, Shadow, compile_follow
+from potluck.schedule.micro_batches import check_company, divide, shared, sizes
+from potluck.schedule.pipeline import compile_training
+from potluck.schedule.standby import REPLAY, Shadow, compile_follow
 
 torch = pytest.importorskip("torch")
 

@@ -9,10 +9,10 @@ from tests.sdk.schedule.test_programs import execute
 from potluck.errors import PlanError
 from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
-from potluck.schedule.division import divide
-from potluck.schedule.programs import compile_inference, compile_training
+from potluck.schedule.micro_batches import divide
+from potluck.schedule.pipeline import compile_inference, compile_training
+from potluck.schedule.stage_graph import behind, heights, wire
 from potluck.schedule.validate import check
-from potluck.schedule.wiring import behind, heights, wire
 
 DIAMOND = ((), (0,), (0,), (0, 1, 2))  # a stem, two branches of it, and a head that reads all three
 

@@ -7,8 +7,8 @@ from potluck.records import Plan, Stage
 from potluck.schedule import policies
 from potluck.schedule.ir import Action, dumps, loads
 from potluck.schedule.rows import intervals, overlaps
+from potluck.schedule.stage_graph import chain
 from potluck.schedule.validate import check
-from potluck.schedule.wiring import chain
 
 
 @pytest.mark.parametrize("text", ["0F0", "2B13", "10I7", "3W1"])

@@ -9,7 +9,7 @@ import pytest
 from potluck.errors import PlanError
 from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
-from potluck.schedule.programs import compile_inference, compile_training
+from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.rows import intervals
 from potluck.schedule.weights import (
     AHEAD_BYTES,

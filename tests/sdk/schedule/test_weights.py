@@ -1,7 +1,7 @@
 """Moving the weights of a large model: however many states and however long their names, workers can be told."""
 
 import pytest
-from tests.agent.core_talk import Talk, recv
+from tests.agent.core.core_talk import Talk, recv
 
 from potluck.schedule.weights import State, Target, compile_move
 from potluck_wire.messages import Prepare, Prepared

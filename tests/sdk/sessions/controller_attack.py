@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from tests.agent.core_play import RUNS, document, message
+from tests.agent.core.core_play import RUNS, document, message
 from tests.fuzz import RAW, some
 from tests.sdk.sessions.controller_play import FEED, STATEMENT
 

@@ -2,8 +2,8 @@
 
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
 from tests.sdk.sessions.controller_play import Play
+from tests.timeouts import PATIENCE_S
 
 from potluck.errors import PotluckError, ProtocolError
 from potluck.sessions.controller import Controller

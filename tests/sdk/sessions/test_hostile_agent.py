@@ -2,7 +2,7 @@
 
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 from potluck.errors import PotluckError
 from potluck.sessions.events import Gather, Join, Launch, Leave

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from potluck.errors import PlanError
-from potluck.plan import predict
+from potluck.planning import predict
 from potluck.records import (
     HOME,
     Device,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.sdk.simulate.test_direct import random_plan, random_problem, with_branches
 
-from potluck.plan.improve import fits
+from potluck.planning.search.local_search import fits
 from potluck.records import Training
 from potluck.simulate.cost import CostTable, static_bytes
 from potluck.simulate.direct import Direct, in_flight

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from potluck.plan import judge, predict
-from potluck.plan.judge import compile_plan
+from potluck.planning import judge, predict
+from potluck.planning.evaluate import compile_plan
 from potluck.records import (
     Device,
     Inference,

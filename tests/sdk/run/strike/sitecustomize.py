@@ -16,7 +16,7 @@ FREQUENT = {"Tick"}  # comes by the clock
 def _arm(directory: Path) -> None:
     import psutil
 
-    from potluck_agent.core import Core
+    from potluck_agent.core.machine import Core
     from potluck_wire.messages import Ping
 
     order, handle, left = directory / "strike", Core.handle, list[int]()

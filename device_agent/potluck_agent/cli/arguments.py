@@ -1,0 +1,156 @@
+"""The command line of the agent: what its owner may set, in words and units that people use.
+
+Whoever asks for help waits for this file alone; so it loads little, and the records only where they are made.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from potluck_wire.limits import PORT, is_device_name, is_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from potluck_agent.cli.options import Power
+    from potluck_agent.keys import Peer
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+
+BACKENDS = ("torch", "onnxruntime")
+COMMANDS = ("start", "pair", "token", "peers", "forget")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands; without one, `start`."""
+    top = argparse.ArgumentParser(prog="potluck agent", description="Lets this device take part in a home.")
+    commands = top.add_subparsers(dest="command", metavar="{start,pair,token,peers,forget}", required=True)
+    start = commands.add_parser("start", help="run the agent (also without any command)")
+    _add_start(start)
+    pair = commands.add_parser("pair", help="show a code and let one notebook pair with this device")
+    token = commands.add_parser("token", help="print a one-shot token for pairing, for machines without a screen")
+    peers = commands.add_parser("peers", help="list the notebooks that this device trusts, and its own fingerprint")
+    forget = commands.add_parser("forget", help="trust a notebook no longer; cuts its connection")
+    forget.add_argument("who", metavar="NAME", help="as `potluck agent peers` shows it")
+    for command in (start, pair, token, peers, forget):
+        command.add_argument(
+            "--state",
+            type=_path,
+            default=None,
+            metavar="DIR",
+            help="where keys and peers are kept (default: ~/.config)",
+        )
+    return top
+
+
+def _add_start(start: argparse.ArgumentParser) -> None:
+    start.usage = "potluck agent start [options]"
+    add = start.add_argument_group("this device").add_argument
+    add("--name", default=None, help="what this device is called (default: the host's name)")
+    add("--bind", "--address", default="0.0.0.0", metavar="ADDRESS", help="where to listen (default: everywhere)")  # noqa: S104
+    add("--port", type=int, default=PORT, help=f"the first of four ports in a row; 0: any (default: {PORT})")
+    add("--no-mdns", dest="mdns", action="store_false", help="do not announce this device in the network")
+    add("--memory", type=_size, default=None, metavar="BYTES", help="for tensors, as in 2Gi (default: half of it all)")
+    add("--threads", type=_threads, default=1, metavar="N", help="to compute with (default: 1)")
+    add("--backends", type=_backends, default=(), metavar="NAMES", help="torch, onnxruntime (default: what is there)")
+    add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
+    add("--pair", action="store_true", help="open the pairing window at once and print the code")
+    trust = "a notebook to trust from now on"
+    add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
+    hang, grace = "a task that is silent for so long hangs (default: 30)", "a silent notebook is gone after it"
+    add("--hang", type=_seconds, default=30.0, metavar="S", help=hang)
+    add("--grace", type=_seconds, default=30.0, metavar="S", help=f"{grace} (default: 30)")
+    add = start.add_argument_group("as another device").add_argument
+    add("--slowdown", type=_slowdown, default=1.0, metavar="X", help="emulate a device that computes X times slower")
+    add("--link-rate", type=_rate, default=0.0, metavar="BYTES_PER_S", help="emulate a link that sends no faster")
+    add("--emulated", action="store_true", help="emulate a device whose times the notebook knows")
+    add = start.add_argument_group("for programs that start agents").add_argument
+    add("--json", dest="as_json", action="store_true", help="print one JSON line when ready, and nothing else")
+    add("--ready-fd", type=int, default=None, metavar="FD", help="write that line to this file descriptor")
+    add("--die-with-parent", action="store_true", help="end when the process that started this one is gone")
+    add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
+    add("--scratch", type=_path, default=None, metavar="DIR", help="remove this directory when that process was killed")
+
+
+def read(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line, with `start` understood where no command is given."""
+    first = next((argument for argument in arguments if argument in COMMANDS or argument in ("-h", "--help")), None)
+    return parser().parse_args(arguments if first else ["start", *arguments])
+
+
+def _path(text: str) -> "Path":
+    from pathlib import Path
+
+    return Path(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|[kmg]i?)b?", text.lower())
+    nbytes = int(float(match[1]) * _SIZES[match[2]]) if match else 0
+    if not 1024**2 <= nbytes <= 2**50:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, 1 MiB or more, such as 500M or 2Gi")
+    return nbytes
+
+
+def _rate(text: str) -> float:
+    rate = _number(text)
+    if rate < 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: a link sends at least 1000 bytes/s")
+    return rate
+
+
+def _slowdown(text: str) -> float:
+    slowdown = _number(text)
+    if not 1 <= slowdown <= 1e4:
+        raise argparse.ArgumentTypeError(f"{text!r}: a slowdown is 1 to 10000")
+    return slowdown
+
+
+def _seconds(text: str) -> float:
+    seconds = _number(text)
+    if not 0.1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}: 0.1 to 86400 seconds are possible")
+    return seconds
+
+
+def _threads(text: str) -> int:
+    n_threads = _number(text)
+    if n_threads not in range(1, 257):
+        raise argparse.ArgumentTypeError(f"{text!r}: 1 to 256 threads are possible")
+    return int(n_threads)
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(BACKENDS):
+        raise argparse.ArgumentTypeError(f"{text!r}: {' or '.join(BACKENDS)} is expected, or both with a comma")
+    return names
+
+
+def _power(text: str) -> "Power":
+    from potluck_agent.cli.options import Power
+
+    watts = [_number(part) for part in text.split(",")]
+    if len(watts) != 3 or not 0 <= watts[0] <= watts[1] <= 1e5 or not 0 <= watts[2] <= 1e5:
+        raise argparse.ArgumentTypeError(f"{text!r}: IDLE,BUSY,RADIO in watts are expected, as in 2,8,1")
+    return Power(idle_w=watts[0], busy_w=watts[1], radio_w=watts[2])
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not abs(number) <= 1e15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return number
+
+
+def _trusted(text: str) -> "Peer":
+    from potluck_agent.keys import OWNER, Peer
+
+    key, name = text[:40], text[41:]
+    if not is_key(key) or text[40:41] != ":" or not is_device_name(name):
+        raise argparse.ArgumentTypeError("KEY:NAME is expected: 40 characters of a CURVE key, a colon, a name")
+    return Peer(name=name, key=key, role=OWNER)

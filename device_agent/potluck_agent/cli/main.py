@@ -1,0 +1,315 @@
+"""`potluck agent`: starts the agent, and talks to one that runs."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from potluck_agent import control_files, keys
+from potluck_agent.cli import options
+from potluck_agent.cli.options import ARENA_BYTES, Options
+from potluck_agent.errors import AgentError
+from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
+
+MIN_ARENA_BYTES = 64 * 1024**2
+NOFILE = 4096  # connections of strangers take descriptors, too
+ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
+
+
+def run(given: Namespace) -> int:
+    """Carry out a command line; returns the exit code. 1: it could not be done, and standard error says why."""
+    try:
+        directory = keys.open_state_dir(options.state_dir(given))
+        if given.command == "start":
+            return _start(options.start_options(given, os.getppid()), directory)
+        return {"pair": _pair, "token": _token, "peers": _peers, "forget": _forget}[given.command](directory, given)
+    except AgentError as error:
+        _say(sys.stderr, f"potluck agent: {error}")
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say(sys.stderr, f"potluck agent: {error.filename}: {error.strerror}. Is it this user's own?")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _start(chosen: Options, directory: Path) -> int:
+    """Run the agent until it is told to stop."""
+    from potluck_agent.core.machine import Core
+    from potluck_agent.net.event_loop import Net
+    from potluck_wire.pairing import new_code
+
+    note = (lambda text: _say(sys.stderr, text)) if chosen.as_json else (lambda text: _say(sys.stdout, text))
+    identity = keys.identity(directory)
+    _allow_connections()
+    meter, facts = _meter(chosen)
+    settings = _settings(chosen, identity, facts)
+    control_files.refuse_second(directory)
+    net = Net(
+        core=Core(settings),
+        identity=identity,
+        state_dir=directory,
+        name=chosen.name,
+        host=chosen.bind,
+        port=chosen.port,
+        trusted=chosen.trusted,
+        start_worker=lambda: _start_worker(chosen, settings),
+        meter=meter,
+        note=note,
+    )
+    announcement: Any = None
+    try:
+        control_files.claim(directory, {"name": chosen.name, "address": chosen.bind, "port": net.port})
+    except AgentError:
+        net.close()
+        raise
+    try:
+        code = new_code() if chosen.pair else ""
+        if code:
+            net.desk.open(code, time.monotonic())
+        signal.signal(signal.SIGTERM, lambda *_: setattr(net, "stopping", True))
+        signal.signal(signal.SIGINT, lambda *_: setattr(net, "stopping", True))
+        _tell_ready(chosen, identity.public, net.port, code)
+        if chosen.mdns:
+            from potluck_agent.net.mdns import Announcement
+
+            announcement = Announcement(
+                name=chosen.name, host=chosen.bind, port=net.port, key=identity.public, note=note
+            )
+        net.run(_each_tick(chosen, net, directory))
+    finally:
+        net.close()
+        control_files.release(directory)
+        if announcement is not None:
+            announcement.close()
+        if chosen.scratch is not None and chosen.parent_pid is not None and not _is_alive(chosen.parent_pid):
+            shutil.rmtree(chosen.scratch, ignore_errors=True)  # whoever would have done it was killed
+    return 0
+
+
+def _each_tick(chosen: Options, net: Any, directory: Path) -> Callable[[], None]:
+    """What else has to be looked at some times a second: whoever started this process, and an emulated load."""
+    parent = chosen.parent_pid
+    is_handed_on = sys.platform != "win32" and os.getppid() == parent  # to another parent, once this one is gone
+
+    def look() -> None:
+        if parent is not None and not (os.getppid() == parent if is_handed_on else _is_alive(parent)):
+            net.stopping = True
+        if chosen.is_emulated:
+            net.load = control_files.load(directory)
+
+    return look
+
+
+def _is_alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -> Any:
+    from potluck_agent.core.outbox import Settings
+
+    memory_bytes = chosen.memory_bytes if chosen.memory_bytes is not None else _half_of_memory()
+    arena_bytes = max(MIN_ARENA_BYTES, min(ARENA_BYTES, memory_bytes))
+    return Settings(
+        name=chosen.name,
+        key=identity.public,
+        memory_bytes=memory_bytes,
+        inbound_bytes=arena_bytes,
+        outbound_bytes=arena_bytes,
+        link_bytes_per_s=chosen.link_bytes_per_s,
+        hang_s=chosen.hang_s,
+        grace_s=chosen.grace_s,
+        is_told_times=chosen.emulated or chosen.slowdown > 1.0,
+        facts=facts,
+    )
+
+
+def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
+    """Where power readings come from, and what the capability statement says about this machine."""
+    import platform
+
+    from potluck_agent.meters import explain, open_meter
+
+    power = chosen.power
+    facts: dict[str, Any] = {
+        "host": platform.node(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": chosen.threads,
+        "meters": [_statement(found) for found in explain()],
+    }
+    if chosen.is_emulated:
+        facts["emulated"] = {"slowdown": chosen.slowdown, "link_bytes_per_s": chosen.link_bytes_per_s or None}
+    if power is not None:
+        facts["power"] = {"idle_w": power.idle_w, "busy_w": power.busy_w, "radio_w": power.radio_w}
+    watts = (power.idle_w, power.busy_w, power.radio_w) if power is not None else None
+    return open_meter(power=watts, emulated=chosen.is_emulated), facts
+
+
+def _statement(found: Any) -> dict[str, str]:
+    source = "measured" if found.present else ""
+    return {"name": found.meter, "source": source, "reason": found.reason, "remedy": found.remedy}
+
+
+def _start_worker(chosen: Options, settings: Any) -> Any:
+    from potluck_agent.worker.arrays.backends import NOTHING, backends
+    from potluck_agent.worker.launch import start
+
+    if not backends(chosen.backends):
+        raise AgentError(NOTHING)
+    return start(
+        memory_bytes=settings.memory_bytes,
+        threads=chosen.threads,
+        slowdown=chosen.slowdown,
+        inbound_bytes=settings.inbound_bytes,
+        outbound_bytes=settings.outbound_bytes,
+        backends=chosen.backends,
+    )
+
+
+def _half_of_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total // 2)
+
+
+def _allow_connections() -> None:
+    """As many open descriptors as the system lets us have: strangers must not use them up."""
+    if os.name == "nt":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = NOFILE if hard == resource.RLIM_INFINITY else min(NOFILE, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
+    """Say where this agent listens: one JSON line for programs, some words for people."""
+    import json
+
+    facts = {"name": chosen.name, "address": chosen.bind, "port": port, "key": key, "code": code}
+    line = json.dumps(facts)
+    if chosen.ready_fd is not None:
+        os.write(chosen.ready_fd, line.encode() + b"\n")
+        os.close(chosen.ready_fd)
+    if chosen.as_json:
+        _say(sys.stdout, line)
+    elif chosen.ready_fd is None:
+        _say(sys.stdout, f"{chosen.name} listens on {chosen.bind}, ports {port}-{port + 3}")
+        _say(sys.stdout, f"fingerprint {keys.fingerprint(key)}")
+        if code:
+            from potluck_wire.pairing import show_secret
+
+            _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries)")
+        _tell_backends(chosen)
+
+
+def _tell_backends(chosen: Options) -> None:
+    """Say what this device computes with; nothing is said loudest."""
+    from potluck_agent.worker.arrays.backends import NOTHING, backends
+
+    found = backends(chosen.backends)
+    if found:
+        _say(sys.stdout, "computes with " + ", ".join(f"{name} {version}" for name, version in found.items()))
+    else:
+        _say(sys.stderr, f"potluck agent: {NOTHING}")
+
+
+# --- commands to a running agent --------------------------------------------------------------------------------------
+
+
+def _pair(directory: Path, _: Any) -> int:
+    """Open a window in the running agent, and wait until somebody has paired or it is closed."""
+    from potluck_wire.pairing import new_code, show_secret
+
+    code = new_code()
+    before = {peer.key for peer in keys.load_peers(directory)}
+    _open_window(directory, code, PAIRING_WINDOW_S)
+    _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: home.pair(...)")
+    try:
+        return _await_peer(directory, before)
+    finally:
+        control_files.ask_window(directory, "", None)
+
+
+def _await_peer(directory: Path, before: set[str]) -> int:
+    """Wait until somebody has paired, and say each wrong try; AgentError where the code can pair nobody any more."""
+    left = PAIRING_TRIES
+    deadline_s = time.monotonic() + PAIRING_WINDOW_S
+    while time.monotonic() < deadline_s:
+        for peer in keys.load_peers(directory):
+            if peer.key not in before:
+                _say(sys.stdout, f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+                return 0
+        left_before, left = left, control_files.tries_left(directory, otherwise=left)
+        if left <= 0:
+            raise AgentError(f"a wrong code was typed, and {control_files.tries(left)}. Was it you?")
+        if left < left_before:
+            _say(sys.stdout, f"a wrong code was typed; {control_files.tries(left)}")
+        time.sleep(0.2)
+    raise AgentError("nobody paired in time. Run it again for a new code.")
+
+
+def _token(directory: Path, _: Any) -> int:
+    from potluck_wire.pairing import new_token
+
+    token = new_token()
+    _open_window(directory, token, None)
+    _say(sys.stdout, token)
+    return 0
+
+
+def _open_window(directory: Path, secret: str, window_s: float | None) -> None:
+    """Ask, and see that it was heard."""
+    if control_files.running(directory) is None:
+        raise AgentError(f"no agent runs with {directory}. Start one: potluck agent.")
+    control_files.ask_window(directory, secret, window_s)
+    deadline_s = time.monotonic() + ANSWER_S
+    while (directory / control_files.WINDOW).exists():
+        if time.monotonic() > deadline_s:
+            (directory / control_files.WINDOW).unlink(missing_ok=True)
+            raise AgentError("the running agent does not answer. Is it stopped?")
+        time.sleep(0.02)
+
+
+def _peers(directory: Path, _: Any) -> int:
+    _say(sys.stdout, f"this device    {keys.fingerprint(keys.identity(directory).public)}")
+    for peer in keys.load_peers(directory):
+        _say(sys.stdout, f"{peer.name:14} {keys.fingerprint(peer.key)}  {peer.role}  {peer.date}")
+    return 0
+
+
+def _forget(directory: Path, given: Any) -> int:
+    keys.forget_peer(directory, given.who)
+    _say(sys.stdout, f"forgot {given.who}")
+    return 0
+
+
+_output = threading.Lock()
+
+
+def _say(stream: Any, text: str) -> None:
+    """One line, at once, from any thread; a reader that is gone is no reason to stop."""
+    with _output:
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except (OSError, ValueError):
+            pass

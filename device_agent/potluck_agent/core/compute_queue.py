@@ -1,0 +1,72 @@
+"""The compute lane: which ready task goes to the worker next, and which are with it. Pure.
+
+A few tasks are with the worker at a time, so that it never waits for the agent and both wake seldom; the others wait
+here, where a more urgent one can still overtake them.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+from potluck_agent.core.execution import Execution
+
+DEPTH = 2  # with the worker at least: one at work, one behind it
+AHEAD_S = 0.05  # more, while they take less than this in all, as they did before: so long may an urgent one wait
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Instruction `index` of an execution, with the worker since `since_s`."""
+
+    execution: Execution
+    index: int
+
+    @property
+    def usual_s(self) -> float:
+        """How long it took when it was done before."""
+        return self.execution.layout.took_s[self.index]
+
+
+class Lane:
+    """Ready tasks by (priority, age of the execution, position in the program)."""
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[int, int, int, Execution]] = []
+        self._with_worker: dict[int, Task] = {}
+        self._n_tags = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has something to compute."""
+        return bool(self._with_worker)
+
+    def offer(self, execution: Execution, index: int) -> None:
+        """This task may be queued from now on."""
+        priority = execution.instruction(index).priority
+        heapq.heappush(self._ready, (priority, execution.order, index, execution))
+
+    def next(self) -> tuple[int, Task] | None:
+        """The tag and the task to hand to the worker now, if it has room."""
+        while self._ready and self._has_room():
+            *_, index, execution = heapq.heappop(self._ready)
+            if execution.over:
+                continue
+            self._n_tags += 1
+            task = self._with_worker[self._n_tags] = Task(execution, index)
+            return self._n_tags, task
+        return None
+
+    def _has_room(self) -> bool:
+        with_worker = self._with_worker.values()
+        return len(with_worker) < DEPTH or sum([task.usual_s for task in with_worker]) < AHEAD_S
+
+    def finish(self, tag: int, took_s: float | None = None) -> Task | None:
+        """The worker is through with it, after so long; None: it failed."""
+        task = self._with_worker.pop(tag, None)
+        if task is not None and took_s is not None:
+            task.execution.layout.took_s[task.index] = took_s
+        return task
+
+    def clear(self) -> None:
+        """The worker is gone, with everything it had."""
+        self._ready.clear()
+        self._with_worker.clear()

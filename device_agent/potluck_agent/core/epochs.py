@@ -1,0 +1,234 @@
+"""What is loaded: runs and their plan epochs, prepared beside each other and switched in two phases. Pure.
+
+Every run belongs to the notebook that prepared it. One notebook's runs at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.events import Buffer
+from potluck_agent.core.execution import Name, slot_of
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
+from potluck_agent.core.worker_proxy import Laborer
+from potluck_wire.errors import WireError
+from potluck_wire.limits import is_identifier
+from potluck_wire.messages import (
+    Abort,
+    Commit,
+    Committed,
+    ComputeFailed,
+    Done,
+    Drop,
+    Dropped,
+    Execute,
+    Failed,
+    FailureCause,
+    Forget,
+    LoadSegment,
+    Prepare,
+    Prepared,
+    RefusalCode,
+    SegmentLoaded,
+)
+
+CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A run that went with its worker, until its notebook drops it: what is told to whoever goes on with it."""
+
+    owner: str
+    was_committed: bool
+    text: str
+
+
+class Plans:
+    """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is executed any more."""
+
+    def __init__(
+        self, settings: Settings, out: Outbox, laborer: Laborer, end_epoch: Callable[[Run, int, float], None]
+    ) -> None:
+        self._settings, self._out, self._laborer, self._end_epoch = settings, out, laborer, end_epoch
+        self.runs: dict[str, Run] = {}
+        self._lost: dict[str, Lost] = {}
+        self.n_old = 0  # messages of an epoch that is over
+
+    def prepare(self, key: str, message: Prepare, buffers: Sequence[Buffer], now_s: float) -> None:
+        """Load an epoch beside whatever runs now."""
+        run = self.runs.get(message.run)
+        if refusal := self._refusal(key, message, run):
+            self._out.refuse(key, message, *refusal)
+            return
+        known = run.epochs.get(message.epoch) if run else None
+        if known is not None:
+            if not known.loading:
+                self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
+            return
+        try:
+            load = read_load(buffers, message.run, message.epoch)
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
+            return
+        run = run or self.runs.setdefault(message.run, Run(name=message.run, owner=key))
+        this = Name(run.name, message.epoch, "", 0)
+        slots = {piece.name: slot_of(this, piece.name) for piece in load.segments}
+        run.epochs[message.epoch] = Epoch(
+            number=message.epoch,
+            memory_bytes=message.memory_bytes,
+            layouts=load.layouts,
+            loading=set(slots.values()),
+            credit_along=message.credit_along,
+        )
+        self._laborer.need(now_s)
+        for piece in load.segments:
+            order = LoadSegment(
+                slot=slots[piece.name], kind=piece.kind, seed=message.seed, weights=slot_of(this, piece.weights)
+            )
+            self._laborer.tell(order, (piece.document,), now_s)
+        if not slots:
+            self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
+
+    def _refusal(self, key: str, message: Prepare, run: Run | None) -> tuple[str, str] | None:
+        """Why an epoch is not even tried."""
+        if not is_identifier(message.run):
+            return RefusalCode.DOCUMENT, "the run's name is not an identifier"
+        if message.run in self._lost:
+            return RefusalCode.UNKNOWN_RUN, self.why_not(message.run)
+        if any(other.owner != key for other in self.runs.values()):
+            return RefusalCode.BUSY, "another notebook's run is on"
+        if run is None and len(self.runs) >= MAX_RUNS:
+            return RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one"
+        if run is not None and message.epoch not in run.epochs:
+            if message.epoch <= run.committed:
+                return RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force"
+            if len(run.epochs) >= MAX_EPOCHS:
+                return RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one"
+        taken_bytes = sum(other.memory_bytes for other in self.runs.values() if other is not run)
+        available_bytes = self._settings.memory_bytes - taken_bytes
+        if message.memory_bytes > available_bytes:
+            return RefusalCode.MEMORY, f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
+        return None
+
+    def loaded(self, message: SegmentLoaded) -> None:
+        """The worker has a segment; the last one completes its epoch."""
+        for run in self.runs.values():
+            for epoch in run.epochs.values():
+                if message.slot in epoch.loading:
+                    epoch.loading.discard(message.slot)
+                    if not epoch.loading:
+                        self._out.say(run.owner, Prepared(run=run.name, epoch=epoch.number))
+                    return
+
+    def not_loaded(self, message: ComputeFailed, now_s: float) -> None:
+        """A segment could not be loaded: the epoch is refused as a whole."""
+        for run in list(self.runs.values()):
+            for epoch in list(run.epochs.values()):
+                if message.slot in epoch.loading:
+                    text = f"segment {message.slot.rpartition('/')[2]}: {message.text}"
+                    code = refusal_code(message.cause)
+                    self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
+                    self._drop_epoch(run, epoch.number, now_s)
+
+    def commit(self, key: str, message: Commit, now_s: float) -> None:
+        """An epoch comes into force, older ones go."""
+        run = self.own(key, message.run)
+        if run is None:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
+        elif message.epoch < run.committed:
+            self.n_old += 1
+            self._out.refuse(key, message, RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
+        elif message.epoch not in run.epochs or run.epochs[message.epoch].loading:
+            self._out.refuse(key, message, RefusalCode.STATE, f"epoch {message.epoch} is not prepared")
+        else:
+            run.committed = message.epoch
+            run.epochs[message.epoch].need_alone(message.memory_bytes)
+            for older in [number for number in run.epochs if number < message.epoch]:
+                if run.epochs[older].loading:
+                    text = f"epoch {message.epoch} came into force while it was loaded"
+                    self._out.refuse(key, Prepare(run=run.name, epoch=older), RefusalCode.OLD_EPOCH, text)
+                self._drop_epoch(run, older, now_s)
+            self._out.say(key, Committed(run=run.name, epoch=run.committed))
+
+    def drop(self, key: str, message: Drop, now_s: float) -> None:
+        """Forget an epoch, or a run."""
+        run = self.own(key, message.run)
+        if run is not None and message.epoch < 0:
+            self._drop_run(run, now_s)
+        elif run is not None and message.epoch in run.epochs:
+            self._drop_epoch(run, message.epoch, now_s)
+        lost = self._lost.get(message.run)
+        if lost is not None and lost.owner == key and (message.epoch < 0 or not lost.was_committed):
+            del self._lost[message.run]
+        self._out.say(key, Dropped(run=message.run, epoch=message.epoch))
+
+    def leave(self, key: str, now_s: float) -> None:
+        """A notebook is gone: its runs end."""
+        for run in [run for run in self.runs.values() if run.owner == key]:
+            self._drop_run(run, now_s)
+        self._lost = {name: lost for name, lost in self._lost.items() if lost.owner != key}
+
+    def why_not(self, name: str) -> str:
+        """Why there is no run of that name."""
+        lost = self._lost.get(name)
+        return f"no run {name} is loaded" if lost is None else f"run {name} went with the worker: {lost.text}"
+
+    def own(self, key: str, name: str) -> Run | None:
+        """That run, if it is this notebook's."""
+        run = self.runs.get(name)
+        return run if run is not None and run.owner == key else None
+
+    def answer_failed(self, done: Done, text: str) -> None:
+        """That an execution went well cannot be told: so it has failed."""
+        run = self.runs.get(done.run)
+        if run is not None:
+            name = Name(done.run, done.epoch, done.program, done.step)
+            failed = Failed(**name._asdict(), cause=FailureCause.INTERNAL, text=text)
+            run.answered(name, (failed, ()))
+            self._out.say(run.owner, failed)
+
+    def layout(self, key: str, message: Execute | Abort, run: Run) -> Layout | None:
+        """The program that is asked for; None, and the message is refused, where it is not here."""
+        epoch = run.epochs.get(message.epoch)
+        if epoch is None or epoch.loading:
+            old = message.epoch < run.committed
+            self.n_old += old
+            code = RefusalCode.OLD_EPOCH if old else RefusalCode.STATE
+            self._out.refuse(key, message, code, f"epoch {message.epoch} is not prepared, {run.committed} is in force")
+            return None
+        layout = epoch.layouts.get(message.program)
+        if layout is None:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
+        return layout
+
+    def _drop_run(self, run: Run, now_s: float) -> None:
+        for number in list(run.epochs):
+            self._drop_epoch(run, number, now_s)
+        self.runs.pop(run.name, None)
+
+    def _drop_epoch(self, run: Run, number: int, now_s: float) -> None:
+        self._end_epoch(run, number, now_s)
+        del run.epochs[number]
+        if not run.epochs:
+            self.runs.pop(run.name, None)
+        self._laborer.tell(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
+
+    def lose_all(self, code: str, text: str) -> None:
+        """The worker is gone, and all that was loaded with it."""
+        for run in self.runs.values():
+            for epoch in run.epochs.values():
+                if epoch.loading:
+                    self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
+            self._lost[run.name] = Lost(owner=run.owner, was_committed=run.committed >= 0, text=text)
+        for name in list(self._lost)[:-MAX_RUNS]:
+            del self._lost[name]
+        self.runs.clear()
+
+
+def refusal_code(cause: str) -> str:
+    """How a failed loading is told: the worker's own refusal code, or the document is to blame."""
+    if cause == FailureCause.MEMORY:
+        return RefusalCode.MEMORY
+    return cause if cause in CODES else RefusalCode.DOCUMENT

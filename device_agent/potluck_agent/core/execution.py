@@ -1,0 +1,304 @@
+"""One execution of a program: which instructions are ready, which values are where, what has been done when. Pure.
+
+The worker carries out its tasks in the order they are queued. So a computing instruction may be queued as soon as
+everything it reads is there or is made by a task queued before it; a send has to wait until its value really exists.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.events import Buffer, Span
+from potluck_agent.core.send_queue import Parcel
+from potluck_wire.answers import read_exports
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.frames import encode
+from potluck_wire.limits import MAX_INT
+from potluck_wire.messages import Compute, Value
+from potluck_wire.program import SURELY_TOLD, Instruction
+
+MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
+
+
+class Name(NamedTuple):
+    """Which execution: a program of an epoch of a run, at a step."""
+
+    run: str
+    epoch: int
+    program: str
+    step: int
+
+    @property
+    def prefix(self) -> str:
+        """How the worker calls everything of it."""
+        return f"{self.run}/{self.epoch}/{self.program}/{self.step}/"
+
+    def towards(self, to: str) -> "Name":
+        """The execution that a send with this `to` is for; an empty one means this very execution, over there."""
+        epoch, _, program = to.partition("/")
+        return self._replace(epoch=int(epoch), program=program) if to else self
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A value that can be sent: where its bytes are."""
+
+    span: Span
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Unwanted(Exception):
+    """A value that is not taken: `code` as in `Rejected`."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A value that came before its execution began."""
+
+    located: Located
+    sends: bool  # whether it is to be sent on, so that its place is held for that
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendOf:
+    """Which send a parcel is of. `loose`: it is for another program, and its own one does not wait for it."""
+
+    name: Name
+    index: int
+    loose: bool = False
+
+
+@dataclass(slots=True)
+class Ready:
+    """What has become ready: instructions for the worker, sends for the network."""
+
+    tasks: list[int] = field(default_factory=list)
+    sends: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)  # receives that are over, for the record
+
+
+class Execution:
+    """The state of one execution. `owner` is the key of the notebook that asked for it; `order` is its age.
+
+    `begin_s`: when all devices begin it together, by our clock; 0: nobody knows.
+    """
+
+    def __init__(self, name: Name, layout: Layout, owner: str, order: int, begin_s: float = 0.0) -> None:
+        self.name, self.layout, self.owner, self.order, self.begin_s = name, layout, owner, order, begin_s
+        self.places: dict[str, Located] = {}  # values that are to be sent
+        self.busy_s = self._done_s = 0.0
+        self.peak_bytes = 0
+        self.over = False
+        self._uses_left = dict(layout.uses)
+        self._sends_left = dict(layout.sends)
+        self._exchanges_left = Counter(layout.exchanged)
+        self._times: dict[int, tuple[float, float]] = {}
+        self._n_left = len(layout.waits)
+        self._n_with_worker = 0
+        # A receive waits for its value too, as one reason more.
+        receives = {index for index, _ in layout.receives.values()}
+        self._waits = [count + (index in receives) for index, count in enumerate(layout.waits)]
+        self._arrived: dict[int, tuple[float, float]] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every instruction is done."""
+        return self._n_left == 0
+
+    @property
+    def only_computing(self) -> bool:
+        """Whether nothing is left but tasks that the worker has: what is queued now comes behind them."""
+        return self._n_left == self._n_with_worker
+
+    def instruction(self, index: int) -> Instruction:
+        """Instruction `index`."""
+        return self.layout.program.instructions[index]
+
+    def start(self) -> Ready:
+        """What is ready at once."""
+        return self._sort([index for index, count in enumerate(self._waits) if not count])
+
+    def queued(self, index: int) -> tuple[Ready, tuple[str, ...]]:
+        """Task `index` goes to the worker: what may follow it there, and the values that die with it."""
+        self._n_with_worker += 1
+        instruction = self.instruction(index)
+        frees = []
+        for value in sorted(set(instruction.inputs)):
+            self._uses_left[value] -= 1
+            if not self._uses_left[value]:
+                frees.append(value)
+        frees += [value for value in instruction.outputs if not self._uses_left.get(value)]
+        followers = [other for other in self.layout.followers[index] if not self.layout.is_network(other)]
+        return self._release(followers), tuple(frees)
+
+    def computed(self, index: int, start_s: float, stop_s: float) -> Ready:
+        """Task `index` is done: what was waiting for that and is not done by the worker."""
+        self.busy_s += max(0.0, stop_s - max(start_s, self._done_s))  # tasks are done one after the other
+        self._done_s = stop_s
+        self._n_with_worker -= 1
+        self._record(index, start_s, stop_s)
+        return self._release([other for other in self.layout.followers[index] if self.layout.is_network(other)])
+
+    def arrived(self, value: str, start_s: float, stop_s: float) -> Ready:
+        """A value has come in from another device."""
+        index, peer = self.layout.receives[value]
+        self._exchanges_left[peer] -= 1
+        self._arrived[index] = (start_s, stop_s)
+        return self._release([index])
+
+    def has_arrived(self, value: str) -> bool:
+        """Whether this value has come in."""
+        return self.layout.receives[value][0] in self._arrived
+
+    def sent(self, index: int, start_s: float, stop_s: float) -> tuple[Ready, bool]:
+        """Send `index` is acknowledged: what may follow, and whether its value has no more sends before it."""
+        self._record(index, start_s, stop_s)
+        (value,) = self.instruction(index).inputs
+        self._sends_left[value] -= 1
+        last = not self._sends_left[value]
+        return self._release(list(self.layout.followers[index])), last
+
+    def posted(self, index: int) -> None:
+        """Send `index` is with the network lane."""
+        self._exchanges_left[self.instruction(index).attrs["peer"]] -= 1
+
+    def goes_on_after(self, value: str) -> bool:
+        """Whether, in training, more goes to and fro between us and the device that this value is coming from."""
+        _, peer = self.layout.receives[value]
+        return self._exchanges_left[peer] > 1
+
+    def release_s(self, index: int) -> float:
+        """When send `index` had better leave, by our clock; 0: at once."""
+        after_s = self.layout.release_s(index)
+        return self.begin_s + after_s if self.begin_s and after_s else 0.0
+
+    def exports(self, index: int) -> tuple[str, ...]:
+        """Outputs of a task that are to be sent."""
+        return tuple(value for value in self.instruction(index).outputs if value in self.layout.sends)
+
+    def exported(self, index: int, document: Buffer, arena_bytes: int) -> dict[str, Located]:
+        """Where its worker says that it has put the exports of a task. WireError where it cannot have."""
+        prefix = self.name.prefix
+        told = read_exports(document, tuple([prefix + value for value in self.exports(index)]), arena_bytes)
+        return {
+            key.removeprefix(prefix): Located(Span("outbound", offset, nbytes), dtype, shape)
+            for key, offset, nbytes, dtype, shape in told
+        }
+
+    def events(self) -> list[list[Any]]:
+        """[instruction, start_s, stop_s] of everything done, in the order of the program."""
+        return [[index, round(start, 6), round(stop, 6)] for index, (start, stop) in sorted(self._times.items())]
+
+    def waiting_for(self) -> list[int]:
+        """Instructions that are not done."""
+        return [index for index in range(len(self._waits)) if index not in self._times]
+
+    def _release(self, indices: list[int]) -> Ready:
+        free = []
+        for index in indices:
+            self._waits[index] -= 1
+            if not self._waits[index]:
+                free.append(index)
+        return self._sort(free)
+
+    def _sort(self, indices: list[int]) -> Ready:
+        """Ready instructions by lane. A receive whose value is here is done on the spot, and frees others."""
+        ready = Ready()
+        pending = list(indices)
+        while pending:
+            index = pending.pop()
+            op = self.instruction(index).op
+            if op == "send":
+                ready.sends.append(index)
+            elif op == "recv":
+                self._record(index, *self._arrived[index])
+                ready.done.append(index)
+                for other in self.layout.followers[index]:
+                    self._waits[other] -= 1
+                    if not self._waits[other]:
+                        pending.append(other)
+            else:
+                ready.tasks.append(index)
+        ready.tasks.sort()
+        ready.sends.sort()
+        return ready
+
+    def _record(self, index: int, start_s: float, stop_s: float) -> None:
+        self._times[index] = (start_s, stop_s)
+        self._n_left -= 1
+
+
+def parcel_of(execution: Execution, index: int, located: Located, key: str, now_s: float) -> Parcel:
+    """Send `index`, of a value that lies there, as the network lane takes it; `key`: whom it goes to."""
+    instruction = execution.instruction(index)
+    to = instruction.attrs.get("to", "")
+    value = Value(
+        **execution.name.towards(to)._asdict(),
+        name=instruction.attrs["name"],
+        dtype=located.dtype,
+        shape=located.shape,
+        nbytes=located.span.nbytes,
+    )
+    return Parcel(
+        key=key,
+        value=value,
+        place=located.span,
+        priority=instruction.priority,
+        about=SendOf(execution.name, index, loose=bool(to)),
+        release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
+        pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
+    )
+
+
+def compute_of(
+    execution: Execution, index: int, tag: int, frees: tuple[str, ...], *, is_told_times: bool
+) -> Compute:  # fmt: skip
+    """Task `index` as the worker is told it; the values `frees` die with it."""
+    instruction, prefix = execution.instruction(index), execution.name.prefix
+    return Compute(
+        tag=tag,
+        op=instruction.op,
+        slot=slot_of(execution.name, instruction.attrs.get("segment")),
+        step=execution.name.step,
+        inputs=tuple(prefix + value for value in instruction.inputs),
+        outputs=tuple(prefix + value for value in instruction.outputs),
+        exports=tuple(prefix + value for value in execution.exports(index)),
+        frees=tuple(prefix + value for value in frees),
+        scope=prefix,
+        lasts_s=execution.layout.lasts_s(index) if is_told_times else 0.0,
+    )
+
+
+def slot_of(name: Name, segment: Any) -> str:
+    """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`; none is the empty one."""
+    if not segment:
+        return ""
+    return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
+
+
+def check_tellable(run: str, epoch: int, layout: Layout) -> None:
+    """WireError where the worker could not be told an instruction of this program, whatever the step.
+
+    Names come to it with those of run, epoch, program and step, up to three times each; so a program may hold and still
+    have more of them in one instruction than fit into a message.
+    """
+    execution = Execution(Name(run, epoch, layout.name, MAX_INT), layout, "", 0)
+    for instruction in layout.program.instructions:
+        values = (*instruction.inputs, *instruction.outputs)
+        if layout.is_network(instruction.id) or len(values) <= SURELY_TOLD:
+            continue
+        order = compute_of(execution, instruction.id, MAX_INT, tuple(dict.fromkeys(values)), is_told_times=True)
+        try:
+            encode(order, (layout.attrs[instruction.id],))
+        except WireError as error:
+            where = f"program {layout.name}, instruction {instruction.id} ({instruction.op})"
+            text = f"{where}: its {len(values)} values are more than a worker can be told at once ({error.text})"
+            raise WireError(WireCode.DOCUMENT, text) from None

@@ -1,0 +1,387 @@
+"""The work of this device: executing programs, and letting their values in and out. Pure.
+
+`Plans` says what is loaded, `Execution` what is ready, `Lane` what the worker does next, `Outgoing` and `Incoming` what
+is on the links; here they are put together.
+"""
+
+from collections.abc import Callable, Sequence
+
+from potluck_agent.core.compute_queue import Lane, Task
+from potluck_agent.core.epochs import Plans
+from potluck_agent.core.events import Buffer, Member, Span
+from potluck_agent.core.execution import Early, Execution, Located, Name, Ready, SendOf, Unwanted, compute_of, parcel_of
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.receive_buffers import WORKER, Arrival, Incoming, Step
+from potluck_agent.core.run_state import Run
+from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.worker_proxy import Laborer
+from potluck_wire.documents import dump
+from potluck_wire.messages import (
+    HOME,
+    Abort,
+    Computed,
+    ComputeFailed,
+    Done,
+    Execute,
+    Failed,
+    FailureCause,
+    Forget,
+    Message,
+    Put,
+    RefusalCode,
+    Release,
+    Value,
+)
+
+MAX_EARLY = 1024  # executions that values came for before they began
+
+
+class Work:
+    """Executions by name. `members(owner)` gives the roster of a notebook's home, by device name."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Outbox,
+        laborer: Laborer,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        members: Callable[[str], dict[str, Member]],
+    ) -> None:
+        self._out, self._laborer, self._hang_s = out, laborer, settings.hang_s
+        self._is_told_times, self._outbound_bytes = settings.is_told_times, settings.outbound_bytes
+        self._incoming, self._outgoing, self._members = incoming, outgoing, members
+        self._lane = Lane()
+        self.plans = Plans(settings, out, laborer, self._end_epoch)
+        self._executions: dict[Name, Execution] = {}
+        self._early: dict[Name, dict[str, Early]] = {}
+        self._behind: dict[Name, tuple[str, Execute]] = {}  # by the execution ahead: who asked, and what for
+        self._loose: set[SendOf] = set()
+        self._n_executions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any program is being executed."""
+        return bool(self._executions)
+
+    # --- executions ---------------------------------------------------------------------------------------------------
+
+    def execute(self, key: str, message: Execute, now_s: float) -> None:
+        """Run a program once. A repeat is answered again, or will be when the first one is over."""
+        name = Name(message.run, message.epoch, message.program, message.step)
+        run = self.plans.own(key, message.run)
+        if run is None:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
+            return
+        if name in run.answers:
+            answer = run.answers[name]
+            if answer is None:
+                self._out.refuse(key, message, RefusalCode.STATE, "this was executed, and the answer is forgotten")
+            else:
+                self._out.say(key, *answer)
+            return
+        if name in self._executions or (layout := self.plans.layout(key, message, run)) is None:
+            return
+        ahead = self._executions.get(name._replace(step=message.after_step))
+        if ahead is not None and not ahead.only_computing:
+            self._behind[ahead.name] = key, message
+            return
+        self._n_executions += 1
+        execution = self._executions[name] = Execution(name, layout, key, self._n_executions, message.begin_s)
+        self._go_on(execution, execution.start(), now_s)
+        for value, early in self._early.pop(name, {}).items():
+            if execution.over:
+                self._waste(early, now_s)
+            else:
+                self._use(execution, value, early, now_s)
+
+    def _go_on(self, execution: Execution, ready: Ready, now_s: float) -> None:
+        """What has become ready: tasks are offered, sends are posted, and perhaps that was all."""
+        self._laborer.n_finished += len(ready.done)
+        for index in ready.tasks:
+            self._lane.offer(execution, index)
+        for index in ready.sends:
+            if not execution.over:
+                self._post(execution, index, now_s)
+        if execution.complete and not execution.over:
+            done = Done(
+                **execution.name._asdict(),
+                busy_s=execution.busy_s,
+                peak_bytes=execution.peak_bytes,
+            )
+            self._end(execution, done, (dump(execution.events()),), now_s)
+        elif execution.only_computing and not execution.over:
+            self._let_follow(execution, now_s)
+
+    def _let_follow(self, execution: Execution, now_s: float) -> None:
+        """The execution that waits behind this one begins."""
+        if (waiting := self._behind.pop(execution.name, None)) is not None:
+            self.execute(*waiting, now_s)
+
+    def feed(self, now_s: float) -> None:
+        """Keep the worker supplied."""
+        while (pick := self._lane.next()) is not None:
+            tag, task = pick
+            self._compute(tag, task, now_s)
+
+    def _compute(self, tag: int, task: Task, now_s: float) -> None:
+        execution = task.execution
+        ready, frees = execution.queued(task.index)
+        order = compute_of(execution, task.index, tag, frees, is_told_times=self._is_told_times)
+        self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
+        self._go_on(execution, ready, now_s)
+
+    def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
+        """A task is done. WireError where the worker tells of values that it cannot have made."""
+        task = self._lane.finish(message.tag, message.stop_s - message.start_s)
+        if task is None:
+            return
+        execution = task.execution
+        exports = execution.exported(task.index, buffers[0], self._outbound_bytes)
+        if execution.over:
+            for located in exports.values():
+                self._give_back(located.span, now_s)
+            return
+        execution.places.update(exports)
+        execution.peak_bytes = max(execution.peak_bytes, message.memory_bytes)
+        self._go_on(execution, execution.computed(task.index, message.start_s, message.stop_s), now_s)
+
+    def task_failed(self, message: ComputeFailed, now_s: float) -> bool:
+        """A task failed, and its execution with it; False where this tag is none of ours."""
+        task = self._lane.finish(message.tag)
+        if task is None:
+            return False
+        if not task.execution.over:
+            self._fail(task.execution, message.cause, message.text, now_s, instruction=task.index)
+        return True
+
+    def _post(self, execution: Execution, index: int, now_s: float) -> None:
+        """Hand a value to the network lane."""
+        instruction = execution.instruction(index)
+        peer = instruction.attrs["peer"]
+        member = self._members(execution.owner).get(peer)
+        key = execution.owner if peer == HOME else member.key if member else ""
+        located, to = execution.places.get(instruction.inputs[0]), instruction.attrs.get("to", "")
+        if to and not key and located is not None:  # nobody is there to have it
+            self._let_go(execution, index, now_s)
+            self._give_back(located.span, now_s)
+            return
+        if not key or located is None:
+            cause = FailureCause.PEER_LOST if not key else FailureCause.INTERNAL
+            text = f"{peer} is not in the roster" if not key else f"{instruction.inputs[0]} is not here"
+            self._fail(execution, cause, text, now_s, instruction=index)
+            return
+        self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
+        execution.posted(index)
+        if to:
+            self._loose.add(SendOf(execution.name, index, loose=True))
+            self._let_go(execution, index, now_s)
+
+    def _let_go(self, execution: Execution, index: int, now_s: float) -> None:
+        """A loose send counts as done; the execution does not hold its place any more."""
+        ready, _ = execution.sent(index, now_s, now_s)  # such a value has no other send
+        del execution.places[execution.instruction(index).inputs[0]]
+        self._go_on(execution, ready, now_s)
+
+    def _landed(self, about: SendOf, parcel: Parcel, now_s: float) -> None:
+        """A loose parcel has arrived, or nobody wants it."""
+        self._loose.discard(about)
+        self._give_back(parcel.place, now_s)
+
+    def delivered(self, parcel: Parcel, now_s: float) -> None:
+        """A value of ours has arrived where it should."""
+        about = parcel.about
+        if isinstance(about, SendOf) and about.loose:
+            self._landed(about, parcel, now_s)
+            return
+        execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
+        if execution is None or not isinstance(about, SendOf):
+            return
+        index = about.index
+        start_s = parcel.start_s if parcel.start_s is not None else now_s
+        ready, last = execution.sent(index, start_s, now_s)
+        self._laborer.n_finished += 1
+        if last:
+            self._give_back(execution.places.pop(execution.instruction(index).inputs[0]).span, now_s)
+        self._go_on(execution, ready, now_s)
+
+    def refused(self, parcel: Parcel, code: str, text: str, now_s: float) -> None:
+        """The receiver does not want a value of ours."""
+        about = parcel.about
+        if isinstance(about, SendOf) and about.loose:
+            self._landed(about, parcel, now_s)
+            return
+        execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
+        if execution is not None and isinstance(about, SendOf):
+            index = about.index
+            cause = FailureCause.MEMORY if code == RefusalCode.MEMORY else FailureCause.PEER_LOST
+            to = execution.instruction(index).attrs["peer"]
+            self._fail(execution, cause, f"{to} rejected {parcel.value.name}: {text}", now_s, instruction=index)
+
+    def _fail(self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1) -> None:
+        failed = Failed(**execution.name._asdict(), instruction=instruction, cause=cause, text=text)
+        self._end(execution, failed, (), now_s)
+
+    def fail_all(self, cause: str, text: str, now_s: float) -> None:
+        """End every execution; what is loaded stays."""
+        for execution in list(self._executions.values()):
+            self._fail(execution, cause, text, now_s)
+
+    def _end(self, execution: Execution, answer: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        """An execution is over, well or not: tell, give back every place, and remember the answer."""
+        execution.over = True
+        del self._executions[execution.name]
+        self.plans.runs[execution.name.run].answered(execution.name, (answer, buffers))
+        self._out.say(execution.owner, answer, buffers)
+        if not isinstance(answer, Done):
+            self.apply(self._incoming.settle(execution.name), now_s)
+        for index in execution.waiting_for():
+            if execution.instruction(index).op == "send":
+                self._outgoing.cancel(SendOf(execution.name, index))
+        for located in execution.places.values():
+            self._give_back(located.span, now_s)
+        execution.places.clear()
+        self._laborer.tell(Forget(prefix=execution.name.prefix), (), now_s)
+        if isinstance(answer, Done):
+            self._let_follow(execution, now_s)
+        elif (waiting := self._behind.pop(execution.name, None)) is not None:
+            key, message = waiting
+            name = execution.name._replace(step=message.step)
+            text = f"step {execution.name.step} failed before it"
+            self._out.say(key, Failed(**name._asdict(), cause=FailureCause.CANCELLED, text=text))
+
+    def _end_epoch(self, run: Run, number: int, now_s: float) -> None:
+        """Nothing of an epoch goes on: values that are coming (first: they take any room), executions, early values."""
+        self.apply(self._incoming.cancel((run.name, number)), now_s)
+        for execution in [e for name, e in self._executions.items() if name[:2] == (run.name, number)]:
+            self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
+        for name in [name for name in self._early if name[:2] == (run.name, number)]:
+            for early in self._early.pop(name).values():
+                self._waste(early, now_s)
+
+    def abort(self, key: str, message: Abort, now_s: float) -> None:
+        """End one execution, and remember that: what still comes for it is not kept."""
+        name = Name(message.run, message.epoch, message.program, message.step)
+        run = self.plans.own(key, message.run)
+        if run is None:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
+        elif name not in run.answers and (layout := self.plans.layout(key, message, run)) is not None:
+            # One that has not begun fails before it does.
+            execution = self._executions.setdefault(name, Execution(name, layout, key, self._n_executions))
+            self._fail(execution, FailureCause.CANCELLED, "it was aborted", now_s)
+            for early in self._early.pop(name, {}).values():
+                self._waste(early, now_s)
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def expect(self, key: str, value: Value) -> tuple[str, int] | None:
+        """Whose value this is (run, epoch); None where it is here already. `Unwanted` where it does not belong."""
+        run = self.plans.runs.get(value.run)
+        if run is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, self.plans.why_not(value.run))
+        epoch = run.epochs.get(value.epoch)
+        if epoch is None and value.epoch <= run.committed:
+            self.plans.n_old += 1
+            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
+        if epoch is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, f"epoch {value.epoch} is not prepared here")
+        layout = epoch.layouts.get(value.program)
+        receive = layout.receives.get(value.name) if layout else None
+        if receive is None:
+            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")
+        _, peer = receive
+        member = self._members(run.owner).get(peer)
+        if key != (run.owner if peer == HOME else member.key if member else None):
+            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
+        name = Name(value.run, value.epoch, value.program, value.step)
+        execution = self._executions.get(name)
+        here = execution.has_arrived(value.name) if execution else value.name in self._early.get(name, {})
+        if here or name in run.answers:
+            return None
+        if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
+            raise Unwanted(RefusalCode.MEMORY, f"values for {MAX_EARLY} executions wait already")
+        return value.run, value.epoch
+
+    def goes_on_after(self, value: Value) -> bool:
+        """Whether more goes to and fro in the same step of training that this value's credit can go along with."""
+        execution = self._executions.get(Name(value.run, value.epoch, value.program, value.step))
+        if execution is None or not self.plans.runs[value.run].epochs[value.epoch].credit_along:
+            return False
+        return execution.goes_on_after(value.name)
+
+    def apply(self, step: Step, now_s: float) -> None:
+        """Carry out what a chunk or a free place has led to."""
+        self._out.add(*step.actions)
+        for arrival in step.complete:
+            if not arrival.sink:
+                self._arrived(arrival, now_s)
+
+    def _arrived(self, arrival: Arrival, now_s: float) -> None:
+        """A value is complete: to the worker, if it computes with it; kept in place, if it is sent on."""
+        value = arrival.value
+        name = Name(value.run, value.epoch, value.program, value.step)
+        run = self.plans.runs.get(value.run)
+        epoch = run.epochs.get(value.epoch) if run else None
+        span = arrival.span
+        execution = self._executions.get(name)
+        here = execution.has_arrived(value.name) if execution else value.name in self._early.get(name, {})
+        if run is None or epoch is None or here or name in run.answers:
+            self._give_back(span, now_s)
+            return
+        layout = epoch.layouts[value.program]
+        uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
+        if uses:
+            self._incoming.space.lend(span.offset)
+            put = Put(
+                value=name.prefix + value.name,
+                offset=span.offset,
+                nbytes=span.nbytes,
+                dtype=value.dtype,
+                shape=value.shape,
+            )
+            self._laborer.tell(put, (), now_s)
+        if not sends:
+            self._give_back(span, now_s)
+        early = Early(Located(span, value.dtype, value.shape), sends > 0, arrival.start_s, now_s)
+        if execution is None:
+            self._early.setdefault(name, {})[value.name] = early
+        else:
+            self._use(execution, value.name, early, now_s)
+
+    def _use(self, execution: Execution, value: str, early: Early, now_s: float) -> None:
+        if early.sends:
+            execution.places[value] = early.located
+        self._go_on(execution, execution.arrived(value, early.start_s, early.stop_s), now_s)
+
+    def freed(self, offset: int, now_s: float) -> None:
+        """The worker does not look at that place any more."""
+        self.apply(self._incoming.release(offset, WORKER), now_s)
+
+    def tick(self, now_s: float) -> None:
+        """A value that found no room for long, while nothing is computed that could free some, never will."""
+        if not self._laborer.is_working:
+            self.apply(self._incoming.give_up(now_s - self._hang_s), now_s)
+
+    def _give_back(self, span: Span, now_s: float) -> None:
+        """We do not need that place any more."""
+        if span.arena == "inbound":
+            self.apply(self._incoming.release(span.offset), now_s)
+        else:
+            self._laborer.tell(Release(offset=span.offset), (), now_s)
+            self._laborer.moved(now_s)
+
+    def _waste(self, early: Early, now_s: float) -> None:
+        """Nobody will send that value on."""
+        if early.sends:
+            self._give_back(early.located.span, now_s)
+
+    def lose_worker(self, cause: str, text: str, now_s: float) -> None:
+        """All that was loaded is lost: every execution fails, every prepare is refused, the runs are forgotten."""
+        self._out.add(*self._incoming.clear().actions)
+        self._lane.clear()
+        self.fail_all(cause, text, now_s)
+        for about in self._loose:
+            self._outgoing.cancel(about)
+        self._loose.clear()
+        self._early.clear()
+        self.plans.lose_all(RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text)

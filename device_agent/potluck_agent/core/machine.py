@@ -1,0 +1,389 @@
+"""The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
+
+It decides who may say what, and hands everything else to its parts: `Work` (plans, programs, values), `Measuring`
+(layers, links, power) and `Laborer` (the worker).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck_agent import fault_log
+from potluck_agent.core.events import (
+    OWNER,
+    Action,
+    Buffer,
+    Event,
+    FromPeer,
+    FromWorker,
+    KillWorker,
+    LinkReset,
+    Member,
+    MemberLost,
+    PeerRevoked,
+    Report,
+    SetMembers,
+    StartWorker,
+    Store,
+    Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
+    WorkerDied,
+)
+from potluck_agent.core.execution_engine import Work
+from potluck_agent.core.measurements import Measuring
+from potluck_agent.core.members import read_roster
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.receive_buffers import Incoming
+from potluck_agent.core.send_queue import Outgoing
+from potluck_agent.core.value_exchange import Exchange
+from potluck_agent.core.worker_proxy import READY, Laborer
+from potluck_wire.documents import dump
+from potluck_wire.errors import WireError
+from potluck_wire.limits import clip
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Abort,
+    Channel,
+    Chunk,
+    Commit,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Done,
+    Drop,
+    Execute,
+    FailureCause,
+    Freed,
+    Goodbye,
+    Hello,
+    LoadSegment,
+    Measure,
+    MeasuredTask,
+    MeasureTask,
+    Message,
+    Meter,
+    Ping,
+    Pong,
+    Prepare,
+    Probe,
+    RefusalCode,
+    Refused,
+    Rejected,
+    Roster,
+    RosterSet,
+    SegmentLoaded,
+    Value,
+    Welcome,
+)
+from potluck_wire.session import CONTROLLER, State, check
+from potluck_wire.version import VERSION, agree
+
+
+@dataclass(slots=True)
+class Session:
+    """One notebook. `hello` is its greeting while it waits for its welcome."""
+
+    heard_s: float
+    hello: Hello | None
+    members: dict[str, Member] = field(default_factory=dict)
+
+
+class Core:
+    """All that a device does, one event at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._out = settings, Outbox()
+        self.n_faults = 0  # events that raised what nothing may raise
+        self._last_s: float | None = None
+        self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)  # what the report of a fault tells
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Every part as it is when nothing has happened yet."""
+        settings, out = self._settings, self._out
+        self._sessions: dict[str, Session] = {}
+        self._radio_s = 0.0
+        self._laborer = Laborer(settings, out)
+        self._incoming = Incoming(settings.inbound_bytes)
+        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
+        self._work = Work(settings, out, self._laborer, self._incoming, self._outgoing, self._members)
+        self._measuring = Measuring(out, self._laborer, self._outgoing, self._members)
+        self._exchange = Exchange(
+            settings, out, self._laborer, self._incoming, self._outgoing, self._work, self._measuring
+        )
+        self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+            Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
+            Roster: self._roster,
+            Goodbye: lambda key, message, buffers, now_s: self._end_session(key, now_s),
+            Prepare: self._work.plans.prepare,
+            Commit: lambda key, message, buffers, now_s: self._work.plans.commit(key, message, now_s),
+            Drop: lambda key, message, buffers, now_s: self._work.plans.drop(key, message, now_s),
+            Execute: lambda key, message, buffers, now_s: self._work.execute(key, message, now_s),
+            Abort: lambda key, message, buffers, now_s: self._work.abort(key, message, now_s),
+            Measure: self._measuring.measure,
+            Probe: lambda key, message, buffers, now_s: self._measuring.probe(key, message, now_s),
+            Meter: lambda key, message, buffers, now_s: self._measuring.meter(key, message, now_s),
+        }
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """What to do because of this event, in order. Where this raises anything, `survive` is the way on."""
+        self._pass_time(now_s)
+        match event:
+            case FromPeer():
+                self._from_peer(event, now_s)
+            case FromWorker():
+                self._from_worker(event.message, event.buffers, now_s)
+            case WorkerDied():
+                self._lose_worker(event.cause, event.text, now_s)
+            case PeerRevoked():
+                self._end_session(event.key, now_s)
+            case LinkReset():
+                self._exchange.reset(event, now_s)
+            case MemberLost():
+                self._exchange.lose_member(event.key, now_s)
+            case Undone():
+                self._undone(event, now_s)
+            case Tick():
+                self._tick(now_s)
+        if not isinstance(event, Tick):
+            self._latest.append((now_s, event))
+        return self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> list[Action]:
+        """The worker is fed, what waits is sent; all that is to be done."""
+        if self._laborer.state == READY:
+            self._work.feed(now_s)
+        self._out.add(*self._outgoing.pump(now_s), *self._incoming.credit(now_s))
+        return self._out.take()
+
+    def wake_s(self) -> float | None:
+        """When the next `Tick` is needed, if no event comes first."""
+        parts = self._outgoing.wake_s(), self._incoming.wake_s(), self._measuring.wake_s()
+        return min((wake_s for wake_s in parts if wake_s is not None), default=None)
+
+    def reach(self, key: str) -> None:
+        """A notebook's data connection stands: values can go home."""
+        self._outgoing.reach(key)
+
+    @property
+    def n_sessions(self) -> int:
+        """Notebooks that have a session."""
+        return len(self._sessions)
+
+    @property
+    def n_old_messages(self) -> int:
+        """Messages that were refused because their epoch is over."""
+        return self._work.plans.n_old
+
+    def _pass_time(self, now_s: float) -> None:
+        """Count for how long values have been on a link."""
+        if self._last_s is not None and (self._outgoing.busy or self._incoming.busy):
+            self._radio_s += max(0.0, now_s - self._last_s)
+        self._last_s = now_s
+
+    def _members(self, owner: str) -> dict[str, Member]:
+        session = self._sessions.get(owner)
+        return session.members if session else {}
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def _from_peer(self, event: FromPeer, now_s: float) -> None:
+        """The one place where it is decided who may say what."""
+        key, message = event.sender.key, event.message
+        entry = MESSAGES[NUMBER_OF[type(message)]]
+        if entry.channel is Channel.DATA:
+            if event.sender.role == OWNER:
+                self._outgoing.reach(key)
+            self._exchange.hear(key, message, event.buffers, now_s)
+            return
+        if event.sender.role != OWNER:  # a member sends values and nothing else
+            return
+        session = self._sessions.get(key)
+        if session is not None:
+            session.heard_s = now_s
+        if isinstance(message, Ping):
+            busy = self._work.busy or self._laborer.is_working
+            progress = self._laborer.n_finished + self._exchange.n_moved
+            self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
+            return
+        state = State.CLOSED if session is None else State.OPENING if session.hello is not None else State.OPEN
+        try:
+            check(state, message, CONTROLLER)
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.STATE, error.text)
+            return
+        self._controls[type(message)](key, message, event.buffers, now_s)
+
+    def _hello(self, key: str, message: Hello, now_s: float) -> None:
+        """A session begins; the welcome waits until the worker has said what it can do."""
+        try:
+            agree(message.major, message.minor)
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.VERSION, error.text)
+            return
+        self._sessions.setdefault(key, Session(now_s, None)).hello = message
+        self._laborer.need(now_s)
+        if self._laborer.state == READY:
+            self._welcome()
+
+    def _welcome(self) -> None:
+        statement = (dump(self._settings.statement(self._laborer.facts)),)
+        for key, session in self._sessions.items():
+            if session.hello is not None:
+                session.hello = None
+                welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
+                self._out.say(key, welcome, statement)
+
+    def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        """The members of a notebook's home, all of them each time."""
+        try:
+            members = read_roster(buffers[0])
+        except WireError as error:
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
+            return
+        self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
+        self._set_members()
+        self._out.say(key, RosterSet(home=message.home))
+
+    def _set_members(self) -> None:
+        known = {m.key: m for session in self._sessions.values() for m in session.members.values()}
+        for key in known:
+            self._outgoing.reach(key)
+        self._out.add(SetMembers(tuple(known.values())))
+
+    def _end_session(self, key: str, now_s: float) -> None:
+        """A notebook is gone, in good order or not: what it started ends, what it took is given back."""
+        if self._sessions.pop(key, None) is None:
+            return
+        self._work.plans.leave(key, now_s)
+        self._measuring.leave(key)
+        self._outgoing.forget(key)
+        self._work.apply(self._incoming.reset(key), now_s)
+        self._set_members()
+        if not self._sessions:
+            self._lose_worker(FailureCause.CANCELLED, "no notebook is connected", now_s, kill=True)
+
+    # --- the worker ---------------------------------------------------------------------------------------------------
+
+    def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        try:
+            self._hear_worker(message, buffers, now_s)
+        except WireError as error:  # it runs native code on foreign data, and may have been taken over
+            text = f"the worker broke the protocol: {error}"
+            self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
+
+    def _hear_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        was_ready = self._laborer.state == READY
+        self._laborer.heard(message, buffers, now_s)
+        if not was_ready and self._laborer.state == READY:
+            self._welcome()
+        match message:
+            case SegmentLoaded():
+                self._work.plans.loaded(message)
+            case Computed():
+                self._work.computed(message, buffers, now_s)
+                for offset in message.freed:
+                    self._work.freed(offset, now_s)
+            case MeasuredTask():
+                self._measuring.measured(message)
+            case ComputeFailed():
+                if not self._work.task_failed(message, now_s) and not self._measuring.failed(message):
+                    self._work.plans.not_loaded(message, now_s)
+            case Freed():
+                self._work.freed(message.offset, now_s)
+
+    def _lose_worker(self, cause: str, text: str, now_s: float, *, kill: bool = False) -> None:
+        """The worker is gone, or has to go; another one is started when it is needed."""
+        if kill:
+            self._laborer.kill(text)
+        else:
+            self._laborer.gone()
+        self._work.lose_worker(cause, text, now_s)
+        self._measuring.lose_worker(RefusalCode.STATE, text)
+        for key, session in self._sessions.items():
+            if session.hello is not None:
+                self._out.refuse(key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}")
+        self._sessions = {key: session for key, session in self._sessions.items() if session.hello is None}
+
+    def _tick(self, now_s: float) -> None:
+        overdue_s = self._laborer.overdue_s(now_s)
+        if overdue_s is not None:
+            self._lose_worker(FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True)
+        for key in [k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s]:
+            self._end_session(key, now_s)
+        self._work.tick(now_s)
+        self._measuring.tick(now_s, self._radio_s)
+
+    # --- what must not happen -----------------------------------------------------------------------------------------
+
+    def malformed(self, key: str, channel: Channel, error: WireError) -> list[Action]:
+        """What came from a paired peer is no message: it is told, on the control channel, and nothing else happens."""
+        if channel is Channel.CONTROL:
+            self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
+        return self._out.take()
+
+    def fault(self, what: object, error: Exception) -> None:
+        """Something raised what nothing may raise; it is counted, and told with the next actions."""
+        self.n_faults += 1
+        self._out.add(Report(fault_log.report(what, error, self._latest)))
+
+    def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
+        """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up.
+
+        A notebook loses its session, a member the executions, the worker its life, all by the ordinary paths; what came
+        from nobody, or spoils those paths too, costs every session. The agent goes on.
+        """
+        self.fault(event, error)
+        try:
+            self._give_up(event, f"a fault in the agent ({type(error).__name__}), see its report", now_s)
+            return self._go_on(now_s)
+        except Exception as second:  # nothing that is left can be relied on
+            self.fault(event, second)
+            self._begin_anew()
+            return self._out.take()
+
+    def _give_up(self, event: Event, text: str, now_s: float) -> None:
+        key = event.sender.key if isinstance(event, FromPeer) else getattr(event, "key", "")
+        if isinstance(event, FromWorker | WorkerDied):
+            self._lose_worker(FailureCause.INTERNAL, text, now_s, kill=True)
+        elif key in self._sessions:
+            self._out.say(key, Goodbye(reason=text))
+            self._end_session(key, now_s)
+        elif key:
+            self._exchange.lose_member(key, now_s)
+            self._work.apply(self._incoming.reset(key), now_s)
+            self._work.fail_all(FailureCause.PEER_LOST, text, now_s)
+        else:
+            raise RuntimeError("nobody is to blame")
+
+    def _begin_anew(self) -> None:
+        """As after a start: every session ends, and the worker."""
+        for key in self._sessions:
+            self._out.say(key, Goodbye(reason="a fault in the agent: it begins anew"))
+        self._out.add(SetMembers(()), KillWorker("a fault in the agent"))
+        self._set_up()
+
+    def _undone(self, event: Undone, now_s: float) -> None:
+        """An action of ours could not be carried out: what it was for fails."""
+        self.n_faults += 1
+        self._out.add(Report(event.text))
+        match event.action:
+            case ToWorker(message=Compute() as order):
+                failed = ComputeFailed(tag=order.tag, cause=FailureCause.INTERNAL, text=event.text)
+                self._from_worker(failed, (), now_s)
+            case ToWorker(message=LoadSegment(slot=name) | MeasureTask(task=name)):
+                self._from_worker(ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text), (), now_s)
+            case ToWorker() | Store() | StartWorker():
+                self._lose_worker(FailureCause.INTERNAL, event.text, now_s, kill=True)
+            case ToPeer(message=(Value() | Chunk()) as sent):
+                rejected = Rejected(transfer=sent.transfer, code=RefusalCode.STATE, text=event.text)
+                self._exchange.rejected(event.action.key, rejected, now_s)
+            case ToPeer(message=Done() as done):
+                self._work.plans.answer_failed(done, event.text)
+            case ToPeer() if event.action.key in self._sessions and not isinstance(event.action.message, Goodbye):
+                self._out.say(event.action.key, Goodbye(reason=event.text))
+                self._end_session(event.action.key, now_s)

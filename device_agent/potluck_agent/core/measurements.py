@@ -1,0 +1,196 @@
+"""Answering how fast this device is: layers on its worker, values over its links, and power over time. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from potluck_agent.core.epochs import refusal_code
+from potluck_agent.core.events import Buffer, Member, ReadMeter, Span
+from potluck_agent.core.outbox import Outbox
+from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.worker_proxy import Laborer
+from potluck_wire.answers import check_timings
+from potluck_wire.limits import MAX_ITEMS, MIB, is_identifier
+from potluck_wire.messages import (
+    HOME,
+    ComputeFailed,
+    Measure,
+    Measured,
+    MeasuredTask,
+    MeasureTask,
+    Meter,
+    Probe,
+    Probed,
+    RefusalCode,
+    Value,
+)
+from potluck_wire.statement import BACKEND_OF
+
+PROBE = "probe"  # a value without a run and of this program is measured and thrown away
+PROBE_PRIORITY = 2**53  # behind everything that is needed
+MAX_PROBE_BYTES = 64 * MIB
+MAX_REPEATS = 64
+MIN_PERIOD_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOf:
+    """A probe under way: who asked, and what it is called."""
+
+    key: str
+    task: str
+
+
+@dataclass(slots=True)
+class Series:
+    """The repeats of one probe."""
+
+    request: Probe
+    peer_key: str
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Subscription:
+    """Readings for one notebook."""
+
+    period_s: float
+    due_s: float
+    busy_s: float = 0.0
+    since_s: float = 0.0
+
+
+class Measuring:
+    """Measurements that are asked for and not answered yet."""
+
+    def __init__(
+        self, out: Outbox, laborer: Laborer, outgoing: Outgoing, members: Callable[[str], dict[str, Member]]
+    ) -> None:
+        self._out, self._laborer, self._outgoing, self._members = out, laborer, outgoing, members
+        self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
+        self._probes: dict[ProbeOf, Series] = {}
+        self._meters: dict[str, Subscription] = {}
+
+    # --- layers -------------------------------------------------------------------------------------------------------
+
+    def measure(self, key: str, message: Measure, buffers: Sequence[Buffer], now_s: float) -> None:
+        """Time a layer."""
+        sound = is_identifier(message.task) and message.kind in BACKEND_OF and message.task not in self._measures
+        if not sound or not message.rows or 0 in message.rows or not 1 <= message.repeats <= MAX_REPEATS:
+            text = (
+                f"a new task, one of {', '.join(BACKEND_OF)}, rows above 0 and 1 to {MAX_REPEATS} repeats are expected"
+            )
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
+        self._measures[message.task] = (key, message)
+        self._laborer.need(now_s)
+        order = MeasureTask(
+            task=message.task, kind=message.kind, train=message.train, rows=message.rows, repeats=message.repeats
+        )
+        self._laborer.tell(order, buffers, now_s)
+
+    def measured(self, message: MeasuredTask) -> None:
+        """It has been timed. WireError where something else was measured than what was asked for."""
+        if message.task not in self._measures:  # whoever asked is gone
+            return
+        key, request = self._measures[message.task]
+        check_timings(request, message)
+        del self._measures[message.task]
+        answer = Measured(
+            task=message.task,
+            rows=message.rows,
+            forward_s=message.forward_s,
+            backward_s=message.backward_s,
+            memory_bytes=message.memory_bytes,
+            update_s=message.update_s,
+        )
+        self._out.say(key, answer)
+
+    def failed(self, message: ComputeFailed) -> bool:
+        """A layer could not be loaded or timed; False where it is none of ours."""
+        if message.tag >= 0 or message.slot not in self._measures:
+            return False
+        key, request = self._measures.pop(message.slot)
+        self._out.refuse(key, request, refusal_code(message.cause), f"{request.task}: {message.text}")
+        return True
+
+    def lose_worker(self, code: str, text: str) -> None:
+        """Nothing of this will be answered by the worker."""
+        for key, request in self._measures.values():
+            self._out.refuse(key, request, code, f"{request.task}: {text}")
+        self._measures.clear()
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def probe(self, key: str, message: Probe, now_s: float) -> None:
+        """Time values to a member, or home."""
+        member = self._members(key).get(message.peer)
+        peer_key = key if message.peer == HOME else member.key if member else ""
+        about = ProbeOf(key, message.task)
+        sound = is_identifier(message.task) and about not in self._probes and 1 <= message.repeats <= MAX_ITEMS
+        if not peer_key or not sound or message.nbytes > MAX_PROBE_BYTES:
+            text = f"a member, a new task, up to {MAX_PROBE_BYTES} bytes and 1 to {MAX_ITEMS} repeats are expected"
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
+        self._probes[about] = Series(message, peer_key)
+        self._send_probe(about)
+
+    def _send_probe(self, about: ProbeOf) -> None:
+        series = self._probes[about]
+        nbytes = series.request.nbytes
+        value = Value(program=PROBE, name=about.task, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
+        place = Span("zeros", 0, nbytes)
+        self._outgoing.add(Parcel(key=series.peer_key, value=value, place=place, priority=PROBE_PRIORITY, about=about))
+
+    def delivered(self, parcel: Parcel, now_s: float) -> None:
+        """One repeat has arrived."""
+        about = parcel.about
+        if not isinstance(about, ProbeOf) or about not in self._probes:
+            return
+        series = self._probes[about]
+        series.seconds.append(now_s - (now_s if parcel.start_s is None else parcel.start_s))
+        if len(series.seconds) < series.request.repeats:
+            self._send_probe(about)
+            return
+        del self._probes[about]
+        answer = Probed(task=about.task, peer=series.request.peer, seconds=tuple(series.seconds))
+        self._out.say(about.key, answer)
+
+    def refused(self, parcel: Parcel, text: str) -> None:
+        """The receiver does not want to be measured."""
+        about = parcel.about
+        if isinstance(about, ProbeOf) and about in self._probes:
+            series = self._probes.pop(about)
+            self._out.refuse(about.key, series.request, RefusalCode.STATE, f"{series.request.peer}: {text}")
+
+    # --- power --------------------------------------------------------------------------------------------------------
+
+    def meter(self, key: str, message: Meter, now_s: float) -> None:
+        """Send readings from now on, or no more."""
+        self._meters.pop(key, None)
+        if message.period_s > 0:
+            period_s = max(MIN_PERIOD_S, message.period_s)
+            self._meters[key] = Subscription(period_s, now_s, self._laborer.busy_s, now_s)
+
+    def tick(self, now_s: float, radio_s: float) -> None:
+        """Readings that are due."""
+        for key, meter in self._meters.items():
+            if now_s < meter.due_s:
+                continue
+            busy_s, span_s = self._laborer.busy_s, now_s - meter.since_s
+            busy_frac = min(1.0, max(0.0, (busy_s - meter.busy_s) / span_s)) if span_s > 0 else 0.0
+            self._out.add(ReadMeter(key, busy_s, radio_s, busy_frac))
+            meter.busy_s, meter.since_s = busy_s, now_s
+            meter.due_s = max(meter.due_s + meter.period_s, now_s)
+
+    def wake_s(self) -> float | None:
+        """When the next reading is due."""
+        return min((meter.due_s for meter in self._meters.values()), default=None) if self._meters else None
+
+    def leave(self, key: str) -> None:
+        """A notebook is gone."""
+        self._meters.pop(key, None)
+        for about in [about for about in self._probes if about.key == key]:
+            del self._probes[about]
+            self._outgoing.cancel(about)
+        for task in [task for task, (owner, _) in self._measures.items() if owner == key]:
+            del self._measures[task]

@@ -1,0 +1,76 @@
+"""Where the parts of the core put their actions, in order; and what they all need to know about this device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck_agent.core.events import Action, Buffer, Span, ToPeer
+from potluck_wire.limits import MAX_VALUE_BYTES
+from potluck_wire.messages import NUMBER_OF, Message, Refused
+from potluck_wire.version import show
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the owner of the device lets it do, and how it behaves.
+
+    `memory_bytes`: for tensors. `hang_s`: a worker that is silent for so long over a task is hung (or ten times the
+    longest task so far, where that is more). `grace_s`: a notebook that is silent for so long is gone. `is_told_times`:
+    tasks last as long as a program says, for this device plays another.
+    `facts`: what else the capability statement says.
+    """
+
+    name: str
+    key: str
+    memory_bytes: int
+    inbound_bytes: int
+    outbound_bytes: int
+    link_bytes_per_s: float = 0.0
+    hang_s: float = 30.0
+    start_s: float = 120.0
+    grace_s: float = 30.0
+    is_told_times: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it plays another device: then it is times that count, of transfers, too."""
+        return self.is_told_times or self.link_bytes_per_s > 0
+
+    def statement(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What this device is and accepts: the owner's limits, and what its worker says of itself."""
+        nothing: dict[str, Any] = {"backends": {}, "dtypes": [], "operators": []}
+        own = {
+            "name": self.name,
+            "version": show(),
+            "memory_bytes": self.memory_bytes,
+            "max_value_bytes": min(MAX_VALUE_BYTES, self.inbound_bytes),
+        }
+        return {**nothing, **facts, **self.facts, **own}
+
+
+class Outbox:
+    """Actions in order."""
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+
+    def add(self, *actions: Action) -> None:
+        """Do these next."""
+        self._actions += actions
+
+    def say(self, key: str, message: Message, buffers: Sequence[Buffer | Span] = ()) -> None:
+        """Send this to a peer."""
+        self._actions.append(ToPeer(key, message, tuple(buffers)))
+
+    def refuse(self, key: str, request: Message, code: str, text: str) -> None:
+        """Tell a notebook that its request was not carried out."""
+        run, epoch = getattr(request, "run", ""), max(0, getattr(request, "epoch", 0))
+        self.say(key, Refused(about=NUMBER_OF[type(request)], code=code, text=text, run=run, epoch=epoch))
+
+    def take(self) -> list[Action]:
+        """All of them, once."""
+        taken, self._actions = self._actions, []
+        return taken

@@ -1,0 +1,265 @@
+"""Values on their way in: where each chunk goes, when the sender gets credit, and who still holds which place.
+
+A value that finds no room waits, without credit: at most one window per sender is held in the agent. Credit for a small
+value may wait, too, until its sender is sent a value anyway, whose header tells it: one message for two. Pure.
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from potluck_agent.core.events import Action, Buffer, Span, Store, ToPeer
+from potluck_agent.worker.arena import Allocator, ArenaFull
+from potluck_wire.chunks import Account, Assembly
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import WINDOW_BYTES
+from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
+
+MAX_TRANSFERS = 1024  # at once from one sender
+AGENT, WORKER = "agent", "worker"  # who can hold a place
+PATIENCE_S = 0.2  # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
+
+
+class Space:
+    """The inbound arena: a place is free again when everybody who holds it has released it: we, and the worker."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._allocator = Allocator(nbytes)
+        self._holders: dict[int, set[str]] = {}
+
+    def place(self, nbytes: int) -> int | None:
+        """An offset for so many bytes, which we hold; None where there is no room now."""
+        try:
+            offset = self._allocator.allocate(nbytes)
+        except ArenaFull:
+            return None
+        self._holders[offset] = {AGENT}
+        return offset
+
+    def lend(self, offset: int) -> None:
+        """The worker holds it, too."""
+        self._holders[offset].add(WORKER)
+
+    def release(self, offset: int, holder: str) -> bool:
+        """One lets go; True where the place is free now. Whoever does not hold it frees nothing: it was given up, or a
+        worker says what it likes."""
+        holders = self._holders.get(offset, set())
+        if holder not in holders:
+            return False
+        holders.remove(holder)
+        if holders:
+            return False
+        del self._holders[offset]
+        self._allocator.free(offset)
+        return True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Arrival:
+    """One value that is coming in. `offset` None: no room yet; `sink`: only measured, not kept."""
+
+    key: str
+    assembly: Assembly
+    about: Hashable
+    sink: bool = False
+    may_wait: bool = False  # its credit
+    offset: int | None = None
+    held: list[tuple[int, Buffer]] = field(default_factory=list)  # (position, bytes), waiting for room
+    held_bytes: int = 0
+    start_s: float = 0.0
+
+    @property
+    def value(self) -> Value:
+        """Its header."""
+        return self.assembly.value
+
+    @property
+    def span(self) -> Span:
+        """Where it is."""
+        assert self.offset is not None
+        return Span("inbound", self.offset, self.value.nbytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What one chunk leads to: actions, and the values that are complete now."""
+
+    actions: list[Action] = field(default_factory=list)
+    complete: list[Arrival] = field(default_factory=list)
+
+
+class Incoming:
+    """All arrivals of this device."""
+
+    def __init__(self, inbound_bytes: int) -> None:
+        self.space = Space(inbound_bytes)
+        self._arrivals: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
+        self._queue: deque[Arrival] = deque()  # without a place, oldest first
+        self._accounts: defaultdict[str, Account] = defaultdict(Account)  # by sender
+        self._unsettled: dict[str, float] = {}  # senders whose credit waits -> since when
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is coming in."""
+        return bool(self._arrivals)
+
+    def begin(
+        self, key: str, value: Value, data: Buffer, about: Hashable, *, sink: bool, now_s: float, may_wait: bool = False
+    ) -> Step:
+        """A value's header with its first chunk. WireError where it does not hold.
+
+        `may_wait`: more goes to and fro between the two, and credit for this value can go along; see `along`.
+        """
+        if (key, value.transfer) in self._arrivals:
+            raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
+        if sum(sender == key for sender, _ in self._arrivals) >= MAX_TRANSFERS:
+            return self._reject(key, value.transfer, RefusalCode.MEMORY, f"more than {MAX_TRANSFERS} values at once")
+        if value.nbytes > self.space.nbytes and not sink:
+            text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
+            return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
+        may_wait = may_wait and value.nbytes <= value.chunk_bytes
+        arrival = Arrival(key=key, assembly=Assembly(value), about=about, sink=sink, may_wait=may_wait, start_s=now_s)
+        if not sink and not self._queue:
+            arrival.offset = self.space.place(value.nbytes)
+        if arrival.offset is None and not sink:
+            self._queue.append(arrival)
+        self._arrivals[key, value.transfer] = arrival
+        return self._accept(arrival, 0, data)
+
+    def chunk(self, key: str, chunk: Chunk, data: Buffer) -> Step:
+        """A further chunk. One of a transfer that is not wanted any more is dropped."""
+        arrival = self._arrivals.get((key, chunk.transfer))
+        return Step() if arrival is None else self._accept(arrival, chunk.index, data)
+
+    def _accept(self, arrival: Arrival, index: int, data: Buffer) -> Step:
+        try:
+            start, _ = arrival.assembly.accept(index, len(data))
+        except WireError as error:
+            self._drop(arrival)
+            return self._reject(arrival.key, arrival.value.transfer, RefusalCode.DOCUMENT, error.text)
+        if arrival.sink:
+            return self._acknowledge(arrival)
+        if arrival.offset is not None:
+            step = self._acknowledge(arrival)
+            step.actions.insert(0, Store(arrival.offset + start, data))
+            return step
+        arrival.held.append((start, data))
+        arrival.held_bytes += len(data)
+        if self._held_bytes(arrival.key) > WINDOW_BYTES:
+            self._drop(arrival)
+            text = "more bytes than the credit window allows"
+            return self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text)
+        return Step()
+
+    def _held_bytes(self, key: str) -> int:
+        return sum(arrival.held_bytes for arrival in self._queue if arrival.key == key)
+
+    def _acknowledge(self, arrival: Arrival) -> Step:
+        """Credit where it is due."""
+        due = self._accounts[arrival.key].take(arrival.assembly, may_wait=arrival.may_wait)
+        if not due and arrival.assembly.complete:
+            self._unsettled.setdefault(arrival.key, arrival.start_s)
+        elif due and self._unsettled.pop(arrival.key, None) is not None:
+            due += self._accounts[arrival.key].settle()
+        step = Step(actions=[ToPeer(arrival.key, credit) for credit in due])
+        if arrival.assembly.complete:
+            del self._arrivals[arrival.key, arrival.value.transfer]
+            step.complete.append(arrival)
+        return step
+
+    def along(self, key: str) -> tuple[int, ...]:
+        """Transfers whose credit has waited for the value that this peer is sent now."""
+        return self._accounts[key].whole() if self._unsettled.pop(key, None) is not None else ()
+
+    def credit(self, now_s: float) -> list[ToPeer]:
+        """Credit that has waited for too long."""
+        due = [key for key, since_s in self._unsettled.items() if now_s >= since_s + PATIENCE_S]
+        for key in due:
+            del self._unsettled[key]
+        return [ToPeer(key, credit) for key in due for credit in self._accounts[key].settle()]
+
+    def wake_s(self) -> float | None:
+        """When `credit` is to be called again, if no event comes first."""
+        return min(self._unsettled.values()) + PATIENCE_S if self._unsettled else None
+
+    def release(self, offset: int, holder: str = AGENT) -> Step:
+        """Somebody lets go of a place; whoever waits for room may get it now."""
+        return self._fill() if self.space.release(offset, holder) else Step()
+
+    def _fill(self) -> Step:
+        step = Step()
+        while self._queue:
+            arrival = self._queue[0]
+            arrival.offset = self.space.place(arrival.value.nbytes)
+            if arrival.offset is None:
+                break
+            self._queue.popleft()
+            step.actions += [Store(arrival.offset + start, data) for start, data in arrival.held]
+            arrival.held, arrival.held_bytes = [], 0
+            more = self._acknowledge(arrival)
+            step.actions += more.actions
+            step.complete += more.complete
+        return step
+
+    def reset(self, key: str) -> Step:
+        """The connection from this sender is a new one: it begins everything anew."""
+        for arrival in [arrival for (sender, _), arrival in self._arrivals.items() if sender == key]:
+            self._drop(arrival)
+        self._accounts.pop(key, None)
+        self._unsettled.pop(key, None)
+        return self._fill()
+
+    def cancel(self, about: Hashable) -> Step:
+        """What belongs to this is not wanted any more."""
+        step = Step()
+        for arrival in [arrival for arrival in self._arrivals.values() if arrival.about == about]:
+            self._drop(arrival)
+            text = "the run has ended"
+            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+        step.actions += self._fill().actions
+        return step
+
+    def settle(self, execution: tuple[str, int, str, int]) -> Step:
+        """What comes for this execution has nothing more to do here; its senders take it as received."""
+        step = Step()
+        for arrival in list(self._arrivals.values()):
+            value = arrival.value
+            if (value.run, value.epoch, value.program, value.step) == execution:
+                self._drop(arrival)
+                known = Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True)
+                step.actions.append(ToPeer(arrival.key, known))
+        step.actions += self._fill().actions
+        return step
+
+    def give_up(self, begun_before_s: float) -> Step:
+        """Reject what has waited for room since then."""
+        step = Step()
+        for arrival in [arrival for arrival in self._queue if arrival.start_s < begun_before_s]:
+            self._drop(arrival)
+            text = f"no room for {arrival.value.nbytes} bytes"
+            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text).actions
+        return step
+
+    def clear(self) -> Step:
+        """The arena is gone; everything that was coming is rejected. Measured values go on."""
+        step = Step()
+        self.space = Space(self.space.nbytes)
+        self._queue.clear()
+        for arrival in [arrival for arrival in self._arrivals.values() if not arrival.sink]:
+            del self._arrivals[arrival.key, arrival.value.transfer]
+            self._accounts[arrival.key].forget(arrival.assembly)
+            text = "the worker of this device is gone"
+            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+        return step
+
+    def _drop(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.key, arrival.value.transfer]
+        self._accounts[arrival.key].forget(arrival.assembly)
+        if arrival.offset is not None:
+            self.space.release(arrival.offset, AGENT)
+        elif not arrival.sink:
+            self._queue.remove(arrival)
+
+    def _reject(self, key: str, transfer: int, code: str, text: str) -> Step:
+        return Step(actions=[ToPeer(key, Rejected(transfer=transfer, code=code, text=text))])

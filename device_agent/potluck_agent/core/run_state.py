@@ -1,0 +1,117 @@
+"""What is loaded here: runs, their plan epochs, and the documents of a `Prepare`. Records and checks only."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from potluck_agent.core.dependencies import Layout, lay_out
+from potluck_agent.core.events import Buffer
+from potluck_agent.core.execution import Name, check_tellable
+from potluck_wire.checks import anything, one_of, record, rows, which
+from potluck_wire.documents import parse
+from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import is_identifier
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Message, Prepare
+from potluck_wire.program import from_json, is_segment
+from potluck_wire.statement import BACKEND_OF
+
+MAX_SEGMENTS = MESSAGES[NUMBER_OF[Prepare]].buffers[1] - 1  # each has a buffer
+MAX_PROGRAMS = 1024  # of one epoch; a plan has a handful
+MAX_RUNS = 16
+MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
+KEPT_ANSWERS = 32  # whole answers to executions, for repeated requests
+KEPT_NAMES = 8192  # names of finished executions, for repeated values and requests
+
+
+@dataclass(slots=True, kw_only=True)
+class Epoch:
+    """One plan of a run. It is prepared once `loading` is empty."""
+
+    number: int
+    memory_bytes: int
+    layouts: dict[str, Layout]
+    loading: set[str]
+    credit_along: bool = False  # its devices know `Value.received`
+
+    def need_alone(self, memory_bytes: int) -> None:
+        """Once it is in force: give back what was only for the time beside the plan before; 0: nothing."""
+        self.memory_bytes = min(self.memory_bytes, memory_bytes or self.memory_bytes)
+
+
+Answer = tuple[Message, tuple[Buffer, ...]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run of one notebook. `committed` is the epoch in force, -1 before the first commit."""
+
+    name: str
+    owner: str
+    committed: int = -1
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+    answers: OrderedDict[Name, Answer | None] = field(default_factory=OrderedDict)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its largest epoch needs: on a switch the new plan takes the place of the old one."""
+        return max((epoch.memory_bytes for epoch in self.epochs.values()), default=0)
+
+    def answered(self, name: Name, answer: Answer) -> None:
+        """That execution is over; remember what was said."""
+        self.answers[name] = answer
+        if len(self.answers) > KEPT_ANSWERS:
+            older = list(self.answers)[-KEPT_ANSWERS - 1]
+            self.answers[older] = None
+        while len(self.answers) > KEPT_NAMES:
+            self.answers.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A segment to be loaded. `weights`: the segment whose state it has, as programs name it; empty: its own."""
+
+    name: str
+    kind: str
+    weights: str
+    document: Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a `Prepare` asks for: the segments and the programs."""
+
+    segments: tuple[Piece, ...]
+    layouts: dict[str, Layout]
+
+
+_LOAD = record(
+    segments=rows(
+        record(
+            ("weights",),
+            name=which(is_identifier, "an identifier"),
+            kind=one_of(BACKEND_OF),
+            weights=which(is_segment, "those of NAME or EPOCH/NAME"),
+        ),
+        most=MAX_SEGMENTS,
+    ),
+    programs=rows(anything, most=MAX_PROGRAMS),  # each is checked by `from_json`
+)
+
+
+def read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
+    """The documents of a `Prepare` for this epoch of a run; WireError where they do not hold."""
+    document = parse(buffers[0], "the plan", _LOAD)
+    named = document["segments"]
+    if len(named) != len(buffers) - 1:
+        raise WireError(WireCode.DOCUMENT, f"{len(named)} segments are named, {len(buffers) - 1} came")
+    segments = tuple(
+        Piece(name=piece["name"], kind=piece["kind"], weights=piece.get("weights", ""), document=data)
+        for piece, data in zip(named, buffers[1:], strict=True)
+    )
+    layouts = [lay_out(from_json(program)) for program in document["programs"]]
+    for what in ([piece.name for piece in segments], [layout.name for layout in layouts]):
+        if len(set(what)) < len(what):
+            raise WireError(WireCode.DOCUMENT, "two segments or two programs have one name")
+    for layout in layouts:
+        check_tellable(run, epoch, layout)
+    return Load(segments=segments, layouts={layout.name: layout for layout in layouts})

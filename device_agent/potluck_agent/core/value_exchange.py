@@ -1,0 +1,104 @@
+"""Values between this device and its peers, as their messages come: what is taken, what has arrived, what is refused.
+
+`Incoming` and `Outgoing` keep the accounts; here their news go to the work and to the measurements. Pure.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from potluck_agent.core.events import Buffer, LinkReset
+from potluck_agent.core.execution import Unwanted
+from potluck_agent.core.execution_engine import Work
+from potluck_agent.core.measurements import PROBE, Measuring
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.receive_buffers import Incoming
+from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.worker_proxy import Laborer
+from potluck_wire.errors import WireError
+from potluck_wire.messages import Chunk, Credit, FailureCause, Message, RefusalCode, Rejected, Value
+
+
+class Exchange:
+    """Everything that is said on the data channel."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Outbox,
+        laborer: Laborer,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        work: Work,
+        measuring: Measuring,
+    ) -> None:
+        self._is_emulated, self._out, self._laborer = settings.is_emulated, out, laborer
+        self._incoming, self._outgoing, self._work, self._measuring = incoming, outgoing, work, measuring
+        self.n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
+        self._heard: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+            Value: self._value,
+            Chunk: self._chunk,
+            Credit: self._credit,
+            Rejected: lambda key, message, buffers, now_s: self.rejected(key, message, now_s),
+        }
+
+    def hear(self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        """A message of the data channel."""
+        self.n_moved += 1
+        self._heard[type(message)](key, message, buffers, now_s)
+
+    def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        for transfer in message.received:
+            self._delivered(self._outgoing.arrived(key, transfer, now_s), now_s)
+        try:
+            sink = not message.run and message.program == PROBE
+            about = None if sink else self._work.expect(key, message)
+            if about is None and not sink:
+                known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
+                self._out.say(key, known)
+                return
+            may_wait = not (sink or self._is_emulated) and self._work.goes_on_after(message)
+            step = self._incoming.begin(key, message, buffers[0], about, sink=sink, now_s=now_s, may_wait=may_wait)
+            self._work.apply(step, now_s)
+        except Unwanted as unwanted:
+            self._out.say(key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted)))
+        except WireError as error:
+            self._out.say(key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text))
+
+    def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        self._work.apply(self._incoming.chunk(key, message, buffers[0]), now_s)
+
+    def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        try:
+            parcel = self._outgoing.credited(key, message, now_s)
+        except WireError as error:  # it counts wrongly: this value cannot be finished with it
+            self.rejected(key, Rejected(transfer=message.transfer, code=error.code, text=error.text), now_s)
+            return
+        self._delivered(parcel, now_s)
+
+    def _delivered(self, parcel: Parcel | None, now_s: float) -> None:
+        self._laborer.moved(now_s)
+        if parcel is not None:
+            self._work.delivered(parcel, now_s)
+            self._measuring.delivered(parcel, now_s)
+
+    def rejected(self, key: str, message: Rejected, now_s: float) -> None:
+        """A value of ours is not wanted there, or cannot be sent."""
+        parcel = self._outgoing.rejected(key, message.transfer)
+        if parcel is not None:
+            self._work.refused(parcel, message.code, message.text, now_s)
+            self._measuring.refused(parcel, message.text)
+
+    def reset(self, event: LinkReset, now_s: float) -> None:
+        """A connection is a new one: what was under way on the old one is lost."""
+        if event.incoming:
+            self._work.apply(self._incoming.reset(event.key), now_s)
+            self._outgoing.unburden(event.key)
+        if event.outgoing:
+            self._outgoing.restart(event.key)
+
+    def lose_member(self, key: str, now_s: float) -> None:
+        """What waits for this device will not get there."""
+        for parcel in self._outgoing.forget(key):
+            self._work.refused(parcel, FailureCause.PEER_LOST, "no connection", now_s)
+            self._measuring.refused(parcel, "no connection")
+        self._outgoing.reach(key)  # it may come back for others

@@ -1,0 +1,121 @@
+"""The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from potluck_agent.core.events import Buffer, KillWorker, StartWorker, ToWorker
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_wire.answers import check_moments
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    LoadSegment,
+    MeasuredTask,
+    MeasureTask,
+    Message,
+    SegmentLoaded,
+    WorkerReady,
+)
+from potluck_wire.statement import read_facts
+
+HANG_TASKS = 10  # times the longest task so far
+
+ABSENT, STARTING, READY = "absent", "starting", "ready"
+
+
+class Laborer:
+    """Messages for a worker that is not ready yet wait here."""
+
+    def __init__(self, settings: Settings, out: Outbox) -> None:
+        self._settings, self._out = settings, out
+        self.state = ABSENT
+        self.facts: dict[str, Any] = {}
+        self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
+        self.busy_s = 0.0
+        self._backlog: list[ToWorker] = []
+        self._owed: set[int | str] = set()  # tags of tasks, slots of segments, names of measurements
+        self._heard_s = self._done_s = 0.0
+        self._longest_s = 0.0
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it owes an answer."""
+        return bool(self._owed)
+
+    def need(self, now_s: float) -> None:
+        """Have a worker started, if there is none."""
+        if self.state == ABSENT:
+            self.state, self._heard_s = STARTING, now_s
+            self._out.add(StartWorker())
+
+    def tell(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
+        """Send this, as soon as there is a worker; nothing is kept for one that nobody started."""
+        order = ToWorker(message, tuple(buffers))
+        if self.state == STARTING:
+            self._backlog.append(order)
+        elif self.state == READY:
+            self._send(order, now_s)
+
+    def _send(self, order: ToWorker, now_s: float) -> None:
+        if (answer := _answer(order.message)) is not None:
+            if not self._owed:
+                self._heard_s = now_s
+            self._owed.add(answer)
+        self._out.add(order)
+
+    def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
+        """The worker said something. WireError where that cannot be."""
+        self._heard_s = now_s
+        match message:
+            case WorkerReady() if self.state == STARTING:
+                self.state, self.facts = READY, read_facts(buffers[0])
+                backlog, self._backlog = self._backlog, []
+                for order in backlog:
+                    self._send(order, now_s)
+            case Computed():
+                check_moments(message, now_s)
+                self.n_finished += 1
+                self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))  # one after the other
+                self._done_s = message.stop_s
+                self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
+        if (answer := _answer(message)) is not None:
+            self._owed.discard(answer)
+
+    def moved(self, now_s: float) -> None:
+        """Something the worker may be waiting for has happened."""
+        self._heard_s = max(self._heard_s, now_s)
+
+    def overdue_s(self, now_s: float) -> float | None:
+        """For how long it has been silent, if that is too long; else None."""
+        silent_s = now_s - self._heard_s
+        if self.state == STARTING:
+            return silent_s if silent_s > self._settings.start_s else None
+        if self.state != READY or not self._owed:
+            return None
+        return silent_s if silent_s > max(self._settings.hang_s, HANG_TASKS * self._longest_s) else None
+
+    def kill(self, reason: str) -> None:
+        """End it."""
+        if self.state != ABSENT:
+            self._out.add(KillWorker(reason))
+        self.gone()
+
+    def gone(self) -> None:
+        """There is none any more."""
+        self.state, self._backlog = ABSENT, []
+        self._owed.clear()
+
+
+def _answer(message: Message) -> int | str | None:
+    """What an order and its answer have in common; None: it is neither. So nothing counts that nobody asked for."""
+    match message:
+        case Compute(tag=tag) | Computed(tag=tag):
+            return tag
+        case LoadSegment(slot=slot) | SegmentLoaded(slot=slot):
+            return slot
+        case MeasureTask(task=task) | MeasuredTask(task=task):
+            return task
+        case ComputeFailed():
+            return message.tag if message.tag >= 0 else message.slot
+    return None

@@ -1,0 +1,390 @@
+"""The loop: messages, worker, pairing and time go into the core as events, and its actions are carried out.
+
+One thread, one wait. The heartbeat socket is looked at first and no source may take more than its share of a round, so
+that a device that is busy still answers.
+"""
+
+import time
+from collections.abc import Callable, Container
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from potluck_agent import fault_log, keys
+from potluck_agent.core.events import (
+    MEMBER,
+    OWNER,
+    Action,
+    Event,
+    FromPeer,
+    KillWorker,
+    LinkReset,
+    PeerRevoked,
+    ReadMeter,
+    Report,
+    Sender,
+    SetMembers,
+    Span,
+    StartWorker,
+    Store,
+    Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
+    WorkerDied,
+)
+from potluck_agent.core.machine import Core
+from potluck_agent.core.pairing_window import Desk
+from potluck_agent.errors import AgentError
+from potluck_agent.keys import Identity, Peer
+from potluck_agent.net.multipart import hand_over, receive
+from potluck_agent.net.pairing_listener import Reception
+from potluck_agent.net.peer_connections import Links
+from potluck_agent.net.poller import Sources
+from potluck_agent.net.server_sockets import Door, check_library, self_test
+from potluck_agent.net.worker_supervisor import Workplace
+from potluck_wire.errors import WireError
+from potluck_wire.frames import decode, encode
+from potluck_wire.limits import MAX_CHUNK_BYTES, clip
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
+from potluck_wire.pairing import Paired
+
+TICK_S = 0.2
+AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
+
+_ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
+
+
+class Sample(Protocol):
+    """One reading: of power now, and of energy so far."""
+
+    @property
+    def watts(self) -> float: ...
+    @property
+    def joules(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def meter(self) -> str: ...
+    @property
+    def resolution_w(self) -> float: ...
+
+
+class Meter(Protocol):
+    """Where readings of power come from."""
+
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+        """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so far."""
+
+
+class Net:
+    """The agent's sockets and its loop. `start_worker()` gives a new worker link; `meter` is read when asked for.
+
+    `paired(name)` is called when a notebook has been paired, `note(text)` with what the owner may want to read.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: Core,
+        identity: Identity,
+        state_dir: Path,
+        name: str,
+        host: str,
+        port: int,
+        trusted: tuple[Peer, ...],
+        start_worker: Callable[[], Any],
+        meter: Meter,
+        note: Callable[[str], None],
+    ) -> None:
+        check_library()
+        self._core, self._identity, self._state_dir = core, identity, state_dir
+        self._trusted, self._meter, self._note = trusted, meter, note
+        self.desk = Desk(name=name, key=identity.public)
+        self.stopping = self._closed = False
+        self.load = 1.0
+        self._peers_stamp: object = None
+        self._owners: dict[str, Peer] = {}
+        self._routes: dict[tuple[Channel, str], bytes] = {}
+        self._sources = Sources()
+        self._workplace = Workplace(self._sources, start_worker)
+        self._context: Any = zmq.Context()
+        self._links = Links(self._context, self._sources, identity, self._feed, self._blame)
+        self._load_peers()
+        self._context.set(zmq.BLOCKY, False)
+        try:
+            self._door = Door(self._context, identity, self._admits, host, port)
+            self_test(self._context, self._door, identity)
+        except BaseException:
+            self._context.destroy(0)
+            raise
+        self.port = self._door.port
+        self._reception = Reception(
+            self._door.listener, self._sources, self.desk, self._trust, state_dir, note, core.fault
+        )
+        for source in (self._door.zap, *self._door.routers.values()):
+            self._sources.register(source)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self, each_tick: Callable[[], None]) -> None:
+        """Serve until `stopping` is set; `each_tick` is called some times a second."""
+        next_tick_s = time.monotonic()
+        try:
+            while not self.stopping:
+                now_s = time.monotonic()
+                if now_s >= next_tick_s:
+                    next_tick_s = now_s + TICK_S
+                    self._tick(now_s)
+                    each_tick()
+                wake_s = self._core.wake_s()
+                if wake_s is not None and wake_s <= now_s:
+                    self._feed(Tick())
+                    wake_s = self._core.wake_s()
+                until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
+                self._workplace.supply()
+                self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
+        finally:
+            self.close()
+
+    def _round(self, ready: Container[Any]) -> None:
+        """Everything that has something to say gets its share, the urgent first."""
+        door = self._door
+        for channel in (Channel.PULSE, Channel.CONTROL):
+            if door.routers[channel] in ready:
+                self._read_router(channel)
+        if door.zap in ready:
+            door.answer_zap()
+        if self._workplace.has_news(ready):
+            self._read_worker()
+            self._workplace.supply()
+        if door.routers[Channel.DATA] in ready:
+            self._read_router(Channel.DATA)
+            self._workplace.supply()
+        self._links.serve(ready)
+        self._reception.serve(ready)
+
+    def _tick(self, now_s: float) -> None:
+        try:
+            self._load_peers()
+        except AgentError as error:  # somebody broke the file: those who were trusted stay, until it is mended
+            self._note(str(error))
+        self._reception.tick(now_s)
+        self._links.tick(now_s)
+        self._workplace.listen()
+        self._feed(Tick())
+
+    def close(self) -> None:
+        """Give everything back: worker, sockets, ports. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._workplace.fire()
+        self._links.close()
+        self._reception.hang_up()
+        self._sources.close()
+        self._door.close()
+        self._context.destroy(0)
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def _admits(self, key: str) -> bool:
+        return key in self._owners or key in self._links
+
+    def _load_peers(self) -> None:
+        """The owners, read again when the file has changed; whoever is not in it any more is cut off at once."""
+        path = self._state_dir / keys.PEERS
+        try:
+            stat = path.stat()
+            stamp: object = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        except FileNotFoundError:
+            stamp = None
+        if stamp == self._peers_stamp and self._owners:
+            return
+        self._peers_stamp = stamp
+        owners = {peer.key: peer for peer in (*keys.load_peers(self._state_dir), *self._trusted)}
+        lost = [key for key in self._owners if key not in owners]
+        self._owners = owners
+        was_connected = [key for key in lost if any(known == key for _, known in self._routes)]
+        for key in lost:
+            self._feed(PeerRevoked(key))
+        if was_connected:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Cut every connection; the trusted ones come back by themselves."""
+        for router in self._door.routers.values():
+            self._sources.unregister(router)
+        self._routes.clear()
+        self._door.reopen()
+        for router in self._door.routers.values():
+            self._sources.register(router)
+
+    def _trust(self, paired: Paired) -> bool:
+        peer = Peer(name=paired.name, key=paired.key)
+        try:
+            keys.add_peer(self._state_dir, peer)
+            self._load_peers()
+        except AgentError as error:
+            self._note(str(error))
+            return False
+        self._note(f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+        return True
+
+    def _sender(self, key: str) -> Sender | None:
+        """Who has this key now: checked for each message, because a connection outlives the trust in it."""
+        owner = self._owners.get(key)
+        if owner is not None:
+            return Sender(key, OWNER, owner.name)
+        link = self._links.get(key)
+        return Sender(key, MEMBER, link.member.name) if link is not None else None
+
+    # --- messages in --------------------------------------------------------------------------------------------------
+
+    def _read_router(self, channel: Channel) -> None:
+        router = self._door.routers[channel]
+        for _ in range(AT_ONCE[channel]):
+            route, *frames = receive(router)
+            if frames:
+                self._take(channel, route.bytes, frames)
+            reopened = self._door.routers.get(channel) is not router
+            if reopened or not self._sources.has_message(router):
+                return
+
+    def _take(self, channel: Channel, route: bytes, frames: list[Any]) -> None:
+        try:
+            key = str(frames[0].get("User-Id"))
+        except (zmq.ZMQError, UnicodeDecodeError):
+            return
+        sender = self._sender(key)
+        if sender is None:
+            return
+        known = self._routes.get((channel, key))
+        if known != route:
+            self._routes[channel, key] = route
+            if known is not None and channel is Channel.DATA:
+                self._feed(LinkReset(key, outgoing=key not in self._links))
+        if len(frames) == 1 and not len(frames[0]):  # the greeting of a new connection: now there is a way back
+            self._core.reach(key)
+            return
+        try:
+            message, buffers = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], channel)
+        except WireError as error:
+            self._perform(self._core.malformed(key, channel, error))
+            return
+        except Exception as error:
+            self._blame(key, error)
+            return
+        self._feed(FromPeer(sender, message, buffers))
+
+    def _feed(self, event: Event) -> None:
+        now_s = time.monotonic()
+        try:
+            actions = self._core.handle(event, now_s)
+        except Exception as error:  # the last line of defence: whoever it came from is given up, the agent goes on
+            actions = self._core.survive(event, error, now_s)
+        self._perform(actions)
+
+    def _blame(self, key: str, error: Exception) -> None:
+        """What this peer sent could not even be read, for a reason that nobody foresaw."""
+        self._perform(self._core.survive(LinkReset(key), error, time.monotonic()))
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: list[Action]) -> None:
+        undone = []
+        for action in actions:
+            try:
+                self._do(action)
+            except Exception as error:  # the others are carried out all the same: the core counts on them
+                undone.append(Undone(action, _what_failed(action, error)))
+        for event in undone:
+            self._feed(event)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case ToPeer():
+                self._send(action)
+            case Store():
+                with suppress(LookupError):
+                    self._workplace.view("inbound", action.offset, len(action.data))[:] = action.data
+            case ToWorker():
+                self._workplace.hold(self._loaded(action.message), action.buffers)
+            case StartWorker():
+                self._hire()
+            case KillWorker():
+                self._workplace.fire()
+            case SetMembers():
+                self._links.set(action.members)
+            case ReadMeter():
+                self._read_meter(action)
+            case Report():
+                self._note(action.text)
+                fault_log.keep(self._state_dir, action.text)
+
+    def _loaded(self, message: Message) -> Message:
+        """An emulated device with something else to do takes longer."""
+        if self.load == 1.0 or not isinstance(message, Compute) or not message.lasts_s:
+            return message
+        return replace(message, lasts_s=message.lasts_s * self.load)
+
+    def _send(self, action: ToPeer) -> None:
+        channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
+        link = self._links.get(action.key) if isinstance(action.message, Value | Chunk) else None
+        route = self._routes.get((channel, action.key)) if link is None else None
+        if route is None and (link is None or link.socket is None):
+            return
+        try:
+            buffers = [self._bytes(part) for part in action.buffers]
+        except LookupError as error:
+            self._note(f"cannot send {type(action.message).__name__}: {error}")
+            return
+        frames = encode(action.message, buffers)
+        with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
+            socket = self._door.routers[channel] if link is None else link.socket
+            self._sources.use(socket)
+            hand_over(socket, frames if route is None else [route, *frames])
+
+    def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
+        if not isinstance(part, Span):
+            return part
+        if part.arena == "zeros":
+            return _ZEROS[: part.nbytes]
+        return self._workplace.view(part.arena, part.offset, part.nbytes)
+
+    def _hire(self) -> None:
+        try:
+            self._workplace.hire()
+        except (AgentError, OSError) as error:
+            self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
+
+    def _read_worker(self) -> None:
+        try:
+            for event in self._workplace.news():
+                self._feed(event)
+        except Exception as error:
+            died = WorkerDied(FailureCause.CRASHED, "what it says cannot be read")
+            self._perform(self._core.survive(died, error, time.monotonic()))
+
+    def _read_meter(self, action: ReadMeter) -> None:
+        now_s = time.monotonic()
+        sample = self._meter.read(now_s, action.busy_s, action.radio_s)
+        reading = Reading(
+            at_s=now_s,
+            watts=sample.watts,
+            joules=sample.joules,
+            source=sample.source,
+            meter=sample.meter,
+            resolution_w=sample.resolution_w,
+            busy_frac=action.busy_frac,
+        )
+        self._send(ToPeer(action.key, reading))
+
+
+def _what_failed(action: Action, error: Exception) -> str:
+    """In one line."""
+    what = type(getattr(action, "message", action)).__name__
+    return clip(f"{what} could not be done: {type(error).__name__}: {error}")

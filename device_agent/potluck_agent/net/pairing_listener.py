@@ -1,0 +1,120 @@
+"""The pairing port: plain TCP, one visitor at a time, everything decided by the desk.
+
+Its window is opened and watched by commands beside the agent (`state.py`).
+"""
+
+import socket
+import time
+from collections.abc import Callable, Container
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from potluck_agent import control_files
+from potluck_agent.core.pairing_window import Desk, Reply
+from potluck_agent.net.poller import Sources
+from potluck_wire.limits import PAIRING_TRIES
+from potluck_wire.pairing import Paired
+
+READ_BYTES = 1024
+
+
+class Reception:
+    """Visitors of the pairing port.
+
+    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner. `fault` is told what a
+    visitor's bytes raised that nothing may raise; the visitor has to go.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        sources: Sources,
+        desk: Desk,
+        trust: Callable[[Paired], bool],
+        state_dir: Path,
+        note: Callable[[str], None],
+        fault: Callable[[object, Exception], None],
+    ) -> None:
+        self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
+        self._state_dir, self._note, self._fault = state_dir, note, fault
+        self._n_wrong_told = 0
+        self._visitor: socket.socket | None = None
+        sources.register(listener.fileno())
+
+    def serve(self, ready: Container[Any]) -> None:
+        """Look at whoever has something to say."""
+        if self._visitor is not None and self._visitor.fileno() in ready:
+            try:
+                self._read(self._visitor)
+            except Exception as error:
+                self._fault("a visitor of the pairing port", error)
+                self.hang_up()
+        if self._listener.fileno() in ready:
+            self._welcome()
+
+    def tick(self, now_s: float) -> None:
+        """What the owner asks for happens; nobody may hold the desk for long."""
+        window = control_files.asked_window(self._state_dir)
+        if window is not None:
+            secret, window_s = window
+            self._n_wrong_told = -1
+            self._desk.open(secret, now_s, window_s=window_s) if secret else self._desk.close()
+        self._tell_tries()
+        if self._desk.overdue(now_s):
+            self.hang_up()
+
+    def _tell_tries(self) -> None:
+        """The owner, who may be showing a code, learns that somebody typed a wrong one."""
+        n_wrong = self._desk.n_wrong
+        if n_wrong == self._n_wrong_told:
+            return
+        self._n_wrong_told, left = n_wrong, PAIRING_TRIES - n_wrong
+        control_files.tell_tries(self._state_dir, left)
+        if n_wrong:
+            self._note(f"a wrong pairing code was typed; {control_files.tries(left)}")
+
+    def hang_up(self) -> None:
+        """The visitor, if there is one, has to go."""
+        self._desk.leave()
+        if self._visitor is not None:
+            self._sources.unregister(self._visitor.fileno())
+            self._visitor.close()
+            self._visitor = None
+
+    def _welcome(self) -> None:
+        try:
+            visitor, _ = self._listener.accept()
+        except OSError:
+            return
+        visitor.setblocking(False)
+        reply = self._desk.arrive(time.monotonic())
+        if reply.close:
+            _answer(visitor, reply)
+            visitor.close()
+            return
+        self._visitor = visitor
+        self._sources.register(visitor.fileno())
+
+    def _read(self, visitor: socket.socket) -> None:
+        try:
+            data = visitor.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.hang_up()
+            return
+        reply = self._desk.receive(data, time.monotonic())
+        if reply.paired is not None and not self._trust(reply.paired):
+            self.hang_up()  # not kept: then the other side must not believe that it is paired
+            return
+        _answer(visitor, reply)
+        if reply.close:
+            self.hang_up()
+
+
+def _answer(visitor: socket.socket, reply: Reply) -> None:
+    with suppress(OSError):  # some hundred bytes: they fit into any socket's buffer
+        visitor.sendall(reply.data)

@@ -1,0 +1,173 @@
+"""Our own connections to the data sockets of the other devices of the home. Credit comes back on them.
+
+A connection that broke has lost what was on it: it is made anew, and the core is told to begin anew. One that was
+refused is tried again (libzmq itself never does): the other device may hear of this one a moment later.
+"""
+
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from potluck_agent.core.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
+from potluck_agent.core.members import read_address
+from potluck_agent.keys import Identity
+from potluck_agent.net.multipart import receive
+from potluck_agent.net.poller import Sources
+from potluck_agent.net.resolving import UNKNOWN, Resolver
+from potluck_agent.net.server_sockets import Socket, endpoint
+from potluck_wire.errors import WireError
+from potluck_wire.frames import decode
+from potluck_wire.limits import DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES
+from potluck_wire.messages import Channel
+
+AT_ONCE = 32  # messages of one link in one round
+RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
+HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
+ASK_AGAIN_S = 5.0  # for the address of a host that nobody knew
+LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_BROKEN |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN
+
+
+@dataclass(slots=True)
+class Link:
+    """One connection. It `stands` once it is encrypted; `down_s` is since when this device could not be reached.
+
+    `socket` and `monitor` are None until the address of the member is known; `ask_s`: when to ask for it again.
+    """
+
+    member: Member
+    down_s: float
+    socket: Socket = None
+    monitor: Socket = None
+    ask_s: float = 0.0
+    stands: bool = False
+    broken: bool = False
+
+
+class Links:
+    """Links by the key of the member. `feed` takes events for the core, `blame` the key of whose frames raised what."""
+
+    def __init__(
+        self,
+        context: Any,
+        sources: Sources,
+        identity: Identity,
+        feed: Callable[[Event], None],
+        blame: Callable[[str, Exception], None],
+        resolver: Resolver | None = None,
+    ) -> None:
+        self._context, self._sources, self._identity = context, sources, identity
+        self._feed, self._blame, self._resolver = feed, blame, resolver or Resolver()
+        self._links: dict[str, Link] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._links
+
+    def get(self, key: str) -> Link | None:
+        """The link to this member."""
+        return self._links.get(key)
+
+    def set(self, members: tuple[Member, ...]) -> None:
+        """These and no others; a member that moved to another address gets a new link."""
+        wanted = {member.key: member for member in members}
+        for key, link in tuple(self._links.items()):
+            if wanted.get(key) != link.member:
+                self._close(link)
+                del self._links[key]
+        for key, member in wanted.items():
+            if key not in self._links:
+                self._links[key] = self._open(member, time.monotonic())
+
+    def tick(self, now_s: float) -> None:
+        """Make broken connections anew, and give up those that do not come back."""
+        for key, link in tuple(self._links.items()):
+            if link.broken:
+                self._close(link)
+                self._links[key] = self._open(link.member, link.down_s)
+                self._feed(LinkReset(key, incoming=False))
+            elif link.socket is None and self._connect(link, now_s):
+                self._feed(LinkReset(key, incoming=False))  # what was for it meanwhile went nowhere
+            if not link.stands and now_s - link.down_s > LOST_S:
+                self._links[key].down_s = now_s
+                self._feed(MemberLost(key))
+
+    def close(self) -> None:
+        """All of them."""
+        self.set(())
+
+    def serve(self, ready: Container[Any]) -> None:
+        """Look at those that have something to say."""
+        for link in tuple(self._links.values()):
+            if link.monitor in ready:
+                self._watch(link)
+            if link.socket in ready:
+                self._read(link)
+
+    def _open(self, member: Member, down_s: float) -> Link:
+        link = Link(member, down_s)
+        self._connect(link, down_s)
+        return link
+
+    def _connect(self, link: Link, now_s: float) -> bool:
+        """Connect, if its address is known by now."""
+        name, port = read_address(link.member.address)
+        if now_s < link.ask_s or (host := self._resolver.address(name)) is None:
+            return False
+        if host == UNKNOWN:
+            link.ask_s = now_s + ASK_AGAIN_S
+            return False
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.ipv6 = ":" in host
+        dealer.maxmsgsize = MAX_FRAME_BYTES
+        dealer.handshake_ivl = int(HANDSHAKE_S * 1000)
+        dealer.sndhwm = 0  # bounded by the credit window, in bytes
+        dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
+        dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
+        dealer.curve_serverkey = link.member.key.encode()
+        dealer.curve_publickey = self._identity.public.encode()
+        dealer.curve_secretkey = self._identity.secret.encode()
+        monitor = dealer.get_monitor_socket(_WATCHED)
+        dealer.connect(endpoint(host, port + DATA_OFFSET))
+        self._sources.register(dealer)
+        self._sources.register(monitor)
+        link.socket, link.monitor = dealer, monitor
+        return True
+
+    def _close(self, link: Link) -> None:
+        if link.socket is None:
+            return
+        self._sources.unregister(link.socket)
+        self._sources.unregister(link.monitor)
+        link.socket.disable_monitor()
+        link.monitor.close(0)
+        link.socket.close(0)
+
+    def _watch(self, link: Link) -> None:
+        event: dict[str, Any] = recv_monitor_message(link.monitor)  # type: ignore[assignment]
+        if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            link.stands = True
+        else:
+            if link.stands:
+                link.down_s = time.monotonic()
+            link.stands, link.broken = False, True
+
+    def _read(self, link: Link) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)
+            except WireError:
+                pass
+            except Exception as error:
+                self._blame(link.member.key, error)
+            else:
+                self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
+            closed = self._links.get(link.member.key) is not link
+            if closed or not self._sources.has_message(link.socket):
+                return

@@ -1,0 +1,79 @@
+"""The worker of the moment as the loop sees it: started, fed, read and ended; its news are events for the core."""
+
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+
+from potluck_agent.core.events import FromWorker, WorkerDied
+from potluck_agent.net.poller import READ, WRITE, Sources
+from potluck_wire.errors import WireError
+from potluck_wire.messages import FailureCause, Message
+
+
+class Workplace:
+    """At most one worker; `start()` gives a new worker link."""
+
+    def __init__(self, sources: Sources, start: Callable[[], Any]) -> None:
+        self._sources, self._start = sources, start
+        self._worker: Any = None
+        self._events = 0
+
+    def view(self, arena: str, offset: int, nbytes: int) -> memoryview:
+        """Bytes of its inbound or outbound memory; LookupError where there is no worker."""
+        if self._worker is None:
+            raise LookupError("its memory is gone with the worker")
+        view: memoryview = getattr(self._worker, arena).view(offset, nbytes)
+        return view
+
+    def hold(self, message: Message, buffers: tuple[Any, ...]) -> None:
+        """Tell it this with the next `supply`; WireError where that is no message."""
+        if self._worker is not None:
+            self._worker.hold(message, buffers)
+
+    def hire(self) -> None:
+        """Start a worker; OSError or AgentError where that is impossible."""
+        self._worker = self._start()
+        self._events = READ
+        self._sources.register(self._worker.socket.fileno())
+
+    def fire(self) -> None:
+        """End it, if there is one."""
+        if self._worker is not None:
+            self._sources.unregister(self._worker.socket.fileno())
+            self._worker.kill()
+            self._worker = None
+
+    def listen(self) -> None:
+        """Keep what it wrote to its standard error."""
+        if self._worker is not None:
+            self._worker.listen()
+
+    def supply(self) -> None:
+        """Pass on what is held for it, all at once: it wakes once. Poll for room in the pipe only while it is full."""
+        if self._worker is None:
+            return
+        self._worker.flush()
+        events = READ | WRITE if self._worker.wants_write else READ
+        if events != self._events:
+            self._events = events
+            self._sources.watch(self._worker.socket.fileno(), events)
+
+    def has_news(self, ready: Container[Any]) -> bool:
+        """Whether it has said something, or is gone."""
+        return self._worker is not None and self._worker.socket.fileno() in ready
+
+    def news(self) -> Iterator[FromWorker | WorkerDied]:
+        """What it has said; the end of one that broke the protocol or is gone. Stops where it was ended meanwhile."""
+        worker = self._worker
+        messages: list[tuple[Message, Any]] = []
+        reason: tuple[str, str] | None = None
+        try:
+            messages = worker.receive()
+        except WireError as error:
+            reason = (FailureCause.CRASHED, f"the worker broke the protocol: {error}")
+        for message, buffers in messages:
+            if self._worker is worker:
+                yield FromWorker(message, buffers)
+        if self._worker is worker and (worker.closed or reason is not None):
+            reason = reason or worker.exit_reason()
+            self.fire()
+            yield WorkerDied(*reason)

@@ -1,0 +1,1 @@
+"""Tensors in the library that this device has."""

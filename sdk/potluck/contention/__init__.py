@@ -1,0 +1,1 @@
+"""When each transfer uses the media that devices share. Pure."""

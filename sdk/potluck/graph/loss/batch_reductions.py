@@ -1,0 +1,221 @@
+"""Tallies: numbers that a loss makes of the inputs and targets of a whole batch, such as how many are not ignored.
+
+The weighted mean over a batch is no mean of its shares' weighted means: what is divided by belongs to all rows. So what
+depends on inputs and targets alone, and on all their rows at once, is computed where the whole batch is, and fed to
+devices as one more input. A tally that grows with the rows (a sum, nearly always a divisor) is spread evenly over them,
+and each share divides by its part of it; any other (a mean, a maximum) comes whole with every row.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import BoundArguments, signature
+from typing import Any
+
+import torch
+from torch.nn._reduction import legacy_get_string
+from torch.overrides import TorchFunctionMode
+
+from potluck.graph.loss.decompositions import written_out
+from potluck.graph.torch import symbolic_sizes
+from potluck.graph.torch.batch_axis import OperatorFailed, Runner
+from potluck_wire.graph import BATCH, symbols_in
+from potluck_wire.operators import KIND_OF
+
+_ATEN = torch.ops.aten
+
+
+class Divided(TorchFunctionMode):
+    """Torch's losses in operators that devices have; weighted means as a sum, divided by a sum of weights."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The loss in parts where it is one of these; else what the function gives."""
+        found = written_out(func, args, kwargs or {})
+        if found is not None:
+            return found
+        if func in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
+            return _divided(func, signature(func).bind(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _divided(loss: Callable[..., Any], call: BoundArguments) -> Any:
+    call.apply_defaults()
+    given = call.arguments
+    size_average, reduce = given["size_average"], given["reduce"]
+    if size_average is not None or reduce is not None:  # torch's old words for it
+        given["reduction"] = legacy_get_string(size_average, reduce, emit_warning=False)
+        given["size_average"] = given["reduce"] = None
+    target, weight = given["target"], given["weight"]
+    if given["reduction"] != "mean" or target.is_floating_point():
+        return loss(*call.args, **call.kwargs)
+    given["reduction"] = "sum"
+    counted = target != given["ignore_index"]
+    weights = counted if weight is None else weight[torch.where(counted, target, 0)] * counted
+    return loss(*call.args, **call.kwargs) / weights.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """A node of the exported graph, whether its value is spread over the rows, and as what it is fed."""
+
+    node: torch.fx.Node
+    spread: bool
+    dtype: torch.dtype
+
+
+class Tallies:
+    """The tallies of an exported loss; called with inputs and targets, it gives a tensor of rows for each."""
+
+    def __init__(self, part: "_Part", tallies: Sequence[_Tally]) -> None:
+        self._part, self._tallies = part, tuple(tallies)
+
+    def __len__(self) -> int:
+        return len(self._tallies)
+
+    @property
+    def names(self) -> list[str]:
+        """What the inputs are called that take them."""
+        return [f"tally_{i}" if i else "tally" for i in range(len(self))]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One tensor per tally, whose first dimension counts rows as those of `tensors` do. Raises OperatorFailed."""
+        rows, found = tensors[0].shape[0], []
+        for tally, value in zip(self._tallies, self._part.values(tensors), strict=True):
+            each = (value.double() / rows if tally.spread else value).to(tally.dtype)
+            found.append(each.expand(rows, *each.shape))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a program: its own graph, and the constants that it takes before the inputs."""
+
+    owner: torch.nn.Module
+    graph: torch.fx.Graph
+    constants: Sequence[torch.Tensor]
+
+    def values(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What it makes of inputs and targets."""
+        with torch.no_grad():
+            return Runner(self.owner, graph=self.graph).run(*self.constants, *tensors)
+
+
+def extract(
+    program: Any, inputs: Sequence[torch.fx.Node], constants: dict[torch.fx.Node, torch.Tensor],
+    symbols: dict[str, str], example: Sequence[torch.Tensor],
+) -> Tallies | None:  # fmt: skip
+    """The tallies of an exported loss, None where it has none; its graph takes them as its last inputs from now on.
+
+    `constants`: what in the program's state never changes. Raises OperatorFailed.
+    """
+    nodes = _found(program, inputs, constants, symbols)
+    if not nodes:
+        return None
+    closure = _closure(program, nodes)
+    part = _part(program, nodes, closure, inputs, constants)
+    loss = next(node for node in program.graph.nodes if node.op == "output").args[0][0].meta["val"]
+    spread = _spread(part.values, example)
+    tallies = [_Tally(node, s, _dtype(node, s, loss.dtype)) for node, s in zip(nodes, spread, strict=True)]
+    _replace(program, tallies, inputs[0].meta["val"].shape[0])
+    for node in sorted(closure, reverse=True):
+        if node.op != "placeholder" and not node.users:
+            program.graph.erase_node(node)
+    return Tallies(part, tallies)
+
+
+def _found(
+    program: Any, inputs: Sequence[torch.fx.Node], constants: dict[torch.fx.Node, torch.Tensor], symbols: dict[str, str]
+) -> list[torch.fx.Node]:
+    """The nodes whose values come from all rows of inputs and targets, and of nothing that is learned, where they are
+    read by others."""
+    given, tallies = set(inputs), set[torch.fx.Node]()
+    learned = {node for node in program.graph.nodes if node.op == "placeholder"} - given - constants.keys()
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name, value = str(node.target), node.meta.get("val")
+        kind, sources = KIND_OF.get(name, ""), node.all_input_nodes
+        if kind == "random" or _changes(node) or any(source in learned for source in sources):
+            learned.add(node)
+        elif kind != "creation" and isinstance(value, torch.Tensor | list | tuple):
+            if any(source in given for source in sources):
+                given.add(node)
+            if node in given and isinstance(value, torch.Tensor) and not _has_rows(value, symbols):
+                tallies.add(node)
+    return [node for node in program.graph.nodes if node in tallies and any(_reads(u, tallies) for u in node.users)]
+
+
+def _reads(user: torch.fx.Node, tallies: set[torch.fx.Node]) -> bool:
+    return user not in tallies and isinstance(user.meta.get("val"), torch.Tensor | list | tuple)
+
+
+def _changes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _has_rows(value: torch.Tensor, symbols: dict[str, str]) -> bool:
+    return any(BATCH in symbols_in(size) for size in symbolic_sizes.shape(value, symbols))
+
+
+def _closure(program: Any, nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes and all that they need."""
+    needed = set(nodes)
+    for node in reversed(program.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return needed
+
+
+def _part(
+    program: Any, nodes: Sequence[torch.fx.Node], closure: set[torch.fx.Node], inputs: Sequence[torch.fx.Node],
+    constants: dict[torch.fx.Node, torch.Tensor],
+) -> _Part:  # fmt: skip
+    """The part of the program that makes these nodes."""
+    graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    kept = [holder for holder in constants if holder in closure]
+    rest = [node for node in program.graph.nodes if node in closure and node.op != "placeholder"]
+    for node in (*kept, *inputs, *rest):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in nodes))
+    return _Part(program.graph_module, graph, [constants[holder].detach() for holder in kept])
+
+
+def _spread(values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]) -> list[bool]:
+    """Of each tally, whether it is to be spread over the rows: unless the same rows twice leave it as it is.
+
+    Zeros show nothing, and examples are often made of them: ones are tried, too.
+    """
+    trials = [values(example) + values([torch.cat([x, x]) for x in example])]
+    with suppress(OperatorFailed):
+        ones = [torch.ones_like(x) for x in example]
+        trials.append(values(ones) + values([torch.cat([x, x]) for x in ones]))
+    n = len(trials[0]) // 2
+    return [not _stays([(trial[k].double(), trial[n + k].double()) for trial in trials]) for k in range(n)]
+
+
+def _stays(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    telling = [(once, twice) for once, twice in pairs if bool(twice.any())]
+    return bool(telling) and all(torch.allclose(once, twice, equal_nan=True) for once, twice in telling)
+
+
+def _dtype(node: torch.fx.Node, spread: bool, loss: torch.dtype) -> torch.dtype:
+    own: torch.dtype = node.meta["val"].dtype
+    return loss if spread and not own.is_floating_point else own
+
+
+def _replace(program: Any, tallies: Sequence[_Tally], rows: Any) -> None:
+    """New inputs behind the others, whose rows make up what the tallies were."""
+    graph = program.graph
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for i, tally in enumerate(tallies):
+        value = tally.node.meta["val"]
+        with graph.inserting_after(last):
+            holder = last = graph.placeholder(f"tally_{i}")
+        holder.meta["val"] = value.new_empty((rows, *value.shape), dtype=tally.dtype)
+        function, args = (_ATEN.sum.dim_IntList, ([0],)) if tally.spread else (_ATEN.select.int, (0, 0))
+        with graph.inserting_before(tally.node):
+            made = graph.call_function(function, (holder, *args))
+        made.meta["val"] = function(holder.meta["val"], *args)
+        tally.node.replace_all_uses_with(made)

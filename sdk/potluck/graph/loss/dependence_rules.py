@@ -1,0 +1,277 @@
+"""The rules of dependence: per operator, how its result depends on the rows of the batch. Pure: no torch.
+
+A rule raises Mixes where an operator makes of several rows something else than a sum over them, and gives None where it
+does not know. Whether a result has an axis of rows shows in its shape.
+"""
+
+from collections.abc import Callable
+
+from potluck.graph.loss import dependence_products as products
+from potluck.graph.loss import dependence_shapes as shapes
+from potluck.graph.loss.dependence import ACROSS, Dependence, Kind, Mixes, function, inverse, product, summed, together
+from potluck.graph.loss.node_view import Look
+from potluck_wire.graph import FLOATS, Dtype, Ref, Sym
+from potluck_wire.operators import KINDS
+
+_Rule = Callable[[Look], "Dependence | list[Dependence] | None"]
+_OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")  # as many equal values as there may be make no difference
+_LAST = {"aten.topk.default": -1, "aten.diff.default": -1}
+
+
+# --- entry by entry ---
+
+
+def _entries(look: Look) -> Dependence | None:
+    """Any function of the entries of its operands."""
+    values = look.aligned(look.refs)
+    numbers = [look.number(a) for a in look.numbers]
+    return None if values is None else look.laid_out_as(look.refs, function([*values, *numbers]))
+
+
+def _operands(look: Look, *positions: int) -> list[Dependence] | None:
+    """The arguments at these positions as values that meet; numbers, too."""
+    arguments = [look.argument(i) for i in positions]
+    refs = [a for a in arguments if isinstance(a, Ref)]
+    values = look.aligned(refs)
+    if values is None:
+        return None
+    by_ref = dict(zip(refs, values, strict=True))
+    return [by_ref[a] if isinstance(a, Ref) else look.number(a) for a in arguments]
+
+
+def _sum(look: Look) -> Dependence | None:
+    values = _operands(look, 0, 1)
+    if values is None:
+        return None
+    other = look.argument(1)
+    if isinstance(look.argument(2, "alpha"), Sym):
+        return None
+    if not isinstance(other, Ref) and other == 0:  # as Python's sum() begins
+        values = values[:1]
+    return look.laid_out_as(look.refs, together(values))
+
+
+def _times(look: Look) -> Dependence | None:
+    values = _operands(look, 0, 1)
+    return None if values is None else look.laid_out_as(look.refs, product(*values))
+
+
+def _by(look: Look) -> Dependence | None:
+    values = _operands(look, 0, 1)
+    return None if values is None else look.laid_out_as(look.refs, product(values[0], inverse(values[1])))
+
+
+def _reciprocal(look: Look) -> Dependence | None:
+    return look.laid_out_as(look.refs, inverse(look.known[look.first]))
+
+
+def _plus_product(look: Look) -> Dependence | None:
+    values = _operands(look, 0, 1, 2)
+    if values is None:
+        return None
+    return look.laid_out_as(look.refs, together([values[0], product(values[1], values[2])]))
+
+
+def _chosen(look: Look) -> Dependence | None:
+    """One of two values, or (a fill) a value and what stands in its place, by a condition."""
+    condition, a, b = (0, 1, 2) if "where" in look.node.op else (1, 0, 2)
+    values = _operands(look, condition, a, b)
+    if values is None:
+        return None
+    by, numbers = function(values[:1]), (look.argument(a), look.argument(b))
+    parts = [value for value, number in zip(values[1:], numbers, strict=True) if isinstance(number, Ref) or number != 0]
+    return look.laid_out_as(look.refs, together([product(by, part) for part in parts]))
+
+
+def _cast(look: Look) -> Dependence | None:
+    target = look.argument(1)
+    to = target.name if isinstance(target, Dtype) else look.traced.type_of(target).dtype
+    value = look.known[look.first]
+    if to in FLOATS or value.kind == Kind.COUNT:
+        return value
+    return look.laid_out_as([look.first], function([value]))
+
+
+# --- along dimensions ---
+
+
+def _linear_in(look: Look) -> Dependence | None:
+    """Something linear that leaves the axis of rows where, or at least as, it is."""
+    return look.known[look.first]
+
+
+def _dims(look: Look, position: int, name: str = "dim") -> list[int] | None:
+    """The dimensions given, from the first on; None for all."""
+    given, rank = look.argument(position, name, _LAST.get(look.node.op)), look.rank(look.first)
+    if given is None or given == ():
+        return None
+    return [dim % rank if rank else 0 for dim in (given if isinstance(given, tuple) else (given,))]
+
+
+def _reduces_rows(look: Look, position: int, name: str = "dim") -> bool:
+    dims, axis = _dims(look, position, name), look.axis_of(look.first)
+    return axis is not None and (dims is None or axis in dims)
+
+
+def _total(look: Look) -> Dependence | None:
+    value = look.known[look.first]
+    everything = look.node.op.endswith(".default")
+    if look.axis_of(look.first) is None or not (everything or _reduces_rows(look, 1)):
+        return value
+    total = summed(value)
+    return total.times(-1) if ".mean" in look.node.op else total
+
+
+def _reduced(position: int, name: str = "dim") -> _Rule:
+    """A reduction that is not linear: of each row by itself, or of what is the same in all rows."""
+
+    def rule(look: Look) -> Dependence | None:
+        value = look.known[look.first]
+        if not _reduces_rows(look, position, name):
+            return look.laid_out_as([look.first], function([value]))
+        if value.kind == Kind.FREE and look.node.op.split(".")[1] in _OF_EQUALS:
+            return value
+        raise Mixes(ACROSS)
+
+    return rule
+
+
+def _along(position: int, *, linear: bool = False) -> _Rule:
+    """Something along one dimension, or some."""
+
+    def rule(look: Look) -> Dependence | None:
+        if _reduces_rows(look, position):
+            raise Mixes(ACROSS)
+        value = look.known[look.first]
+        return value if linear else look.laid_out_as([look.first], function([value]))
+
+    return rule
+
+
+def _last_dims(count: Callable[[Look], int], *, linear: bool = False) -> _Rule:
+    """Something over so many of the last dimensions, on which all that it reads is from each row itself."""
+
+    def rule(look: Look) -> Dependence | None:
+        axis = look.axis_of(look.first)
+        others = [look.known[ref] for ref in look.refs[1:]]
+        if axis is not None and axis >= look.rank(look.first) - count(look):
+            return None
+        if any(look.axis_of(ref) is not None for ref in look.refs[1:]):
+            return None
+        value = look.known[look.first]
+        return value if linear and not others else look.laid_out_as([look.first], function([value, *others]))
+
+    return rule
+
+
+def _batch_first(look: Look) -> Dependence | None:
+    """Each entry of the first dimension by itself: what has weights of its own, or normalises within a row."""
+    if look.axis_of(look.first) not in (None, 0) or any(look.axis_of(ref) is not None for ref in look.refs[1:]):
+        return None
+    return look.laid_out_as([look.first], function([look.known[ref] for ref in look.refs]))
+
+
+def _batch_norm(look: Look) -> Dependence | None:
+    """As in evaluation: in training each micro-batch is normalised by itself, as potluck says."""
+    if look.argument(3) is None:
+        raise Mixes("keeps no statistics, and normalises over the rows")
+    return _batch_first(look)
+
+
+# --- losses ---
+
+
+def _reduction(look: Look, value: Dependence, has_rows: bool, position: int) -> Dependence:
+    kind = look.argument(position, "reduction", 1)
+    if kind == 0 or not has_rows:
+        return value
+    return summed(value) if kind == 2 else summed(value).times(-1)
+
+
+def _compared(position: int) -> _Rule:
+    """A loss entry by entry; then its sum or mean."""
+
+    def rule(look: Look) -> Dependence | None:
+        values = look.aligned(look.refs)
+        if values is None:
+            return None
+        has_rows = any(look.axis_of(ref) is not None for ref in look.refs)
+        return _reduction(look, look.laid_out_as(look.refs, function(values)), has_rows, position)
+
+    return rule
+
+
+def _classified(look: Look) -> Dependence | None:
+    """Scores against classes; a mean over classes by number divides by what all of them weigh."""
+    x, target = look.first, look.argument(1)
+    if look.axis_of(x) != 0 or look.axis_of(target) != 0 or look.rank(x) < 2:
+        return None
+    values = [look.known[ref] for ref in look.refs]
+    if values[0].outer != values[1].outer or look.per_row(x) != look.per_row(target):
+        return None
+    if look.argument(3, "reduction", 1) == 1 and look.traced.type_of(target).dtype not in FLOATS:
+        return None
+    return _reduction(look, look.laid_out_as([x], function(values)), True, 3)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
+
+
+def _spatial(look: Look) -> int:
+    return 1 if "1d" in look.node.op else 2
+
+
+_GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
+    (KINDS["activation"] + KINDS["arithmetic"] + KINDS["comparison"], _entries),
+    (_names("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar"), _sum),
+    (_names("mul.Tensor mul.Scalar"), _times),
+    (_names("div.Tensor div.Scalar"), _by),
+    (_names("reciprocal"), _reciprocal),
+    (_names("addcmul"), _plus_product),
+    (_names("where.self masked_fill.Scalar masked_fill.Tensor"), _chosen),
+    (_names("neg contiguous clone detach alias dropout feature_dropout"), _linear_in),
+    (_names("to.dtype type_as"), _cast),
+    (_names("sum sum.dim_IntList mean mean.dim"), _total),
+    (_names("amax amin any.dim all.dim argmax argmin logsumexp var.correction std.correction"), _reduced(1)),
+    (_names("max min any all max.dim min.dim"), _reduced(1)),
+    (_names("linalg_vector_norm"), _reduced(2)),
+    (_names("softmax.int log_softmax.int"), _along(1)),
+    (_names("topk"), _along(2)),
+    (_names("cumsum flip"), _along(1, linear=True)),
+    (_names("roll diff"), _along(2, linear=True)),
+    (_names("pixel_shuffle pixel_unshuffle"), _last_dims(lambda look: 3, linear=True)),
+    (_names("broadcast_tensors"), shapes.broadcast_together),
+    (_names("avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"), _last_dims(_spatial, linear=True)),
+    (_names("max_pool1d max_pool2d adaptive_max_pool2d"), _last_dims(_spatial)),
+    (_names("upsample_nearest2d.vec upsample_bilinear2d.vec"), _last_dims(_spatial, linear=True)),
+    (_names("tril triu"), _last_dims(lambda look: 2, linear=True)),
+    (_names("layer_norm rms_norm"), _last_dims(lambda look: len(look.argument(1)))),
+    (KINDS["convolution"] + _names("group_norm instance_norm prelu"), _batch_first),
+    (_names("batch_norm"), _batch_norm),
+    (_names("linear"), products.linear),
+    (_names("matmul mm bmm"), products.matmul),
+    (_names("addmm baddbmm"), products.added_matmul),
+    (_names("einsum"), products.einsum),
+    (_names("scaled_dot_product_attention"), products.attention),
+    (_names("lstm.input gru.input"), products.recurrent),
+    (_names("view reshape flatten.using_ints unflatten.int view_as reshape_as"), shapes.viewed),
+    (_names("permute transpose.int t numpy_T swapaxes movedim.int unsqueeze squeeze.dim squeeze.dims"), shapes.moved),
+    (_names("squeeze"), shapes.squeezed),
+    (_names("expand expand_as"), shapes.given_to_rows),
+    (_names("repeat"), shapes.repeated),
+    (_names("repeat_interleave.self_int"), shapes.each_repeated),
+    (_names("select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int"), shapes.part),
+    (_names("index_select gather"), shapes.taken(1)),
+    (_names("index.Tensor"), shapes.indexed),
+    (_names("cat stack"), shapes.joined),
+    (_names("pad constant_pad_nd"), shapes.padded),
+    (_names("embedding"), shapes.looked_up),
+    (_names("full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full scalar_tensor"), shapes.made),
+    (_names("arange arange.start arange.start_step"), shapes.numbered),
+    (_names("mse_loss l1_loss smooth_l1_loss huber_loss kl_div"), _compared(2)),
+    (_names("binary_cross_entropy"), _compared(3)),
+    (_names("binary_cross_entropy_with_logits"), _compared(4)),
+    (_names("cross_entropy_loss nll_loss nll_loss_nd"), _classified),
+)  # fmt: skip
+RULES: dict[str, _Rule] = {name: rule for names, rule in _GROUPS for name in names}

@@ -1,0 +1,200 @@
+"""The rules of dependence for what moves, takes and joins entries, and for tensors made from sizes. Pure: no torch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from potluck.graph.loss.dependence import FREE, Dependence, Kind, Mixes, function, over_rows, product, together
+from potluck.graph.loss.node_view import Look, outer_of
+from potluck_wire.graph import Ref, Sym
+
+_SOME = "takes some of the rows"
+
+
+def viewed(look: Look) -> Dependence | None:
+    """A reshape: the groups that come before the rows stay before them."""
+    value, axis, own = look.known[look.first], look.axis_of(look.first), look.axis
+    if axis is None or own is None:
+        return value if axis == own else None
+    before, now = prod(look.shape_of(look.first)[:axis]) * value.outer, prod(look.shape[:own])
+    outer = before // now if before % now == 0 else 0
+    if not outer or outer_of(look.shape, own, 1) % outer:
+        return None
+    return replace(value, outer=outer)
+
+
+def moved(look: Look) -> Dependence | None:
+    """Dimensions in another order, or new ones, of one entry."""
+    return look.known[look.first]
+
+
+def given_to_rows(look: Look) -> Dependence | None:
+    """Broadcast to another shape, perhaps to the rows."""
+    value = look.known[look.first]
+    if look.axis is None or look.axis_of(look.first) is not None:
+        return value
+    return over_rows(value)
+
+
+def broadcast_together(look: Look) -> list[Dependence] | None:
+    values = look.aligned(look.refs)
+    return None if values is None else [replace(v, outer=look.outer(look.refs)) for v in values]
+
+
+def repeated(look: Look) -> Dependence | None:
+    axis, value = look.axis_of(look.first), look.known[look.first]
+    if axis is None or look.axis is None:
+        return given_to_rows(look)
+    times = look.shape[look.axis] // look.shape_of(look.first)[axis]
+    return replace(value, outer=value.outer * times)
+
+
+def each_repeated(look: Look) -> Dependence | None:
+    return None if look.argument(2, "dim") is None else moved(look)
+
+
+def squeezed(look: Look) -> Dependence | None:
+    return None if look.axis_of(look.first) is not None else look.known[look.first]  # a batch of one row would go, too
+
+
+def part(look: Look) -> Dependence | None:
+    """A part along one dimension, or parts."""
+    split = any(word in look.node.op for word in ("split", "chunk"))
+    dim = look.argument(2 if split else 1, "dim", 0)
+    axis, value = look.axis_of(look.first), look.known[look.first]
+    if axis is None or dim % look.rank(look.first) != axis:
+        return value
+    if _is_whole(look):
+        return value
+    if split and look.axis is not None and value.outer > 1 and look.per_row(look.first) == value.outer:
+        n_parts, uneven = divmod(look.shape_of(look.first)[axis], look.shape[axis])
+        if not uneven and len(look.shapes) == n_parts and value.outer % n_parts == 0:
+            return replace(value, outer=value.outer // n_parts)
+    if value.kind == Kind.FREE and look.axis is None and look.per_row(look.first) == 1:
+        return value  # every row is like any other
+    if look.per_row(look.first) == 1:
+        raise Mixes(_SOME)
+    return None
+
+
+def _is_whole(look: Look) -> bool:
+    """Whether the part is all there is."""
+    return look.axis is not None and look.rank(look.first) == len(look.shape) and (
+        look.shape == look.shape_of(look.first) and len(look.shapes) == 1 and look.argument(4, "step", 1) == 1
+    )  # fmt: skip
+
+
+def _chosen(look: Look, value: Dependence, indices: list[Dependence]) -> Dependence:
+    """Entries of a value, chosen by indices: linear in the value."""
+    given = over_rows(value) if look.axis is not None else value
+    return product(given, function(indices))
+
+
+def taken(position: int) -> Callable[[Look], Dependence | None]:
+    """Entries along a dimension, by an index that may be of each row."""
+
+    def rule(look: Look) -> Dependence | None:
+        index, axis = look.argument(2, "index"), look.axis_of(look.first)
+        dim = look.argument(position, "dim") % max(look.rank(look.first), 1)
+        if axis == dim:
+            if look.per_row(look.first) == 1:
+                raise Mixes(_SOME)
+            return None
+        values = [look.known[look.first], look.known[index]]
+        if axis is not None and look.axis_of(index) not in (None, axis):
+            return None
+        layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in look.refs if look.axis_of(ref) is not None}
+        if len(layouts) > 1:
+            return None
+        if look.node.op.startswith("aten.index_select") and look.axis_of(index) is not None and axis is not None:
+            return None
+        return look.laid_out_as([look.first, index], _chosen(look, values[0], values[1:]))
+
+    return rule
+
+
+def indexed(look: Look) -> Dependence | None:
+    """x[i, j, ...]: rows numbered by `arange`, tables looked up for each row, and entries within a row."""
+    x, indices = look.first, look.argument(1)
+    given = [ref for ref in indices if isinstance(ref, Ref)]
+    axis, value = look.axis_of(x), look.known[x]
+    if len({look.rank(ref) for ref in given if look.axis_of(ref) is not None}) > 1:
+        return None
+    numbers = [ref for ref in given if look.known[ref].kind == Kind.COUNT]
+    places = {look.from_last(ref) for ref in given} - {None}
+    others = look.aligned([ref for ref in given if ref not in numbers])
+    if others is None:
+        return None
+    if axis is None:
+        return None if numbers else look.laid_out_as(given, _chosen(look, value, others))
+    at_axis = indices[axis] if axis < len(indices) else None
+    if isinstance(at_axis, Ref) and numbers == [at_axis]:  # x[arange(n), i]: of each row, in their order
+        having = [ref for ref in (x, *given) if look.axis_of(ref) is not None and ref != at_axis]
+        layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in having}
+        if len(places) > 1 or len(layouts) > 1 or look.per_row(at_axis) != look.per_row(x):
+            return None
+        return replace(_chosen(look, value, others), outer=value.outer)
+    if isinstance(at_axis, Ref):
+        raise Mixes(_SOME)
+    if any(look.axis_of(ref) is not None for ref in given):
+        return None
+    return look.laid_out_as([x], _chosen(look, value, others))
+
+
+def joined(look: Look) -> Dependence | None:
+    """Side by side along a dimension; along the rows, each part is a group."""
+    parts = [ref for ref in look.argument(0) if isinstance(ref, Ref)]
+    values, axes = [look.known[ref] for ref in parts], {look.axis_of(ref) for ref in parts}
+    if len(axes) > 1:
+        return None
+    (axis,) = axes
+    if axis is None:
+        return together(values)
+    layouts = {(value.outer, look.per_row(ref)) for value, ref in zip(values, parts, strict=True)}
+    if len(layouts) > 1:
+        return None
+    stacked = "stack" in look.node.op
+    along = not stacked and look.argument(1, "dim", 0) % look.rank(parts[0]) == axis
+    return replace(together(values), outer=values[0].outer * (len(parts) if along else 1))
+
+
+def padded(look: Look) -> Dependence | None:
+    """More entries along the last dimensions, of a value."""
+    axis, amounts = look.axis_of(look.first), look.argument(1)
+    place = None if axis is None else 2 * (look.rank(look.first) - 1 - axis)
+    if place is not None and any(amount != 0 for amount in amounts[place : place + 2]):
+        return None
+    fill, value = look.argument(3 if look.node.op == "aten.pad.default" else 2, "value", 0), look.known[look.first]
+    if fill in (0, None):
+        return value
+    return look.laid_out_as([look.first], together([value, FREE if axis is not None else look.number(fill)]))
+
+
+def looked_up(look: Look) -> Dependence | None:
+    table, index = look.first, look.argument(1)
+    if look.axis_of(table) is not None:
+        return None
+    return look.laid_out_as([index], _chosen(look, look.known[table], [look.known[index]]))
+
+
+# --- made from sizes ---
+
+
+def made(look: Look) -> Dependence | None:
+    """The same number everywhere."""
+    fill = next((look.argument(place, "fill_value") for word, place in _FILLS.items() if word in look.node.op), 0)
+    if isinstance(fill, Ref):
+        return None
+    return look.number(fill)
+
+
+_FILLS = {"new_full": 2, "full": 1, "scalar_tensor": 0}
+
+
+def numbered(look: Look) -> Dependence | None:
+    """0, 1, 2, ... : of as many as there are rows, their numbers."""
+    start = look.argument(0) if "start" in look.node.op else 0
+    if look.axis is None:
+        return None if any(isinstance(a, Sym) and look.number(a).degree for a in look.node.args) else FREE
+    whole = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
+    return Dependence(Kind.COUNT) if whole else None

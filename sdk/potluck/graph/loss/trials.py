@@ -1,0 +1,124 @@
+"""Trials of what could not be proven: a loss of some rows, and its gradients, against the mean over parts of them.
+
+They run in double precision, on rows of several sizes and seeds, so that a term over the batch shows beside others that
+are a million times as large. Rows of whole numbers, such as classes, are drawn from those of the example.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from potluck.graph.torch.batch_axis import Complete, OperatorFailed, Runner, arguments, largest, made_up
+from potluck_wire.operators import in_evaluation
+
+_ROWS = 6
+_PARTS = ([1, 5], [3, 3], [2, 1, 3])
+_MAGNITUDES = (1e-3, 1.0, 1e3)
+_TOLERANCE = 1e-9  # of the largest: sums in another order differ by 1e-14
+_ROUNDING = 1e-13  # of the largest gradient: one that is zero in truth, such as a key's bias, is made of it
+_HALVES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The loss of some rows, and the mean over their parts; `weight`: whose gradient differs, where losses do not."""
+
+    whole: float
+    parts: float
+    weight: str = ""
+
+
+class _Doubled(Runner):
+    """Runs an exported graph in evaluation and in double precision, whatever types it names."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = in_evaluation(str(target), args)
+        return super().call_function(target, *torch.fx.node.map_aggregate((args, kwargs), _doubled))
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.dtype in _HALVES else value
+    return torch.float64 if isinstance(value, torch.dtype) and value in _HALVES else value
+
+
+def difference(
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor],
+    complete: Complete = list,
+) -> Difference | None:  # fmt: skip
+    """Where the loss of some rows is not the mean over their parts; None where all trials agree.
+
+    Raises OperatorFailed where the loss runs on no rows like those of the example.
+    """
+    failed, ran = None, False
+    learned = [h for h, t in state.items() if isinstance(t, torch.nn.Parameter) and t.is_floating_point()]
+    for rows, weights in _trials(program, state, example):
+        try:
+            found = _compare(_Loss(program, weights, learned), complete(rows))
+        except OperatorFailed as error:
+            failed = error
+            continue
+        ran = True
+        if found is not None:
+            return found
+    if failed is not None and not ran:
+        raise failed
+    return None
+
+
+def _trials(
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor]
+) -> Iterator[tuple[list[torch.Tensor], dict[torch.fx.Node, torch.Tensor]]]:
+    """Rows and weights: first those of the user, then made-up ones of each size."""
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    yield [x[torch.arange(_ROWS) % x.shape[0]] for x in example], {h: t.detach().clone() for h, t in state.items()}
+    for seed, magnitude in enumerate(_MAGNITUDES):
+        generator = torch.Generator().manual_seed(seed)
+        weights = {h: made_up(state[h], i + seed) for i, h in enumerate(holders) if h in state}
+        yield [_drawn(x, magnitude, generator) for x in example], weights
+
+
+def _drawn(example: torch.Tensor, magnitude: float, generator: torch.Generator) -> torch.Tensor:
+    flat = example.reshape(-1)
+    shape = (_ROWS, *example.shape[1:])
+    if example.is_floating_point():
+        drawn = torch.randn(shape, generator=generator) * magnitude * (float(flat.abs().max()) or 1.0)
+        inside = bool(((flat >= 0) & (flat <= 1)).all())  # shares and odds stay such
+        return (drawn.abs() / (1 + drawn.abs()) if inside and magnitude != 1.0 else drawn).to(example.dtype)
+    drawn = flat[torch.randint(len(flat), shape, generator=generator)] if len(flat) else example[:0]
+    return (drawn * magnitude).to(drawn.dtype) if magnitude < 1 else drawn
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A loss with weights; called with rows, it gives itself and the gradients of what is learned."""
+
+    program: Any
+    weights: Mapping[torch.fx.Node, torch.Tensor]
+    learned: Sequence[torch.fx.Node]
+
+    def __call__(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        weights = {h: _doubled(tensor.clone()) for h, tensor in self.weights.items()}
+        leaves = [weights[h].requires_grad_() for h in self.learned]
+        with torch.enable_grad():
+            given = arguments(self.program, weights, [_doubled(x) for x in rows])
+            (loss,) = _Doubled(self.program.graph_module).run(*given)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+        return [loss.detach(), *(torch.zeros_like(w) if g is None else g for g, w in zip(found, leaves, strict=True))]
+
+
+def _compare(loss: _Loss, rows: Sequence[torch.Tensor]) -> Difference | None:
+    whole = loss(rows)
+    for sizes in _PARTS:
+        splits = zip(*(torch.split(x, sizes) for x in rows), strict=True)
+        found = [[value * (n / _ROWS) for value in loss(part)] for part, n in zip(splits, sizes, strict=True)]
+        parts = [torch.stack(values).sum(0) for values in zip(*found, strict=True)]
+        noise = _ROUNDING * max([largest(gradient) for gradient in whole[1:]], default=0.0)
+        for i, (a, b) in enumerate(zip(whole, parts, strict=True)):
+            if not torch.allclose(
+                a, b, rtol=_TOLERANCE, atol=_TOLERANCE * largest(a) + noise * (i > 0), equal_nan=True
+            ):
+                return Difference(float(whole[0]), float(parts[0]), str(loss.learned[i - 1].name) if i else "")
+    return None

@@ -1,0 +1,1 @@
+"""ONNX files as models, and pieces of models as ONNX."""

@@ -1,0 +1,133 @@
+"""Model from an ONNX file: for inference; its pieces are ONNX again, with the weights sent apart."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from potluck import records
+from potluck.errors import FileError, ModelError
+from potluck.graph.arguments import Arguments
+from potluck.graph.model import MAX_LAYERS, Model
+from potluck.graph.onnx.ports import port
+from potluck.graph.onnx.trace import OnnxTrace, trace
+from potluck.graph.partition.cuts import line
+from potluck.graph.partition.layers import layers
+from potluck_wire.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+
+KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
+_NOT_TRAINED = (
+    "a model from an ONNX file answers, and is not trained. Train the torch module that the file was made from: "
+    "Model.from_torch(net, example, loss=...)."
+)
+
+
+class OnnxModel(Model):
+    """A network from an ONNX file. It answers like any `Model`; its pieces are ONNX."""
+
+    def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = "") -> None:
+        n_inputs = len(traced.traced.graph.inputs)
+        laid_out = layers(line(traced.traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below)
+        arguments = Arguments(inputs=traced.inputs)
+        super().__init__(inference=laid_out, training=None, net=None, name=name, arguments=arguments)
+        self.untrained = _NOT_TRAINED
+        self._trace = traced
+        self._weights = {t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES}
+
+    @classmethod
+    def read(
+        cls, path: Path, *, sizes: Mapping[str, int], max_layers: int = MAX_LAYERS, merge_below: float = 0.0
+    ) -> "OnnxModel":
+        """The model in a file. `sizes` fixes every free dimension but the batch. Raises FileError, ModelError."""
+        try:
+            model = onnx.ModelProto.FromString(path.read_bytes())
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}.") from error
+        except DecodeError as error:
+            raise FileError(f"{path} is not an ONNX file.") from error
+        if not model.graph.output:
+            raise FileError(f"{path} holds no graph with outputs.")
+        return cls(trace(model, sizes), max_layers=max_layers, merge_below=merge_below, name=path.stem)
+
+    def as_torch(self, *, max_layers: int = MAX_LAYERS, merge_below: float = 0.0) -> Model:
+        """The same network made of torch's operators, which can be divided by rows; it answers within 1e-4.
+
+        Raises ModelError for operators that torch does not have.
+        """
+        import torch
+
+        from potluck.graph.onnx.module import OnnxNet
+        from potluck.graph.torch.trace import trace as export
+
+        net = OnnxNet(self._trace).eval()
+        names = [port.name for port in self._trace.traced.graph.inputs]
+        inputs = [torch.from_numpy(np.array(self._trace.example[name])) for name in names]
+        laid_out = layers(
+            line(export(net, inputs, input_names=names)),
+            n_inputs=len(names),
+            max_layers=max_layers,
+            merge_below=merge_below,
+        )
+        made = Model(inference=laid_out, training=None, net=net, name=self.name, arguments=self.arguments)
+        made.untrained = self.untrained
+        return made
+
+    def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
+        """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`."""
+        record, graph = super().segment(start, stop, train=train)
+        kept = tuple(p for p in graph.parameters if p.name in self._weights)
+        return record, Graph(inputs=graph.inputs, parameters=kept, outputs=graph.outputs, symbols=graph.symbols)
+
+    def kinds(self, train: bool = False) -> tuple[str, ...]:
+        """ONNX, for inference alone."""
+        return () if train else ("onnx",)
+
+    def document(self, start: int, stop: int, *, train: bool = False, kind: str = "onnx") -> bytes:
+        """Layers [start, stop) as an ONNX model, its weights left out."""
+        return self.document_of(self._laid_out(train).graph(start, stop))
+
+    def document_of(self, graph: Graph, kind: str = "onnx") -> bytes:
+        """A graph of this model's nodes as an ONNX model, its weights left out."""
+        whole = self._trace.model
+        model = onnx.ModelProto(ir_version=whole.ir_version)
+        model.opset_import.extend(whole.opset_import)
+        model.graph.name = "segment"
+        model.graph.input.extend(port(p.name, p.dtype, p.shape) for p in graph.inputs)
+        model.graph.output.extend(port(p.name, p.dtype, p.shape) for p in graph.outputs)
+        model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
+        wanted = {p.name for p in graph.parameters}
+        model.graph.initializer.extend(self._stripped(t) for t in whole.graph.initializer if t.name in wanted)
+        return bytes(model.SerializeToString())
+
+    def _stripped(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        if tensor.name not in self._weights:
+            return tensor
+        return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+    @property
+    def signature(self) -> str:
+        """A name that is the same for the same graph and layers, whatever the weights."""
+        whole = self.document(0, len(self.layers()))
+        return hashlib.sha256(whole + repr(self._inference.bounds).encode()).hexdigest()[:32]
+
+    def state(self) -> "dict[str, torch.Tensor]":
+        """All weights that are sent apart, by name."""
+        import torch
+
+        tensors = self._trace.traced.tensors
+        return {name: torch.from_numpy(np.array(tensors[name])) for name in self._weights}
+
+    def idle_state(self) -> "dict[str, torch.Tensor]":
+        """None: what is not sent apart stands in the document."""
+        return {}
+
+    def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
+        """Raises ModelError: an ONNX model is not trained."""
+        raise ModelError("an ONNX model is not trained, so it has no weights to load.")

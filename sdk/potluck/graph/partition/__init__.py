@@ -1,0 +1,1 @@
+"""Where a graph may be cut, and what crosses the cuts."""

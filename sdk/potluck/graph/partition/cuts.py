@@ -1,0 +1,317 @@
+"""Where a traced model may be cut, and what crosses each cut. Pure: no torch.
+
+`Bound` nodes depend on the model's inputs and stand in one line; the others (masks, positions, tables) cost little and
+are computed again in every segment that needs them. A cut stands before a bound node. It is open where every tensor
+alive there counts rows in its first dimension, and where nothing that belongs together is torn apart: a trained
+parameter used on both sides (tied weights), running statistics, a random mask.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.graph.traced import Traced, Type
+from potluck_wire.graph import (
+    BATCH,
+    Expression,
+    Graph,
+    Input,
+    Node,
+    Output,
+    Ref,
+    Sym,
+    Symbol,
+    node_refs,
+    symbols_in,
+)  # fmt: skip
+from potluck_wire.operators import KIND_OF
+
+_NO_GRADIENT = frozenset({"aten.detach.default"})
+_SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
+
+
+def multiple(shape: tuple[Expression, ...]) -> int:
+    """k where the first dimension is k times the batch and no other depends on it; 0 where that is not so."""
+    if not shape or any(BATCH in symbols_in(size) for size in shape[1:]):
+        return 0
+    return _times(shape[0], BATCH)
+
+
+def _times(size: Expression, name: str) -> int:
+    """k where the size is k times the symbol, else 0."""
+    if size == name:
+        return 1
+    if isinstance(size, tuple) and size[0] == "*" and name in size[1:] and len(size) == 3:
+        (other,) = [factor for factor in size[1:] if factor != name] or [0]
+        return other if isinstance(other, int) else 0
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A traced model in a line. `bound[i]` is the position of a node; `tied` are ranges of i that stay together."""
+
+    traced: Traced
+    bound: tuple[int, ...]
+    place: dict[int, int]  # value -> bound index
+    floating: frozenset[int]  # values
+    requires: frozenset[Ref]  # values through which a gradient flows
+    uses: dict[Ref, tuple[int, ...]]  # the bound nodes that read a value, ascending; len(bound) for the model's outputs
+    tied: tuple[tuple[int, int, str], ...]
+    needs: tuple[frozenset[int], ...]  # per bound node: all values outside the line that it needs, transitively
+
+    def alive(self, cut: int) -> tuple[Ref, ...]:
+        """The values that cross the cut before bound node `cut`, in the order in which they are made."""
+        crossing = [ref for ref, uses in self.uses.items() if self.place[ref.value] < cut <= uses[-1]]
+        return tuple(sorted(crossing, key=lambda ref: (ref.value, ref.item or 0)))
+
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each bound node the bound nodes that it reads."""
+        nodes = self.traced.graph.nodes
+        read = ([ref.value for ref in node_refs(nodes[position])] for position in self.bound)
+        return tuple(tuple(sorted({self.place[v] for v in values if v in self.place})) for values in read)
+
+    def inputs_of(self, start: int, stop: int) -> set[int]:
+        """The model's inputs that bound nodes [start, stop) read."""
+        nodes, n_inputs = self.traced.graph.nodes, len(self.traced.graph.inputs)
+        read = {ref.value for position in self.bound[start:stop] for ref in node_refs(nodes[position])}
+        return {value for value in read.union(*self.needs[start:stop]) if value < n_inputs}
+
+    def symbols_of(self, start: int, stop: int) -> frozenset[str]:
+        """The sizes that bound nodes [start, stop) need to know."""
+        return frozenset().union(*(self._symbols_at(i) for i in range(start, stop)))
+
+    def shuts(self, cut: int) -> str:
+        """Why the cut before bound node `cut` must stay shut because of what belongs together; empty if it need not."""
+        return next((name for start, stop, name in self.tied if start < cut <= stop), "")
+
+    def open_cuts(self) -> tuple[int, ...]:
+        """Every cut that may be made."""
+        found, by_rows = [], self.traced.by_rows
+        symbols_after = self._symbols_after()
+        for cut in range(1, len(self.bound)):
+            if self.shuts(cut):
+                continue
+            alive = self.alive(cut)
+            types = [self.traced.type_of(ref) for ref in alive]
+            if not alive or any(
+                ref not in by_rows or not multiple(t.shape) for ref, t in zip(alive, types, strict=True)
+            ):
+                continue
+            if all(name == BATCH or _readable(name, types) for name in symbols_after[cut]):
+                found.append(cut)
+        return tuple(found)
+
+    def _symbols_after(self) -> list[frozenset[str]]:
+        after: list[frozenset[str]] = [frozenset()] * (len(self.bound) + 1)
+        for i in reversed(range(len(self.bound))):
+            after[i] = after[i + 1] | self._symbols_at(i)
+        return after
+
+    def _symbols_at(self, i: int) -> frozenset[str]:
+        graph, types = self.traced.graph, self.traced.types
+        used: set[str] = set()
+        for value in {graph.first_node + self.bound[i]} | self.needs[i]:
+            used |= {name for t in types[value] for size in t.shape for name in symbols_in(size)}
+            if value >= graph.first_node:
+                used |= _symbols_of(graph.nodes[value - graph.first_node])
+        return frozenset(used)
+
+
+def line(traced: Traced, order: Sequence[int] = ()) -> Line:
+    """The line of a traced model; `order`: the places of its bound nodes in another order in which they can run."""
+    graph = traced.graph
+    first, n_inputs = graph.first_node, len(graph.inputs)
+    bound_values = set(range(n_inputs))
+    bound = []
+    needs: dict[int, frozenset[int]] = {}
+    for position, node in enumerate(graph.nodes):
+        value = first + position
+        read = {ref.value for ref in node_refs(node)}
+        if read & bound_values or KIND_OF[node.op] == "buffer":
+            bound_values.add(value)
+            bound.append(position)
+        outside = {v for v in read if v not in bound_values}
+        needs[value] = frozenset(outside).union(*(needs.get(v, frozenset()) for v in outside))
+    bound = [bound[i] for i in order] or bound
+    place = {first + position: i for i, position in enumerate(bound)}
+    per_bound = tuple(needs[first + position] for position in bound)
+    floating = frozenset(first + p for p in range(len(graph.nodes)) if first + p not in place)
+    return Line(
+        traced=traced,
+        bound=tuple(bound),
+        place=place,
+        floating=floating,
+        requires=_requires(traced),
+        uses=_uses(graph, bound, place),
+        tied=_tied(graph, per_bound),
+        needs=per_bound,
+    )
+
+
+def _uses(graph: Graph, bound: Sequence[int], place: dict[int, int]) -> dict[Ref, tuple[int, ...]]:
+    found: dict[Ref, list[int]] = {}
+    for i, position in enumerate(bound):
+        for ref in node_refs(graph.nodes[position]):
+            if ref.value in place:
+                found.setdefault(ref, []).append(i)
+    for output in graph.outputs:
+        if output.ref.value in place:
+            found.setdefault(output.ref, []).append(len(bound))
+    return {ref: tuple(uses) for ref, uses in found.items()}
+
+
+def _tied(graph: Graph, needs: tuple[frozenset[int], ...]) -> tuple[tuple[int, int, str], ...]:
+    """Ranges (first use, last use, name) of everything that must not be in two segments."""
+    n_inputs, first = len(graph.inputs), graph.first_node
+    names = {n_inputs + i: p.name for i, p in enumerate(graph.parameters) if p.trainable}
+    names |= {first - len(graph.buffers) + i: b.name for i, b in enumerate(graph.buffers) if b.updated}
+    names |= {first + i: f"a mask of node {i}" for i, node in enumerate(graph.nodes) if KIND_OF[node.op] == "random"}
+    if not any(output.gradient for output in graph.outputs):
+        return ()  # in inference a copy on both sides does no harm
+    uses: dict[int, list[int]] = {}
+    for i, values in enumerate(needs):
+        for value in values & names.keys():
+            uses.setdefault(value, []).append(i)
+    return tuple((min(i), max(i), names[value]) for value, i in uses.items() if len(i) > 1)
+
+
+def _requires(traced: Traced) -> frozenset[Ref]:
+    """The values through which a gradient flows in training."""
+    graph = traced.graph
+    n_inputs, first = len(graph.inputs), graph.first_node
+    found = {Ref(n_inputs + i) for i, p in enumerate(graph.parameters) if p.trainable}
+    for position, node in enumerate(graph.nodes):
+        value = first + position
+        kind = KIND_OF[node.op]
+        silent = kind in ("creation", "buffer") or (kind == "comparison" and node.op not in _SELECTS)
+        if node.op in _NO_GRADIENT or silent or not any(ref in found for ref in node_refs(node)):
+            continue
+        for item, t in enumerate(traced.types[value]):
+            if t.dtype.startswith(("float", "bfloat")):
+                found |= {Ref(value, item)} if len(traced.types[value]) > 1 else {Ref(value), Ref(value, 0)}
+    return frozenset(found & _reaching(graph, found))
+
+
+def _reaching(graph: Graph, requires: set[Ref]) -> set[Ref]:
+    """Of the values that require a gradient, those from which one can come: they lead to the loss."""
+    todo = [output.ref for output in graph.outputs if output.gradient and output.ref in requires]
+    values = {ref.value for ref in todo}
+    while todo:
+        value = todo.pop().value
+        if value >= graph.first_node:
+            new = [
+                r for r in node_refs(graph.nodes[value - graph.first_node]) if r in requires and r.value not in values
+            ]
+            values.update(ref.value for ref in new)
+            todo += new
+    return {ref for ref in requires if ref.value in values}
+
+
+def _readable(name: str, types: Iterable[Type]) -> bool:
+    return any(_times(size, name) for t in types for size in t.shape)
+
+
+def _symbols_of(node: Node) -> frozenset[str]:
+    def inside(argument: object) -> frozenset[str]:
+        if isinstance(argument, Sym):
+            return symbols_in(argument.expression)
+        if isinstance(argument, tuple):
+            return frozenset().union(*(inside(item) for item in argument))
+        return frozenset()
+
+    return frozenset().union(*(inside(a) for a in node.args), *(inside(a) for _, a in node.kwargs))
+
+
+def _name(ref: Ref) -> str:
+    return f"v{ref.value}" if ref.item is None else f"v{ref.value}.{ref.item}"
+
+
+def cut_out(
+    line: Line, start: int, stop: int, inputs: Sequence[Ref] | None = None, outputs: Sequence[Ref] | None = None
+) -> Graph:
+    """Bound nodes [start, stop) as a graph of their own: first the model's inputs that it reads, then what crosses.
+
+    `inputs` and `outputs`: what comes from and goes to others; all that is alive at the cuts unless given.
+    """
+    traced, graph = line.traced, line.traced.graph
+    first, n_inputs = graph.first_node, len(graph.inputs)
+    last = stop == len(line.bound)
+    own = {first + position for position in line.bound[start:stop]}
+    ports = _ports(line, line.alive(stop) if outputs is None else outputs) if not last else graph.outputs
+    needed = own | frozenset().union(*line.needs[start:stop])
+    for output in ports:
+        if output.ref.value in line.floating or output.ref.value < first:
+            needed |= {output.ref.value} | _closure(graph, output.ref.value)
+    read = {ref.value for value in own for ref in node_refs(graph.nodes[value - first])} | needed
+    feeds = [Ref(value) for value in range(n_inputs) if value in read]
+    crossing = (line.alive(start) if start else ()) if inputs is None else inputs
+    taken = [*feeds, *crossing]
+    states = [value for value in range(n_inputs, first) if value in read]
+    nodes = sorted(value for value in needed if value >= first)
+    number = {ref: i for i, ref in enumerate([*taken, *map(Ref, states), *map(Ref, nodes)])}
+
+    def move(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            whole = Ref(argument.value)
+            return Ref(number[argument]) if argument in number else Ref(number[whole], argument.item)
+        return tuple(move(item) for item in argument) if isinstance(argument, tuple) else argument
+
+    n_parameters = len(graph.parameters)
+    return Graph(
+        inputs=tuple(_input(line, ref) for ref in taken),
+        parameters=tuple(graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters),
+        buffers=tuple(graph.buffers[v - n_inputs - n_parameters] for v in states if v >= n_inputs + n_parameters),
+        nodes=tuple(
+            Node(
+                number=node.number, op=node.op, args=move(node.args), kwargs=tuple((k, move(a)) for k, a in node.kwargs)
+            )
+            for node in (graph.nodes[value - first] for value in nodes)
+        ),
+        outputs=tuple(
+            Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient) for o in ports
+        ),
+        symbols=symbols_read(traced, [traced.type_of(ref) for ref in taken]),
+    )  # fmt: skip
+
+
+def _closure(graph: Graph, value: int) -> frozenset[int]:
+    """All values that a value outside the line needs."""
+    if value < graph.first_node:
+        return frozenset()
+    read = {ref.value for ref in node_refs(graph.nodes[value - graph.first_node])}
+    return frozenset(read).union(*(_closure(graph, v) for v in read))
+
+
+def _ports(line: Line, refs: Iterable[Ref]) -> tuple[Output, ...]:
+    training = any(output.gradient for output in line.traced.graph.outputs)
+    found = []
+    for ref in refs:
+        t = line.traced.type_of(ref)
+        gradient = training and ref in line.requires
+        found.append(Output(name=_name(ref), ref=ref, dtype=t.dtype, shape=t.shape, gradient=gradient))
+    return tuple(found)
+
+
+def _input(line: Line, ref: Ref) -> Input:
+    graph = line.traced.graph
+    if ref.value < len(graph.inputs):
+        return graph.inputs[ref.value]
+    (port,) = _ports(line, [ref])
+    return Input(name=port.name, dtype=port.dtype, shape=port.shape, gradient=port.gradient)
+
+
+def symbols_read(traced: Traced, types: list[Type]) -> tuple[Symbol, ...]:
+    """Where a segment reads each symbol from: the first of its inputs that has it in a dimension."""
+    found = []
+    for symbol in traced.graph.symbols:
+        places = [
+            (i, dim, _times(size, symbol.name))
+            for i, t in enumerate(types)
+            for dim, size in enumerate(t.shape)
+            if _times(size, symbol.name)
+        ]
+        if places:
+            i, dim, k = places[0]
+            found.append(Symbol(name=symbol.name, input=i, dim=dim, multiple=k, hint=symbol.hint))
+    return tuple(found)

@@ -1,0 +1,252 @@
+"""Operators as layers: which of the open cuts are worth offering to a planner, and what each layer weighs.
+
+A layer ends before a heavy operator, where the fewest tensors are alive; residual blocks and the halves of transformer
+blocks come out whole. Where one layer would be more than a third of the model, wider cuts are let in. Then neighbours
+are merged, the lightest first, until `max_layers` are left and none is below `merge_below` of the model (Dora's Delta).
+Parallel branches begin and end with a layer; a cut inside one counts only the branch's own tensors.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from potluck.errors import ModelError
+from potluck.graph.cost.operator_costs import HEAVY, backward_flop, forward_flop, kept, kept_beside
+from potluck.graph.partition.batch_norms import values_per_row
+from potluck.graph.partition.boundary_tensors import Crossings, crossings
+from potluck.graph.partition.branches import find
+from potluck.graph.partition.cuts import Line, cut_out
+from potluck.graph.partition.cuts import line as make_line
+from potluck.records import Edge, Layer
+from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref, node_refs
+from potluck_wire.operators import KIND_OF
+
+Spans = tuple[tuple[int, int], ...]
+
+MAX_SHARE = 1 / 3  # of the model in one layer, before wider cuts are let in
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A line with the cuts that are offered: layer i is bound nodes [bounds[i], bounds[i + 1])."""
+
+    line: Line
+    bounds: tuple[int, ...]
+    records: tuple[Layer, ...]
+    crossings: Crossings
+
+    def graph(self, start: int, stop: int) -> Graph:
+        """Layers [start, stop) as a graph of their own."""
+        taken = [ref for ref, _ in self.crossings.into(start, stop)]
+        given = self.crossings.out_of(start, stop)
+        return cut_out(self.line, self.bounds[start], self.bounds[stop], taken, given)
+
+    def sources(self, start: int, stop: int) -> tuple[int, ...]:
+        """For each value that layers [start, stop) take from earlier ones, the layer that gives it."""
+        return tuple(layer for _, layer in self.crossings.into(start, stop))
+
+
+def layers(line: Line, *, n_inputs: int, max_layers: int, merge_below: float = 0.0) -> Layers:
+    """The layers of a line; the first `n_inputs` of the graph's inputs are the model's, the others targets."""
+    if max_layers < 1:
+        raise ModelError(f"a model needs at least one layer; got max_layers={max_layers}.")
+    weights = _weights(line)
+    found = find(line.reads(), weights)
+    if found.spans:
+        ordered = make_line(line.traced, found.order)
+        branched = _laid_out(ordered, [weights[i] for i in found.order], found.spans, n_inputs, max_layers, merge_below)
+        if branched is not None:
+            return branched
+    chain = _laid_out(line, weights, (), n_inputs, max_layers, merge_below)
+    if chain is None:
+        raise AssertionError("a chain is always possible")
+    return chain
+
+
+def _laid_out(
+    line: Line, weights: list[float], spans: Spans, n_inputs: int, max_layers: int, merge_below: float
+) -> Layers | None:
+    """Layers whose branches are `spans`; None where a size that a branch needs cannot be read inside it."""
+    cuts = _worth_offering(line, weights, spans)
+    sizes = {**line.traced.hints, BATCH: 1}
+    nbytes = {cut: sum(line.traced.type_of(ref).nbytes(sizes) for ref in _crossing(line, cut, spans)) for cut in cuts}
+    ends = {end for span in spans for end in span}
+    bounds = _merged((0, *cuts, len(line.bound)), weights, nbytes, max_layers, merge_below, ends)
+    crossing = crossings(line, bounds, branched=bool(spans))
+    records = _records(line, bounds, crossing if spans else None, n_inputs)
+    made = Layers(line=line, bounds=bounds, records=records, crossings=crossing)
+    return made if not spans or all(_readable(made, layer) for layer in range(len(records))) else None
+
+
+def _readable(made: Layers, layer: int) -> bool:
+    """Whether a layer finds every size that it needs in its own inputs."""
+    known = {symbol.name for symbol in made.graph(layer, layer + 1).symbols}
+    return made.line.symbols_of(made.bounds[layer], made.bounds[layer + 1]) <= known | {BATCH}
+
+
+def _crossing(line: Line, cut: int, spans: Spans) -> tuple[Ref, ...]:
+    """What crosses a cut, but for what merely passes by the branch that it is in."""
+    refs = line.alive(cut)
+    inside = [span for span in spans if span[0] < cut < span[1]]
+    if not inside:
+        return refs
+    start, stop = max(inside)
+    return tuple(r for r in refs if start <= line.place[r.value] or any(cut <= use < stop for use in line.uses[r]))
+
+
+def _weights(line: Line) -> list[float]:
+    """Share of the model in each bound node: half by arithmetic, half by parameters."""
+    traced, graph = line.traced, line.traced.graph
+    sizes = {**traced.hints, BATCH: 1}
+    flop = [forward_flop(traced, position, sizes) for position in line.bound]
+    size = {len(graph.inputs) + i: math.prod(p.shape) for i, p in enumerate(graph.parameters)}
+    first_use: dict[int, int] = {}
+    for i, needed in enumerate(line.needs):
+        for value in needed & size.keys():
+            first_use.setdefault(value, i)
+    owned = [0.0] * len(line.bound)
+    for value, i in first_use.items():
+        owned[i] += size[value]
+    total_flop, total_size = sum(flop) or 1.0, sum(owned) or 1.0
+    return [0.5 * f / total_flop + 0.5 * s / total_size for f, s in zip(flop, owned, strict=True)]
+
+
+def _worth_offering(line: Line, weights: list[float], spans: Spans) -> tuple[int, ...]:
+    """One cut between two heavy operators, where the fewest tensors and then bytes cross; and the ends of branches."""
+    graph, sizes = line.traced.graph, {**line.traced.hints, BATCH: 1}
+    heavy = [KIND_OF[graph.nodes[position].op] in HEAVY for position in line.bound]
+    cuts = line.open_cuts()
+    ends = {end for span in spans for end in span}.intersection(cuts)
+    alive = {cut: _crossing(line, cut, spans) for cut in cuts}
+    cost = {cut: (len(refs), sum(line.traced.type_of(r).nbytes(sizes) for r in refs)) for cut, refs in alive.items()}
+    narrow = _best_between(heavy, [cut for cut in cuts if cost[cut][0] == 1], cost)
+    bounds = [0, *narrow, len(line.bound)]
+    wide = []
+    for start, stop in pairwise(bounds):
+        if sum(weights[start:stop]) > MAX_SHARE:
+            inside = [cut for cut in cuts if start < cut < stop]
+            wide += _best_between(heavy[:stop], inside, cost, start)
+    before = list(accumulate(heavy, initial=0))
+    done = {before[end] for end in ends}  # between the same two heavy operators one cut is enough
+    return tuple(sorted({*(cut for cut in (*narrow, *wide) if before[cut] not in done), *ends}))
+
+
+def _best_between(heavy: list[bool], cuts: list[int], cost: dict[int, tuple[int, int]], start: int = 0) -> list[int]:
+    """Among cuts with no heavy operator in between, the cheapest, the latest of equals; none at either end."""
+    groups: dict[int, list[int]] = {}
+    for cut in cuts:
+        groups.setdefault(sum(heavy[start:cut]), []).append(cut)
+    total = sum(heavy[start:])
+    return [min(group, key=lambda c: (cost[c], -c)) for n, group in groups.items() if 0 < n < total]
+
+
+def _merged(
+    bounds: tuple[int, ...], weights: list[float], nbytes: dict[int, int], max_layers: int, merge_below: float,
+    ends: set[int],
+) -> tuple[int, ...]:  # fmt: skip
+    """Bounds without the cuts between light neighbours; of cuts alike, those that cost many bytes go first.
+
+    The ends of branches go only when nothing else is left to merge.
+    """
+    left = list(bounds)
+    usual = sorted(nbytes.values())[len(nbytes) // 2] if nbytes else 1
+    while len(left) > 2:
+        shares = [sum(weights[start:stop]) for start, stop in pairwise(left)]
+        if len(shares) <= max_layers and min(shares) >= merge_below:
+            break
+        pairs = zip(pairwise(shares), left[1:-1], strict=True)
+        burden = [(a + b) / (1 + nbytes[cut] / (usual or 1)) for (a, b), cut in pairs]
+        candidates = range(len(burden))
+        if len(shares) <= max_layers:  # the lightest layer joins a neighbour
+            i = min(range(len(shares)), key=shares.__getitem__)
+            candidates = range(max(i - 1, 0), min(i + 1, len(burden)))
+        del left[min(candidates, key=lambda k: (left[k + 1] in ends, burden[k])) + 1]
+    return tuple(left)
+
+
+def _records(line: Line, bounds: tuple[int, ...], crossing: Crossings | None, n_inputs: int) -> tuple[Layer, ...]:
+    """The layers; their edges where there are branches (`crossing`)."""
+    seen: dict[str, int] = {}
+    found, fed = [], set[int]()
+    for layer, (start, stop) in enumerate(pairwise(bounds)):
+        name = _name(line, start, stop)
+        seen[name] = seen.get(name, 0) + 1
+        record = _record(line, start, stop, name if seen[name] == 1 else f"{name}#{seen[name]}")
+        new = line.inputs_of(start, stop) - fed
+        fed |= new
+        types = [line.traced.type_of(Ref(value)) for value in new if value < n_inputs]
+        feed_bytes = sum(t.nbytes({**line.traced.hints, BATCH: 1}) for t in types) if layer else 0
+        edges = _edges(line, crossing.hands[layer]) if crossing else ()
+        found.append(replace(record, edges=edges, feed_bytes=feed_bytes))
+    return tuple(found)
+
+
+def _edges(line: Line, given: Mapping[Ref, tuple[int, ...]]) -> tuple[Edge, ...]:
+    sizes, trains = {**line.traced.hints, BATCH: 1}, _trains(line.traced.graph)
+    totals: dict[tuple[int, ...], tuple[int, int]] = {}
+    for ref, takers in given.items():
+        outputs, gradients = totals.get(takers, (0, 0))
+        size = line.traced.type_of(ref).nbytes(sizes)
+        totals[takers] = outputs + size, gradients + (size if trains and ref in line.requires else 0)
+    return tuple(Edge(to=to, output_bytes=o, gradient_bytes=g) for to, (o, g) in sorted(totals.items()))
+
+
+def _record(line: Line, start: int, stop: int, name: str) -> Layer:
+    traced, graph = line.traced, line.traced.graph
+    sizes = {**traced.hints, BATCH: 1}
+    states = sorted(frozenset().union(*line.needs[start:stop]))
+    n_inputs, first = len(graph.inputs), graph.first_node
+    of_parameters = [v - n_inputs for v in states if n_inputs <= v < n_inputs + len(graph.parameters)]
+    of_buffers = [v - n_inputs - len(graph.parameters) for v in states if first - len(graph.buffers) <= v < first]
+    last = stop == len(line.bound)
+    crossing = [output.ref for output in graph.outputs] if last else line.alive(stop)
+    positions = line.bound[start:stop]
+    kept_by = positions if _trains(graph) else ()
+    saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
+    flowing = line.requires if _trains(graph) and not last else frozenset()
+    widest_bytes, reused_bytes = _second_gradients(line, start, stop)
+    return Layer(
+        name=name,
+        parameter_bytes=sum(_state_bytes(graph.parameters[i]) for i in of_parameters),
+        buffer_bytes=sum(_state_bytes(graph.buffers[i]) for i in of_buffers),
+        output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing),
+        gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing if ref in flowing),
+        activation_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place)
+        + sum(kept_beside(traced, p, line.requires) for p in kept_by),
+        forward_flop=sum(forward_flop(traced, p, sizes) for p in positions),
+        backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions) if _trains(graph) else 0.0,
+        norm_values=values_per_row(traced, positions),
+        widest_parameter_bytes=widest_bytes,
+        reused_bytes=reused_bytes,
+    )
+
+
+def _second_gradients(line: Line, start: int, stop: int) -> tuple[int, int]:
+    """Of the parameters that are trained, those of the operator that has most, and those that several read."""
+    graph = line.traced.graph
+    sizes = {len(graph.inputs) + i: _state_bytes(p) for i, p in enumerate(graph.parameters) if p.trainable}
+    read = [[value for value in needed if value in sizes] for needed in line.needs[start:stop]]
+    n_readers = Counter(value for values in read for value in values)
+    widest_bytes = max((sum(sizes[value] for value in values) for values in read), default=0)
+    return widest_bytes, sum(sizes[value] for value, n in n_readers.items() if n > 1)
+
+
+def _trains(graph: Graph) -> bool:
+    return any(output.gradient for output in graph.outputs)
+
+
+def _state_bytes(state: Parameter | Buffer) -> int:
+    return math.prod(state.shape) * DTYPE_BYTES[state.dtype]
+
+
+def _name(line: Line, start: int, stop: int) -> str:
+    """After the module of the first parameter, else after the first operator."""
+    graph = line.traced.graph
+    names = {len(graph.inputs) + i: p.name for i, p in enumerate(graph.parameters)}
+    for position in line.bound[start:stop]:
+        for ref in node_refs(graph.nodes[position]):
+            if ref.value in names:
+                return names[ref.value].rpartition(".")[0] or names[ref.value]
+    return graph.nodes[line.bound[start]].op.split(".")[1]

@@ -1,0 +1,156 @@
+"""Which values of an exported model count rows: seen by running it on three rows together, then on one and on two.
+
+A shape alone cannot tell [rows x heads] from [heads x rows]. So each value is boiled down to one number per row, and
+the numbers of the parts must be those of the whole. It runs as in evaluation (batch normalisation ties rows together),
+and on made-up weights, so that no zero of the real ones hides anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from potluck.graph.partition.cuts import multiple
+from potluck.graph.torch.convert import where
+from potluck.graph.traced import Type
+from potluck_wire.graph import Ref
+from potluck_wire.operators import in_evaluation
+
+ROWS = 3
+_FIRST, _SECOND = slice(0, 1), slice(1, ROWS)
+_TOLERANCE = 1e-3  # of the largest: kernels for one and three rows sum in different orders
+
+
+class OperatorFailed(Exception):
+    """An operator failed over the values of rows like the examples."""
+
+    def __init__(self, node: torch.fx.Node, error: Exception) -> None:
+        super().__init__(f"{node.target}{where(node)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+
+
+class Runner(torch.fx.Interpreter):
+    """Runs a graph; raises OperatorFailed where an operator does not take the values."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        """What the node gives."""
+        try:
+            return super().run_node(node)
+        except Exception as error:  # whatever an operator raises over the values
+            raise OperatorFailed(node, error) from error
+
+
+class _Watcher(Runner):
+    """Runs an exported graph in evaluation and keeps one number per row of every value that may count rows."""
+
+    def __init__(self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]) -> None:
+        super().__init__(program.graph_module)
+        self.values, self.types, self.rows = values, types, ROWS
+        self.found: dict[Ref, torch.Tensor] = {}
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(target, in_evaluation(str(target), args), kwargs)
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        result = super().run_node(node)
+        ref = self.values.get(node)
+        for item, tensor in enumerate(result if isinstance(result, list | tuple) else (result,)):
+            if isinstance(ref, Ref) and isinstance(tensor, torch.Tensor):
+                self._note(ref if tensor is result else Ref(ref.value, item), tensor)
+        return result
+
+    def _note(self, ref: Ref, tensor: torch.Tensor) -> None:
+        if multiple(self.types[ref.value][ref.item or 0].shape) and tensor.numel():
+            flat = tensor.detach().reshape(self.rows, -1).double()
+            self.found[ref] = flat @ _weights(flat.shape[1])
+
+
+Complete = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def by_rows(
+    program: Any,
+    values: Mapping[torch.fx.Node, Any],
+    types: Sequence[tuple[Type, ...]],
+    state: Mapping[torch.fx.Node, torch.Tensor],
+    example: Sequence[torch.Tensor],
+    complete: Complete = list,
+) -> frozenset[Ref]:
+    """Every value whose first dimension counts rows of the batch, one after the other.
+
+    `complete` adds to some rows what else the graph takes beside them. Raises OperatorFailed where the graph does not
+    even run on the rows of the example.
+    """
+
+    def seen(inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]) -> frozenset[Ref]:
+        def digests(part: slice) -> dict[Ref, torch.Tensor]:
+            watcher = _Watcher(program, values, types)
+            watcher.rows = part.stop - part.start
+            _run(watcher, program, weights, [x[part].clone() for x in inputs])
+            return watcher.found
+
+        whole, first, second = digests(slice(0, ROWS)), digests(_FIRST), digests(_SECOND)
+        everywhere = whole.keys() & first.keys() & second.keys()
+        return frozenset(ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]])))
+
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    try:
+        weights = {holder: made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state}
+        return seen(complete([_varied(x) for x in example]), weights)
+    except OperatorFailed:  # an index may have left its range: the real rows and weights, then
+        real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
+        if all(bool((x == x[:1]).all()) for x in real):
+            raise  # rows that are all the same show nothing
+        return seen(complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()})
+
+
+def _run(
+    watcher: _Watcher, program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> Any:
+    """The outputs for these inputs and this state."""
+    with torch.no_grad():
+        return watcher.run(*arguments(program, state, inputs))
+
+
+def arguments(
+    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """What a program is called with: its state, then these inputs; nothing for state that it does not use."""
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    rest = iter(inputs)
+    unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
+    return [torch.zeros(0) if h in unused else state[h] if h in state else next(rest) for h in holders]
+
+
+def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+    return torch.allclose(whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True)
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value that is a number."""
+    return float(tensor.abs().nan_to_num(posinf=0.0).max()) if tensor.numel() else 0.0
+
+
+def made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """A weight of the usual size in place of the real one; buffers and constants as they are."""
+    if not isinstance(tensor, torch.nn.Parameter) or not tensor.is_floating_point():
+        return tensor.detach().clone()
+    generator = torch.Generator().manual_seed(seed)
+    fan_in = max(tensor[0].numel(), 1) if tensor.dim() > 1 and len(tensor) else 1
+    made = torch.randn(tensor.shape, generator=generator) * fan_in**-0.5
+    return torch.as_tensor(made if tensor.dim() > 1 else 1.0 + 0.1 * made, dtype=tensor.dtype)
+
+
+def _varied(example: torch.Tensor) -> torch.Tensor:
+    """Three rows like those of the example, all different."""
+    generator = torch.Generator().manual_seed(0)
+    rows = example[torch.arange(ROWS) % example.shape[0]].clone()
+    if rows.is_floating_point():
+        scale = float(rows.std().nan_to_num()) if rows.numel() > 1 else 1.0
+        return rows + torch.randn(rows.shape, generator=generator).to(rows.dtype) * (scale or 1.0)
+    flat = example.reshape(-1)
+    return flat[torch.randint(len(flat), rows.shape, generator=generator)] if len(flat) else rows
+
+
+def _weights(n: int) -> torch.Tensor:
+    """Fixed numbers around one, of no simple pattern."""
+    return torch.add(1.0, torch.sin(torch.arange(n, dtype=torch.float64) * 12.9898 + 0.7), alpha=0.5)

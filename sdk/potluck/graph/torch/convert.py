@@ -1,0 +1,227 @@
+"""From the nodes that torch.export gives to ours: plain arguments, no aliases changed in place, nothing private."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from potluck.errors import ModelError
+from potluck.graph.torch.symbolic_sizes import expression
+from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
+from potluck_wire.operators import KIND_OF, OPERATORS
+
+# what an exporter checks and a device need not; and arguments that say where or how, not what
+_DROPPED = frozenset(
+    {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size"}
+)
+_PLACEMENT = frozenset({"device", "pin_memory", "layout", "memory_format", "non_blocking", "copy"})
+_CASTS = frozenset(
+    {"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default", "aten.to.other"}
+)
+_RENAMED = {
+    "aten.lift_fresh_copy.default": "aten.clone.default",
+    "aten.lift_fresh.default": "aten.alias.default",
+    "aten.detach_.default": "aten.detach.default",
+    "aten.empty.memory_format": "aten.zeros.default",  # never memory as it lies
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
+_TO_THE_END = 2**63 - 1  # where a slice ends that says no end
+_COPIES = frozenset(
+    {"cat", "stack", "pad", "constant_pad_nd", "repeat", "clone", "index_select", "gather", "roll", "flip"}
+)
+
+
+class Converter:
+    """Collects our nodes; values are numbered from `first`. `values` maps torch's nodes to what they are here."""
+
+    def __init__(self, first: int, symbols: Mapping[str, str], buffers: range) -> None:
+        self.first, self.symbols, self.buffers = first, symbols, buffers
+        self.nodes: list[Node] = []
+        self.made: list[Any] = []  # what torch says that each node gives
+        self.modules: list[str] = []  # where in the user's model each stands
+        self._module = ""
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.updated: set[int] = set()  # buffers that nodes change
+
+    def graph(self, graph: torch.fx.Graph, owner: torch.nn.Module) -> Any:
+        """Convert all nodes of a graph; its output."""
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self._module = _path(node)
+                self._call(node, owner)
+            elif node.op == "output":
+                return self._argument(node.args[0])
+        raise ModelError("the exported graph has no output.")
+
+    def _call(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
+        value, target = node.meta.get("val"), node.target
+        name = str(target)
+        if isinstance(value, int | torch.SymInt):
+            return  # arithmetic of sizes: whoever uses it evaluates the expression
+        if target is operator.getitem:
+            self._item(node)
+        elif name == "wrap_with_set_grad_enabled":
+            self._inline(node, owner, *node.args[1:], detached=not node.args[0])
+        elif name == "wrap_with_autocast":
+            self._autocast(node, owner)
+        elif isinstance(target, torch._ops.OpOverload):
+            if target._opname not in _DROPPED:
+                self._operator(node, name)
+        elif isinstance(value, torch.SymBool | torch.SymFloat):
+            raise ModelError(
+                f"the shape of a value depends on the data{where(node)}.",
+                next_step="Keep the shape, with torch.where or a mask that is multiplied.",
+            )
+        else:
+            raise ModelError(f"the operation {name} cannot be sent to a device{where(node)}.")
+
+    def _item(self, node: torch.fx.Node) -> None:
+        whole = self._argument(node.args[0])
+        index: Any = node.args[1]
+        self.values[node] = whole[index] if isinstance(whole, tuple) else Ref(whole.value, index)
+
+    def _autocast(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
+        """A region without autocast becomes part of the graph: nothing is converted there, nor outside."""
+        _, dtype, enabled, _, *rest = node.args
+        if enabled:
+            raise ModelError(
+                f"it computes under torch.autocast{where(node)}, whose conversions devices do not make.",
+                next_step=f"Leave that block out, and convert yourself: x.to({dtype}), or the whole module, "
+                f"net.to({dtype}).",
+            )
+        self._inline(node, owner, *rest)
+
+    def _inline(
+        self, node: torch.fx.Node, owner: torch.nn.Module, inner: Any, *arguments: Any, detached: bool = False
+    ) -> None:
+        """A region becomes part of the graph; where gradients are off in it, its results are detached."""
+        module = getattr(owner, inner.target)
+        holders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for holder, argument in zip(holders, arguments, strict=True):
+            self.values[holder] = self._argument(argument)
+        result = self.graph(module.graph, module)
+        results = result if isinstance(result, tuple) else (result,)
+        if detached:
+            outputs = next(n for n in module.graph.nodes if n.op == "output").args[0]
+            results = tuple(self._detached(ref, out) for ref, out in zip(results, outputs, strict=True))
+        self.values[node] = results
+
+    def _detached(self, ref: Any, node: torch.fx.Node) -> Any:
+        return self._add("aten.detach.default", (ref,), {}, node.meta["val"]) if isinstance(ref, Ref) else ref
+
+    def _add(self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any) -> Ref:
+        self.nodes.append(Node(number=len(self.nodes), op=op, args=args, kwargs=tuple(sorted(kwargs.items()))))
+        self.made.append(value)
+        self.modules.append(self._module)
+        return Ref(self.first + len(self.nodes) - 1)
+
+    def _operator(self, node: torch.fx.Node, name: str) -> None:
+        args = tuple(self._argument(argument) for argument in node.args)
+        kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in _PLACEMENT}
+        name = _RENAMED.get(name, name)
+        if name in _CASTS:
+            name, args, kwargs = self._cast(node, args)
+        elif name == "aten.clone.default" and node.kwargs.get("memory_format") is torch.contiguous_format:
+            name = "aten.contiguous.default"
+        elif name == "aten.contiguous.default":
+            args = args[:1]
+        elif name == "aten.slice.Tensor":
+            args = tuple(MAX_INT if a == _TO_THE_END else a for a in args)
+        elif name == "aten.embedding.default":
+            args = args[:4]  # its gradient is a plain tensor, never a sparse one
+        packet = name.split(".")[1]
+        if packet.endswith("_") and not packet.startswith("__"):
+            self._in_place(node, name, args, kwargs)
+            return
+        if name not in OPERATORS:
+            raise ModelError(
+                f"the operator {name} is not on the devices' list{where(node)}.",
+                next_step="Write this part with other operators, or leave it outside the model.",
+                operator=name,
+            )
+        self.values[node] = self._add(name, args, kwargs, node.meta["val"])
+
+    def _cast(
+        self, node: torch.fx.Node, args: tuple[Argument, ...]
+    ) -> tuple[str, tuple[Argument, ...], dict[str, Argument]]:
+        """Every way to convert a tensor, as `to.dtype`; a mere change of device as an alias."""
+        before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype  # type: ignore[union-attr]
+        if before == after:
+            return "aten.alias.default", args[:1], {}
+        return "aten.to.dtype", (args[0], _dtype(after)), {}
+
+    def _in_place(
+        self, node: torch.fx.Node, name: str, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> None:
+        """A change in place becomes a new value that later readers see; of a buffer, only counting is allowed."""
+        target, source = args[0], node.args[0]
+        if KIND_OF.get(name.replace("_.", ".", 1)) == "random" and args[2] is False:
+            self.values[node] = target  # a dropout that is off
+            return
+        if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers and not node.users:
+            self.updated.add(target.value)
+            self._add(name, args, kwargs, node.meta["val"])
+            return
+        functional = name.replace("_.", ".", 1)
+        aliased = source.op == "placeholder" or _is_view(source) or any(_is_view(u) for u in source.users if u < node)  # type: ignore[union-attr]
+        if functional not in OPERATORS or aliased:
+            raise ModelError(
+                f"the operator {name} changes a tensor in place that others may see{where(node)}.",
+                next_step=f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
+                operator=name,
+            )
+        self.values[node] = self.values[source] = self._add(functional, args, kwargs, node.meta["val"])  # type: ignore[index]
+
+    def _argument(self, value: Any) -> Any:
+        """A torch argument as one of ours."""
+        if isinstance(value, torch.fx.Node):
+            if value in self.values:
+                return self.values[value]
+            return self._size(value.meta["val"])
+        if isinstance(value, list | tuple):
+            return tuple(self._argument(item) for item in value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.dtype):
+            return _dtype(value)
+        if isinstance(value, torch.SymInt):
+            return self._size(value)
+        if isinstance(value, torch.device | torch.layout | torch.memory_format):
+            return None
+        raise ModelError(f"an argument of type {type(value).__name__} cannot be sent to a device.")
+
+    def _size(self, value: Any) -> Argument:
+        if not isinstance(value, int | torch.SymInt):
+            raise ModelError(
+                "a number is computed from the data, not from the shapes of the inputs.",
+                next_step="Keep it a tensor, or compute it outside the model.",
+            )
+        size = expression(value, self.symbols)
+        return size if isinstance(size, int) else Sym(size)
+
+
+def _dtype(dtype: torch.dtype) -> Dtype:
+    return Dtype(str(dtype).removeprefix("torch."))
+
+
+def _is_view(node: Any) -> bool:
+    """Whether the node's result may share memory with its argument."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return bool(node.op == "call_function")
+    name = str(node.target)
+    return KIND_OF.get(name) == "shape" and name.split(".")[1] not in _COPIES
+
+
+def where(node: torch.fx.Node) -> str:
+    """In which module of the user's model a node stands."""
+    path = _path(node)
+    return f" (in the module {path})" if path else ""
+
+
+def _path(node: Any) -> str:
+    """The path of the innermost module that a node stands in; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return "" if path == "net" else path.removeprefix("net.")

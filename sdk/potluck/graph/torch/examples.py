@@ -1,0 +1,92 @@
+"""Examples of inputs and targets, as the user gives them, made ready for tracing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+import torch
+
+from potluck.errors import ModelError
+from potluck.graph.arguments import by_names, ordered, parameters, places, target_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The inputs of an example in the order of `forward`, what it calls them, and which it gets by these names."""
+
+    tensors: list[torch.Tensor]
+    names: tuple[str, ...]
+    keywords: tuple[str, ...] = ()  # empty for what goes by place
+
+
+def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
+    """The inputs of an example: a tensor, a row of them, or a mapping by the names that `forward` gives them."""
+    known = parameters(net)
+    named = by_names(example, [p.name for p in known])
+    if named is not None:
+        given = {name: value for name, value in named.items() if value is not None}
+        names = ordered(given, net)
+        by_place = {p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY}
+        tensors = [_checked(given[name], f"example input {name}") for name in names]
+        return Inputs(tensors=tensors, names=names, keywords=tuple("" if n in by_place else n for n in names))
+    needed = [p.name for p in known if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty]
+    if needed:
+        raise ModelError(
+            f"forward takes {', '.join(needed)} by name alone.",
+            next_step=f'Give the example as a mapping: {{"{needed[0]}": tensor, ...}}.',
+        )
+    tensors, own = _rows_of(example, "input"), places(net)
+    return Inputs(tensors=tensors, names=(*own, *[""] * len(tensors))[: len(tensors)])
+
+
+def targets_of(loss: Callable[..., Any] | None, example: Any) -> tuple[list[torch.Tensor], tuple[tuple[str, ...], ...]]:
+    """The targets of an example in the order in which the loss takes them, and all names that each may have."""
+    own = places(loss)[1:] if loss is not None else ()
+    named = by_names(example, own)
+    if named is None or loss is None:
+        tensors = _rows_of(example if named is None else list(named.values()), "target")
+        return tensors, target_names(loss, len(tensors)) if loss is not None else ()
+    keys = tuple(named)
+    if len(keys) != 1 or keys[0] in own[1:]:  # the only one may have a name of its own
+        keys = tuple(name for name in own[: len(named)] if name in named)
+        if len(keys) < len(named):
+            raise ModelError(
+                f"the targets are {', '.join(map(str, named))}; the loss takes {', '.join(own) or 'none by name'}.",
+                next_step="Call them as the loss does, or give them as a tuple, in order.",
+            )
+    return [_checked(named[key], f"example target {key}") for key in keys], target_names(loss, len(keys), keys)
+
+
+def _rows_of(example: Any, what: str) -> list[torch.Tensor]:
+    """The tensors of an example, which is one of them, or a row of them."""
+    tensors = list(example) if isinstance(example, Sequence | Iterator) and not isinstance(example, str) else [example]
+    return [
+        _checked(tensor, f"example {what}{f' {i}' if len(tensors) > 1 else ''}") for i, tensor in enumerate(tensors)
+    ]
+
+
+def _checked(tensor: Any, which: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ModelError(
+            f"{which} is a {type(tensor).__name__}; a tensor whose first dimension is the batch is expected.",
+            next_step="Wrap the module in one that takes tensors, one after the other.",
+        )
+    if tensor.dim() == 0 or tensor.layout is not torch.strided:
+        form = "has no dimension" if tensor.dim() == 0 else "is sparse"
+        raise ModelError(f"{which} {form}; a dense tensor whose first dimension is the batch is expected.")
+    return tensor
+
+
+def at_least_two(
+    inputs: list[torch.Tensor], targets: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The example with two rows where it has one: a batch of one would be taken for a constant."""
+    rows = {tensor.shape[0] for tensor in (*inputs, *targets)}
+    if len(rows) != 1 or 0 in rows:
+        raise ModelError(
+            f"the examples have {sorted(rows)} rows.", next_step="Give them all the same batch, as first dimension."
+        )
+    if rows == {1}:
+        return [torch.cat([x, x]) for x in inputs], [torch.cat([x, x]) for x in targets]
+    return inputs, targets

@@ -1,0 +1,142 @@
+"""torch.export called: the program of a user's module, or in words what in the module is in its way."""
+
+import io
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.errors import ModelError
+from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
+from potluck_wire.graph import BATCH
+
+TRY = "Does net(example) run? The first dimension of every example is the batch."
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+_LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
+
+def export(module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[Any, range]:
+    """The program of a module for any batch, and for which lengths of the sequence, which is dimension `dims[i]`.
+
+    It is any length, unless the module itself sets a limit, as a table of positions does. Raises ModelError: what is in
+    the way, and where.
+    """
+    _check_autocast()
+    lengths = ANY_LENGTH
+    while True:
+        try:
+            with _quiet():
+                shapes = (_dynamic(dims, lengths),)
+                return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False), lengths
+        except Exception as error:
+            narrower = _limited(str(error), lengths)
+            if narrower == lengths:
+                raise _in_words(error) from error
+            lengths = narrower
+
+
+def _dynamic(dims: Sequence[int | None], lengths: range) -> tuple[dict[int, Any], ...]:
+    """The sizes that change, as torch.export takes them."""
+    batch = torch.export.Dim(BATCH, min=1, max=MAX_SIZE)
+    sequence = torch.export.Dim(SEQUENCE, min=lengths[0], max=lengths[-1])
+    return tuple({0: batch} if dim is None else {0: batch, dim: sequence} for dim in dims)
+
+
+def _limited(text: str, lengths: range) -> range:
+    """Those of the lengths that the module takes, as far as an error of torch's tells."""
+    found = re.search(rf"\b{SEQUENCE} = Dim\('{SEQUENCE}'(?:, min=(\d+))?(?:, max=(\d+))?\)", text)
+    least, most = found.groups() if found else (None, None)
+    return range(max(lengths.start, int(least or 0)), min(lengths.stop, int(most or MAX_SIZE) + 1))
+
+
+def _check_autocast() -> None:
+    """Raise ModelError under `torch.autocast`: its conversions would be in the types of the graph, not in the graph."""
+    on = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
+    if on:
+        raise ModelError(
+            f"it is made under torch.autocast({on[0]!r}), whose conversions devices do not make.",
+            next_step="Make it outside that block; net.to(torch.bfloat16) computes in bfloat16.",
+        )
+
+
+def _in_words(error: Exception) -> ModelError:
+    """What torch.export cannot do with a module, and what to do about it."""
+    text, where = str(error), _where(error)
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return ModelError(
+            f"its control flow depends on the data{where}: {first_line(text)}",
+            next_step="Use torch.where or masks in place of if and loops over values.",
+        )
+    if one := re.search(rf"\b{SEQUENCE} = (\d+)\s", text):
+        return ModelError(
+            f"it works for one length of its sequence only, {one[1]}{where}.",
+            next_step="Leave out sequence_dims, and give an example as long as inputs will be. (A loop over the "
+            "sequence fixes its length, and so does a table that is added as a whole.)",
+        )
+    if several := re.search(rf"\b{SEQUENCE} = (\d+)\*_{SEQUENCE}", text):
+        return ModelError(
+            f"it takes only multiples of {several[1]} as lengths of its sequence{where}.",
+            next_step="Leave out sequence_dims, and pad inputs to the length of the example.",
+        )
+    if "Constraints violated" in text or "specialized" in text:
+        return ModelError(
+            f"it works only for one size of batch (or sequence){where}: {first_line(text)}",
+            next_step="Write -1 or x.shape[0] for the batch in views and reshapes.",
+        )
+    if stranger := re.search(r"Found <class '([^']+)'> in output", text):
+        return _strange_output(stranger[1])
+    return ModelError(f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY)
+
+
+def _strange_output(kind: str) -> ModelError:
+    """An output holds an object of a class that is not made of tensors in a way that torch knows."""
+    name = kind.rpartition(".")[2]
+    if kind.startswith("transformers.") and "Cache" in name:
+        return ModelError(
+            f"its output holds a {name}, the keys and values of a model that writes text, which is no tensor.",
+            next_step="Switch it off: net.config.use_cache = False; or return the logits alone, from a module around "
+            "it that calls net(ids, use_cache=False).logits.",
+        )
+    return ModelError(
+        f"its output holds a {name}, which is no tensor.",
+        next_step="Return tensors, or tuples, lists, dicts or named tuples of them.",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs and prints the half-made graph before it raises; what we raise instead says enough."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    before, said = [logger.disabled for logger in loggers], io.StringIO()
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with redirect_stderr(said):
+            yield
+        sys.stderr.write(said.getvalue())  # it went well: these are warnings
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code on the way to an error."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    inside = [frame for frame in frames if frame.name == "forward"]
+    return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})" if inside else ""
+
+
+def first_line(text: str) -> str:
+    """The line of an error of torch's that says most."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = next(
+        (line for line in lines if "specialized" in line or "data-dependent" in line), lines[0] if lines else ""
+    )
+    return told[:240].rstrip(".") + "."

@@ -1,0 +1,57 @@
+"""Training and evaluation: a module is traced in the modes that its user left it in, and gets them back.
+
+What was put into `eval()` inside a module that is trained is frozen: its normalisations keep their statistics, its
+dropout drops nothing. A module that is in evaluation as a whole says nothing of the kind: it may have come so from a
+library, or have just answered. Where that makes a difference, its user is asked.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from potluck.errors import ModelError
+from potluck.graph.traced import Traced
+from potluck_wire.graph import Node
+from potluck_wire.operators import in_evaluation
+
+_DROPPING = {"aten.dropout.default": 1, "aten.feature_dropout.default": 1, "aten.lstm.input": 5, "aten.gru.input": 5}
+
+
+@contextmanager
+def modes_of(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """The module as it is trained, or in evaluation, for a while; every submodule gets its own mode back."""
+    before = [(module, module.training) for module in net.modules()]
+    if not training or undecided(net):
+        net.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+def undecided(net: torch.nn.Module) -> bool:
+    """Whether the module is in evaluation as a whole."""
+    return not any(module.training for module in net.modules())
+
+
+def check_modes(net: torch.nn.Module, traced: Traced) -> None:
+    """Raise ModelError for a module in evaluation as a whole whose graph in training differs from that."""
+    if not undecided(net):
+        return
+    for node, module in zip(traced.graph.nodes, traced.modules, strict=True):
+        if _differs(node):
+            what = f"{node.op.split('.')[1]}{f' in the module {module}' if module else ''}"
+            raise ModelError(
+                f"it is in evaluation as a whole, and its training differs from that: {what}.",
+                next_step="Call net.train() before; what you then put into eval(), such as net.backbone.eval(), stays "
+                "so in training.",
+            )
+
+
+def _differs(node: Node) -> bool:
+    """Whether an operator does something in training that it does not do in evaluation."""
+    if in_evaluation(node.op, node.args) == node.args:
+        return False
+    return node.op not in _DROPPING or node.args[_DROPPING[node.op]] != 0

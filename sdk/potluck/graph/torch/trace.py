@@ -1,0 +1,369 @@
+"""torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from potluck.errors import ModelError
+from potluck.graph.loss.batch_reductions import Divided, Tallies, extract
+from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
+from potluck.graph.loss.trials import difference
+from potluck.graph.partition.outputs import check_outputs
+from potluck.graph.torch import symbolic_sizes
+from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
+from potluck.graph.torch.convert import Converter
+from potluck.graph.torch.export_program import TRY, export, first_line
+from potluck.graph.torch.modes import check_modes, modes_of
+from potluck.graph.torch.statefulness import check_forgets
+from potluck.graph.torch.trainability import check_learning
+from potluck.graph.traced import SEQUENCE, Traced, Type
+from potluck_wire.graph import (
+    BATCH,
+    DTYPE_BYTES,
+    Buffer,
+    Graph,
+    Input,
+    Node,
+    Output,
+    Parameter,
+    Ref,
+    SegmentError,
+    Symbol,
+    node_refs,
+    refs,
+    validate,
+)  # fmt: skip
+
+_UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
+
+
+class _WithLoss(torch.nn.Module):
+    """The model and its loss as one module."""
+
+    def __init__(
+        self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int, keywords: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.net, self.loss, self._n_inputs, self._keywords = net, loss, n_inputs, tuple(keywords)
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        with Divided():
+            answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
+            return self.loss(answer, *tensors[self._n_inputs :])
+
+
+class _Alone(torch.nn.Module):
+    """The model, called as `_WithLoss` calls it, so that names come out alike."""
+
+    def __init__(self, net: torch.nn.Module, keywords: Sequence[str]) -> None:
+        super().__init__()
+        self.net, self._keywords = net, tuple(keywords)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return _called(self.net, tensors, self._keywords)
+
+
+def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:
+    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it goes by place."""
+    named = list(zip(keywords or [""] * len(inputs), inputs, strict=True))
+    return net(*[x for name, x in named if not name], **{name: x for name, x in named if name})
+
+
+def trace(
+    net: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    *,
+    input_names: Sequence[str],
+    loss: Callable[..., torch.Tensor] | None = None,
+    targets: Sequence[torch.Tensor] = (),
+    sequence_dims: Sequence[int | None] = (),
+    keywords: Sequence[str] = (),
+) -> Traced:
+    """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets; output: the loss).
+
+    `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all by place.
+
+    Raises ModelError for control flow that depends on data, operators that no device runs, and a batch that is not the
+    first dimension everywhere.
+    """
+    tensors = [*inputs, *targets]
+    module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
+    dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
+    with modes_of(net, training=loss is not None):
+        program, lengths = export(module, tensors, dims)
+    structure = program.call_spec.out_spec
+    traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    traced = replace(traced, lengths=lengths, structure=structure)
+    if loss is not None:
+        check_modes(net, traced)
+    if not any(tensor.is_meta for tensor in tensors):
+        with modes_of(net, training=loss is not None):
+            check_forgets(module, tensors)
+    return traced
+
+
+def _traced(
+    program: Any, module: torch.nn.Module, names: list[str], tensors: list[torch.Tensor], dims: list[Any], train: bool
+) -> Traced:
+    holders = _holders(program)
+    symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
+    meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
+    tallies = _tallies(program, holders, state, symbols, tensors) if train and not meta else None
+    if tallies is not None:
+        holders, names = _holders(program), [*names, *tallies.names]
+    n_holders = len(holders.all)
+    converter = Converter(n_holders, symbols, holders.buffer_places)
+    converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
+    result = converter.graph(program.graph, program.graph_module)
+    if train:
+        converter.updated |= _running(converter.nodes)
+    types = [_types(h.meta["val"], symbols) for h in holders.all] + [_types(v, symbols) for v in converter.made]
+    graph = Graph(
+        **_ports(holders, names, [kinds[0] for kinds in types], state, converter.updated),
+        nodes=tuple(converter.nodes),
+        outputs=_outputs(result, types, train),
+        symbols=_symbols(symbols, dims, tensors),
+    )
+    rows, own = frozenset[Ref](), {holder: tensor for holder, (_, tensor) in state.items()}
+
+    def complete(some: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [*some, *tallies(some)] if tallies is not None else some
+
+    if not meta:
+        rows = _seen(program, converter.values, types, own, tensors, complete)
+    graph, kept = _without_dead(graph)
+    try:
+        validate(graph)
+    except SegmentError as error:
+        raise ModelError(f"it cannot be sent to a device: {error}") from error
+    number = {old: new for new, old in enumerate(kept)}
+    names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
+    traced = Traced(
+        graph=graph,
+        types=tuple(types[value] for value in kept),
+        by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
+        tensors={name: tensor for name, tensor in state.values() if name in names_left},
+        modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
+        tallies=tallies or (),
+    )
+    if meta:
+        return traced
+    if not train:
+        check_outputs(traced)
+        check_apart(traced)
+        return traced
+    unproven = check_loss(traced)
+    if unproven:
+        _check_trials(program, own, tensors, complete, unproven)
+    check_learning(module, tensors)
+    return replace(traced, unproven=unproven)
+
+
+def _failed(error: OperatorFailed) -> ModelError:
+    return ModelError(
+        f"it does not run on rows like the examples: {first_line(str(error))}",
+        next_step=f"{TRY} Give two rows or more that differ, of values as they will be.",
+    )
+
+
+def _seen(
+    program: Any, values: dict[Any, Any], types: list[tuple[Type, ...]], state: dict[Any, torch.Tensor],
+    tensors: list[torch.Tensor], complete: Complete,
+) -> frozenset[Ref]:  # fmt: skip
+    """What shows only when the graph is run on rows like those of the examples: which values count rows."""
+    try:
+        return by_rows(program, values, types, state, tensors, complete)
+    except OperatorFailed as error:
+        raise _failed(error) from error
+
+
+def _check_trials(
+    program: Any, state: dict[Any, torch.Tensor], tensors: list[torch.Tensor], complete: Complete, unproven: str
+) -> None:
+    """Raise ModelError where trials show that a loss is no mean over rows of which the graph does not tell."""
+    try:
+        found = difference(program, state, tensors, complete)
+    except OperatorFailed as error:
+        raise _failed(error) from error
+    if found is not None:
+        what = f"the gradient of {found.weight} differs" if found.weight else f"{found.parts:.6g} is the mean of parts"
+        raise ModelError(
+            f"the loss is no mean over rows: {found.whole:.6g} for some rows, and {what}. Look at {unproven}.",
+            next_step=NEXT_STEP,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holders:
+    """torch's nodes that stand for what comes in, in our order; `targets`: what those of the state stand for."""
+
+    inputs: list[Any]
+    parameters: list[Any]
+    buffers: list[Any]
+    targets: dict[Any, str]
+
+    @property
+    def all(self) -> list[Any]:
+        return [*self.inputs, *self.parameters, *self.buffers]
+
+    @property
+    def buffer_places(self) -> range:
+        return range(len(self.inputs) + len(self.parameters), len(self.all))
+
+
+def _holders(program: Any) -> _Holders:
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    kinds = {h: specs[h.name].kind.name if h.name in specs else "USER_INPUT" for h in holders}  # these are tallies
+    odd = [kind for kind in kinds.values() if kind not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
+    if odd:
+        raise ModelError(f"it holds an object that cannot be sent to a device ({odd[0].lower()}).")
+    used = [holder for holder in holders if holder.users]
+    parameters = [h for h in used if kinds[h] == "PARAMETER"]
+    buffers = [h for h in used if kinds[h] in ("BUFFER", "CONSTANT_TENSOR")]
+    return _Holders(
+        inputs=[h for h in holders if kinds[h] == "USER_INPUT"],
+        parameters=parameters,
+        buffers=buffers,
+        targets={h: specs[h.name].target for h in (*parameters, *buffers)},
+    )
+
+
+def _tallies(
+    program: Any, holders: _Holders, state: dict[Any, tuple[str, torch.Tensor]], symbols: dict[str, str],
+    tensors: list[torch.Tensor],
+) -> Tallies | None:  # fmt: skip
+    """The tallies of the loss, of constants and buffers of its own; the program takes them as inputs from now on."""
+    own = {h: state[h][1] for h in holders.buffers if not holders.targets[h].startswith("net.")}
+    try:
+        return extract(program, holders.inputs, own, symbols, tensors)
+    except OperatorFailed as error:
+        raise _failed(error) from error
+
+
+def _ports(
+    holders: _Holders, names: list[str], types: list[Type], state: dict[Any, tuple[str, torch.Tensor]],
+    updated: set[int],
+) -> dict[str, Any]:  # fmt: skip
+    """Inputs, parameters and buffers of the graph."""
+    at = {holder: place for place, holder in enumerate(holders.all)}
+
+    def of_state(holder: Any) -> dict[str, Any]:
+        name, tensor = state[holder]
+        return {"name": name, "dtype": types[at[holder]].dtype, "shape": tuple(tensor.shape)}
+
+    def trainable(tensor: torch.Tensor) -> bool:
+        return bool(tensor.requires_grad) and tensor.is_floating_point()
+
+    inputs = zip(names, types, strict=False)
+    return {
+        "inputs": tuple(Input(name=name, dtype=kind.dtype, shape=kind.shape) for name, kind in inputs),
+        "parameters": tuple(Parameter(**of_state(h), trainable=trainable(state[h][1])) for h in holders.parameters),
+        "buffers": tuple(Buffer(**of_state(h), updated=at[h] in updated) for h in holders.buffers),
+    }
+
+
+def _running(nodes: Sequence[Node]) -> set[int]:
+    """The values that normalisations change in training: running statistics."""
+    changing = [node for node in nodes if node.op in _UPDATERS and node.args[_UPDATERS[node.op][1] + 1] is True]
+    return {ref.value for node in changing for place in _UPDATERS[node.op] for ref in refs(node.args[place])}
+
+
+def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
+    """torch's names of the batch and the sequence -> ours."""
+    names: dict[str, str] = {}
+    for holder, dim in zip(users, dims, strict=True):
+        shape = holder.meta["val"].shape
+        names[str(shape[0].node.expr)] = BATCH
+        if dim is not None:
+            names[str(shape[dim].node.expr)] = SEQUENCE
+    return names
+
+
+def _symbols(names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]) -> tuple[Symbol, ...]:
+    found = [Symbol(name=BATCH, input=0, dim=0, hint=tensors[0].shape[0])]
+    if SEQUENCE in names.values():
+        source = next(i for i, dim in enumerate(dims) if dim is not None)
+        found.append(Symbol(name=SEQUENCE, input=source, dim=dims[source], hint=tensors[source].shape[dims[source]]))
+    return tuple(found)
+
+
+def _state(program: Any, module: torch.nn.Module, targets: dict[Any, str]) -> dict[Any, tuple[str, torch.Tensor]]:
+    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor)."""
+    own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    found = {}
+    for holder, target in targets.items():
+        tensor = own[target] if target in own else program.constants[target]
+        name = (
+            target.removeprefix("net.") if target.startswith("net.") else f"own-{target}"
+        )  # no attribute has a hyphen
+        found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
+    return found
+
+
+def _types(value: Any, symbols: dict[str, str]) -> tuple[Type, ...]:
+    parts = value if isinstance(value, list | tuple) else (value,)
+    types = []
+    for part in parts:
+        dtype = str(part.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES:
+            raise ModelError(f"it computes with {dtype}, which devices do not.")
+        types.append(Type(dtype=dtype, shape=symbolic_sizes.shape(part, symbols)))
+    return tuple(types)
+
+
+def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[Output, ...]:
+    found = []
+    for i, ref in enumerate(result if isinstance(result, tuple) else (result,)):
+        name = ("loss" if train else "output") + (f"_{i}" if i else "")
+        if not isinstance(ref, Ref):
+            raise ModelError(f"{name} is {ref!r}, which is no tensor.", next_step="Leave it out of what is returned.")
+        kind = types[ref.value][ref.item or 0]
+        found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
+    if train and (len(found) != 1 or found[0].shape != ()):
+        raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")
+    return tuple(found)
+
+
+def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph without nodes and state that no output needs, and which values are left."""
+    first = graph.first_node
+    needed = {output.ref.value for output in graph.outputs}
+    for position in reversed(range(len(graph.nodes))):
+        node = graph.nodes[position]
+        if first + position in needed or node.op == "aten.add_.Tensor":
+            needed |= {first + position} | {ref.value for ref in node_refs(node)}
+    n_inputs = len(graph.inputs)
+    kept = [value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed]
+    number = {old: new for new, old in enumerate(kept)}
+    states = [*graph.parameters, *graph.buffers]
+    alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
+    nodes = [graph.nodes[value - first] for value in kept if value >= first]
+    return Graph(
+        inputs=graph.inputs,
+        parameters=tuple(state for state in alive if isinstance(state, Parameter)),
+        buffers=tuple(state for state in alive if isinstance(state, Buffer)),
+        nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
+        outputs=tuple(
+            Output(name=o.name, ref=moved(o.ref, number), dtype=o.dtype, shape=o.shape, gradient=o.gradient)
+            for o in graph.outputs
+        ),
+        symbols=graph.symbols,
+    ), kept
+
+
+def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
+    """The node with other numbers for the values that it reads."""
+    args = tuple(moved(argument, values) for argument in node.args)
+    return Node(number=number, op=node.op, args=args, kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs))
+
+
+def moved(argument: Any, values: dict[int, int]) -> Any:
+    """An argument with other numbers for its values."""
+    if isinstance(argument, Ref):
+        return Ref(values[argument.value], argument.item)
+    return tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument

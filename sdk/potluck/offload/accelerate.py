@@ -1,0 +1,257 @@
+"""accelerate: one model, one request at a time, answered by the device here with the help of stronger ones."""
+
+import math
+import platform
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import ModelError, UserError
+from potluck.graph.traced import SEQUENCE
+from potluck.handle import Handle, Task, resolved
+from potluck.lab.agent_specs import Spec
+from potluck.lab.local_agents import LocalAgents
+from potluck.offload.accelerated import Fast
+from potluck.offload.cache import SplitStore, default_directory
+from potluck.offload.plan.lowering import Shareable
+from potluck.offload.rows.operator_times import Pace, pace
+from potluck.offload.split_table import (
+    BANDWIDTHS,
+    BANDWIDTHS_OF_SEVERAL,
+    FIRST_BANDWIDTHS,
+    FIRST_BANDWIDTHS_OF_SEVERAL,
+    N_SEARCHES,
+    SplitCase,
+)
+from potluck.profile.profiles import Profile
+from potluck.records import Inference
+from potluck.run.batches import as_tuple
+from potluck.sessions.members import Member
+from potluck.simulate.cost import interpolate
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.graph import Model
+    from potluck.home import Home
+
+OBJECTIVES = ("latency", "energy")
+OWN = "this-machine"  # what an agent is called that is started here
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One device of a home: `home["desktop"]`."""
+
+    home: "Home"
+    name: str
+
+    @property
+    def member(self) -> Member:
+        """What is known of it."""
+        return self.home.devices[self.name]
+
+    def __repr__(self) -> str:
+        return repr(self.member)
+
+    def _repr_html_(self) -> str:
+        return self.member._repr_html_()
+
+
+def accelerate(
+    model: "torch.nn.Module | Model | Handle[Model] | str | Path",
+    example: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None, *,
+    helper: Place | Sequence[Place], device: Place | None = None, objective: str = "latency",
+    deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
+) -> Handle[Fast]:  # fmt: skip
+    """The model as something to call: it answers as the model does, sooner or with less energy.
+
+    Parameters
+    ----------
+    model
+        A torch module, a `potluck.Model`, or the path of an ONNX file.
+        It takes one input tensor: the rows of that are what is divided.
+    example
+        An input as requests will have it, of the same shape and number of rows.
+    helper
+        The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
+    device
+        Where the answers are wanted; default: the agent on this machine, or one that is started for it.
+    objective
+        "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
+    bandwidths
+        Bytes per second, ascending from zero: each gets an entry in the table, before the first answer. Default: 8
+        of them before that; then, while requests are answered, in a process of its own, 19 up to 50 MB/s, and where
+        the best way to share changes much between two, more, 51 in all, of some 0.1 to 1 s each. That table is taken
+        over when it is whole (`fast.is_planned`), and kept for the next time. With several helpers, which take longer
+        to plan, 2, then 6.
+
+    Raises
+    ------
+    UserError, ModelError
+        Where one of these is not what it should be.
+    """
+    helpers = tuple(helper) if isinstance(helper, list | tuple) else (helper,)
+    places = (*helpers, *([] if device is None else [device]))
+    for place in places if helpers else (helper,):
+        if not isinstance(place, Place):
+            raise UserError(f"a device of a home is expected, got {place!r:.60}.", next_step='Write home["NAME"].')
+    home = helpers[0].home
+    if any(place.home is not home for place in places) or len({place.name for place in places}) < len(places):
+        raise UserError("the device and its helpers are different devices of one home.")
+    first: tuple[float, ...] = ()
+    n_searches = 0
+    if bandwidths is None and len(helpers) == 1:
+        bandwidths, first, n_searches = BANDWIDTHS, FIRST_BANDWIDTHS, N_SEARCHES
+    elif bandwidths is None:
+        bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
+    _check_wishes(objective, deadline_s, bandwidths)
+    made, batch = _read(resolved(model), example)
+    if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
+        raise ModelError(
+            "the rows of a request are divided for one length of its sequence; this model takes any length.",
+            next_step="Make it without sequence_dims, of an example as long as requests will be.",
+        )
+
+    def work(task: Task) -> Fast:
+        names = tuple(place.name for place in helpers)
+        name, agents = (device.name, None) if device is not None else _own(home, names)
+        try:
+            task.update(0.1, "measuring")
+            profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
+            task.update(0.6, "planning")
+            case = _case(made, profile, (name, *names), batch, home)
+            case = replace(
+                case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches, first=first
+            )
+            store = SplitStore(default_directory() if home._ring is not None else None, made.signature)
+            fast = Fast(home._link, home.devices, case, made.answer, agents, task, store)
+        except BaseException:
+            if agents is not None:
+                home.devices.remove(name)
+                agents.close()
+            raise
+        if task.cancelled:  # nobody will ever have it
+            fast.close()
+        task.check()
+        return fast
+
+    return Handle(work, f"accelerating with {' and '.join(place.name for place in helpers)}")
+
+
+def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
+    if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
+        raise UserError(
+            f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
+            next_step='Write objective="energy", deadline_s=0.2.',
+        )
+    if deadline_s is not None and not (_is_number(deadline_s) and deadline_s > 0):
+        raise UserError(f"a deadline is in seconds, above zero; got {deadline_s!r:.40}.")
+    rates = bandwidths if isinstance(bandwidths, Sequence) and all(map(_is_number, bandwidths)) else ()
+    if not rates or rates[0] != 0 or any(a >= b for a, b in pairwise(rates)):
+        raise UserError(f"bandwidths ascend from zero, in bytes per second; got {bandwidths!r:.80}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _read(model: Any, example: Any) -> tuple[Any, int]:
+    """The model, and the rows of a request."""
+    from potluck.graph import Model
+
+    if isinstance(example, list | tuple) and len(example) == 1:
+        (example,) = example
+    given = _tensors(example)
+    for tensor in given.values():
+        if not (hasattr(tensor, "shape") and hasattr(tensor, "detach")):
+            raise UserError(
+                f"an example is a torch tensor, as a request will be one; got {type(tensor).__name__}.",
+                next_step="torch.as_tensor(x) makes one of an array.",
+            )
+    if isinstance(model, str | Path):
+        model = Model.from_onnx(model)
+    if hasattr(model, "as_torch"):  # from ONNX: only torch's operators are divided
+        model = model.as_torch()
+    if len(given) > 1:
+        raise _several(tuple(given))
+    ready = hasattr(model, "signature")
+    if example is None and not ready:
+        raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
+    made = model if ready else Model.from_torch(model, example)
+    if len(made.inputs()) > 1:
+        raise _several(made.arguments.inputs)
+    return made, made.check_inputs(*as_tuple(example, made.arguments.requested)) if given else 1
+
+
+def _tensors(example: Any) -> Mapping[str, Any]:
+    """What an example holds, by name or place."""
+    if isinstance(example, Mapping):
+        return {name: tensor for name, tensor in example.items() if tensor is not None}
+    if isinstance(example, list | tuple):
+        return {f"input {i}": tensor for i, tensor in enumerate(example)}
+    return {} if example is None else {"input": example}
+
+
+def _several(names: Sequence[str]) -> ModelError:
+    listed = f" ({', '.join(names)})" if all(names) else ""
+    return ModelError(
+        f"accelerate divides requests of one input; here are {len(names)}{listed}.",
+        next_step="Wrap the module in one that takes one tensor, or spread whole layers: home.deploy(plan, model).",
+    )
+
+
+def _case(model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home") -> SplitCase:
+    problem = profile.problem(Inference(batch=batch))
+    return SplitCase(
+        model=model,
+        shareable=Shareable(model.traced_line()),
+        problem=problem,
+        names=names,
+        paces=tuple(measured_pace(model, profile, name, batch) for name in names),
+        batch=batch,
+        lender=f"0/layers-0-{len(model.layers())}",
+        emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
+    )
+
+
+def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace:
+    """What every operator takes on a device, by the profile of its layers."""
+    assert profile.inference is not None
+    layer_s = [interpolate(cost.rows, cost.forward_s, batch) for cost in profile.inference.costs[device]]
+    return pace(model.laid_out(), layer_s, batch)
+
+
+def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | None]:
+    """The agent of this home on this very machine; where there is none, one is started."""
+    others = [name for name in home.devices.ready if name not in helpers and not name.startswith(OWN)]
+    here = [name for name in others if home.devices[name].capability.get("host") == platform.node()]
+    if here:
+        return here[0], None
+    bind = _address_towards(home.devices[helpers[0]])
+    with _starting:  # each has its own, which ends with it
+        name = next(name for name in chain([OWN], (f"{OWN}-{n}" for n in count(2))) if name not in home.devices)
+        agents = LocalAgents([Spec(name=name)], ("notebook", home.key), bind=bind)
+        (started,) = agents.agents
+        home.devices.add(Member(name=name, key=started.key, addresses=(started.address,)))
+    try:
+        home.devices.need([name])
+    except BaseException:
+        home.devices.remove(name)
+        agents.close()
+        raise
+    return name, agents
+
+
+def _address_towards(member: Member) -> str:
+    """The address of this machine on its way to a device; nothing is sent."""
+    address = member.addresses[0]
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address.host, address.port))
+        return str(probe.getsockname()[0])

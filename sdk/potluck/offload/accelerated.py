@@ -1,0 +1,337 @@
+"""Fast: a model that answers one request at a time, on the device and its helpers together, or on the device alone.
+
+Before each request the way to share it is looked up by the bandwidth that transfers have shown; the name of its program
+goes to all sides, and that is their agreement. If a helper fails, or is late, the device answers alone; then those
+that are left share the requests until it is back (`upkeep`).
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
+from potluck.graph.arguments import Arguments
+from potluck.handle import Task
+from potluck.lab.local_agents import LocalAgents
+from potluck.offload.cache import SplitStore
+from potluck.offload.compile import computing, transfers
+from potluck.offload.deployment import Loaded
+from potluck.offload.drift import Speeds
+from potluck.offload.explanation import Account
+from potluck.offload.link_bandwidth import Air
+from potluck.offload.maintenance import Upkeep
+from potluck.offload.split_table import Entry, SplitCase, SplitTable
+from potluck.offload.stats import ALONE, Answer, Stats
+from potluck.offload.table_search import Tables
+from potluck.records import Trace
+from potluck.run.batches import as_tuple
+from potluck.run.device_group import outputs_of
+from potluck.run.history import measured_trace
+from potluck.schedule import Compiled
+from potluck.sessions.events import Execution
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+from potluck.simulate.cost import energy_j
+
+if TYPE_CHECKING:
+    import torch
+
+LATE = 1.5  # times what it should take, until the device begins to answer alone; 3 cost 1 % (`bench/estimators.py`)
+LATE_S = 0.1  # and so much more: small requests are late for many reasons
+
+
+class Fast:
+    """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager."""
+
+    def __init__(
+        self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
+        agents: LocalAgents | None, task: Task, store: SplitStore | None = None,
+    ) -> None:  # fmt: skip
+        self._link, self._members, self._rebuild, self._agents = link, members, rebuild, agents
+        device, helper = case.names[:2]
+        path = case.problem.network.path(device, helper)
+        self._air = Air(case.problem.network.bandwidth(device, helper), path.latency_s)
+        self._tables = Tables(store or SplitStore(None, case.model.signature))
+        table = self._tables.first(case, self.bytes_per_s, _told(task, case))
+        task.update(0.8, "loading")
+        self._loaded = Loaded(link, members, case, table, self.bytes_per_s)
+        self._late: tuple[Future[Execution], Compiled] | None = None
+        self._answers: list[Answer] = []
+        self._speeds = Speeds(case.names)
+        self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
+        self._closed = threading.Event()
+        self._upkeep = Upkeep(link, self._loaded, self._tables, self._air, self._speeds, lambda: self._late is not None)
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """The `potluck.Model` that it answers for."""
+        return self._loaded.case.model
+
+    @property
+    def device(self) -> str:
+        """Where answers are wanted."""
+        return self._loaded.device
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """Those it was made with, the first one first."""
+        return self._loaded.helpers
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The device, and the helpers that the table of now is for."""
+        return self._loaded.case.names
+
+    @property
+    def is_helped(self) -> bool:
+        """Whether there is a helper with all that it needs."""
+        return self._loaded.is_helped
+
+    @property
+    def failure(self) -> PotluckError | None:
+        """Why a helper was lost last, or could not be reached."""
+        return self._loaded.failure
+
+    @property
+    def table(self) -> SplitTable:
+        """The ways to share, by bandwidth."""
+        return self._loaded.table
+
+    @property
+    def alone(self) -> Compiled:
+        """The program of the device without its helpers."""
+        return self._loaded.alone
+
+    @property
+    def alone_s(self) -> float:
+        """What that should take."""
+        return self._loaded.foretold.seconds(self.alone, self.bytes_per_s)
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """What each side needs: the weights once, and the most that any entry holds."""
+        return self._loaded.memory_bytes
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Between the device and its helper, as transfers have shown."""
+        return self._air.bytes_per_s
+
+    @bytes_per_s.setter
+    def bytes_per_s(self, value: float) -> None:
+        self._air.bytes_per_s = value
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether splits have been searched for at all bandwidths, not only at the first few."""
+        return self._tables.searched is None
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the model answers, in the form in which the module does; the input may come by its name, too.
+
+        Raises
+        ------
+        ModelError, UserError
+            An input of another shape than the example's; says which is expected.
+        RequestFailed
+            Where an operator failed over these values; other requests are answered, by all.
+        """
+        named = self._loaded.full.request(_in_order(inputs, named, self.model.arguments))
+        with self._loaded.lock:  # one request at a time, whoever asks
+            self._check()
+            at_s, bytes_per_s, entry = time.monotonic(), self.bytes_per_s, self._entry()
+            done = self._shared(named, entry.program.compiled) if entry.program is not None else None
+            execution, compiled = done or self._by_itself(named)
+            outputs = self._loaded.full.answer(outputs_of(execution, compiled))
+            self._note(execution, compiled, at_s, bytes_per_s, entry)
+        return self._rebuild(outputs)
+
+    def _note(self, execution: Execution, compiled: Compiled, at_s: float, bytes_per_s: float, entry: Entry) -> None:
+        """One more answer for the records."""
+        self.kept.append((execution, compiled))
+        trace = self.trace
+        answer = Answer(
+            at_s=at_s, way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
+            latency_s=time.monotonic() - at_s, predicted_s=self._loaded.foretold.seconds(compiled, bytes_per_s),
+            bytes_per_s=bytes_per_s, joules=trace.energy_j.get(self.device),
+            source=trace.energy_source.get(self.device, ""), by=computing(compiled),
+            fallback=entry.program is not None and compiled is self.alone,
+        )  # fmt: skip
+        self._answers.append(answer)
+
+    def _entry(self) -> Entry:
+        """What to do with the next request."""
+        self._harvest()
+        helped = self.is_helped and self._late is None
+        return self.table.at(self.bytes_per_s) if helped else Entry(bytes_per_s=0.0)
+
+    def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
+        """The answer of all sides; None where a helper has failed."""
+        future = self._loaded.start(compiled, named)
+        try:
+            execution = future.result(LATE * self._loaded.foretold.seconds(compiled, self.bytes_per_s) + LATE_S)
+        except TimeoutError:
+            return self._race(future, compiled, named)
+        except RequestFailed as error:
+            done = self._by_itself(named)  # it fails again: these values are to blame, and nobody is lost
+            self._loaded.lost(error)
+            return done
+        except PotluckError as error:
+            self._loaded.lost(error)
+            return None
+        self._learn(execution, compiled)
+        return execution, compiled
+
+    def _race(
+        self, late: "Future[Execution]", compiled: Compiled, named: "dict[str, torch.Tensor]"
+    ) -> tuple[Execution, Compiled] | None:
+        """A helper is late: the device begins to answer alone, and whoever is done first counts."""
+        alone = self._loaded.start(self.alone, named)
+        wait((late, alone), return_when=FIRST_COMPLETED)
+        self._late = late, compiled
+        self._harvest()
+        if self._late is None and not late.exception():
+            return late.result(), compiled
+        return (alone.result(), self.alone) if not alone.exception() else self._by_itself(named)
+
+    def _harvest(self) -> None:
+        """A late request has ended by now, well or not: what it tells."""
+        if self._late is None or not self._late[0].done():
+            return
+        (future, compiled), self._late = self._late, None
+        error = future.exception()
+        if isinstance(error, PotluckError) and not isinstance(error, RequestFailed):
+            self._loaded.lost(error)
+        elif error is None:
+            self._learn(future.result(), compiled)
+
+    def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
+        try:
+            execution = self._loaded.start(self.alone, named).result()
+        except RequestFailed:
+            raise
+        except PotluckError as error:  # its worker has ended: a new one gets the model, and the request once more
+            self._loaded.lost(error)
+            self._loaded.load_device()
+            execution = self._loaded.start(self.alone, named).result()
+        self._learn(execution, self.alone)
+        return execution, self.alone
+
+    def _learn(self, execution: Execution, compiled: Compiled) -> None:
+        """What a request shows of the link, and of how fast both really are."""
+        for nbytes, seconds in transfers(execution, compiled, self.device):
+            self._air.heard(nbytes, seconds)
+        self._speeds.learn(self._loaded.case, execution, compiled)
+
+    # --- what it does and did -----------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """What has been answered so far, how, how fast, for how many joules; and how far planning is."""
+        return Stats(answers=tuple(self._answers), searched=self._tables.searched)
+
+    @property
+    def trace(self) -> Trace:
+        """The last request, as it was measured."""
+        known = {device.name: device for device in self._loaded.case.problem.devices}
+        metered = {self.device: self._members[self.device].metered}
+        return measured_trace(tuple(self.kept)[-1:], known, energy_j, metered)
+
+    def explain(self, bytes_per_s: float | None = None) -> Account:
+        """Which rows run where and when; at the bandwidth of now, or another."""
+        rate = self.bytes_per_s if bytes_per_s is None else bytes_per_s
+        if not (isinstance(rate, int | float) and 0 <= rate < math.inf):
+            raise UserError(f"a bandwidth is in bytes per second, from zero on; got {rate!r:.40}.")
+        with self._loaded.lock:
+            account = self._loaded.case.account(self.table.at(rate), self.alone, rate)
+        searched = self._tables.searched
+        return replace(account, notes=(*account.notes, searched.note)) if searched else account
+
+    def rivals(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
+        """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
+        return self._loaded.case.rivals(self.alone, bytes_per_s)
+
+    def like(self, rival: str, *, deadline_s: float | None = None) -> "Fast":
+        """Another for the same model and devices, which shares requests as a rival does, by the same estimate.
+
+        `rival`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s` "thriftiest cut". Empty: ours.
+        """
+        self._check()
+        case = replace(self._loaded.full, rival=rival, deadline_s=deadline_s, first=())
+        return Fast(self._link, self._members, case, self._rebuild, None, Task())
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """All devices forget the model, and an agent that was started for it ends; safe to call twice."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._upkeep.end()
+        with self._upkeep.works, self._loaded.lock:  # a request under way is answered first
+            self._tables.close()
+            with suppress(HomeError):  # the home was closed before
+                self._loaded.crew.drop()
+            if self._agents is not None:
+                self._members.remove(self.device)
+                self._agents.close()
+        self._upkeep.thread.join()
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise HomeError("this accelerated model is closed.", next_step="Call potluck.accelerate again.")
+
+    def __enter__(self) -> "Fast":
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _state(self) -> str:
+        """Why nobody helps, where nobody does."""
+        if self._closed.is_set():
+            return "closed"
+        why = f" ({self.failure})" if self.failure else ""
+        return (
+            "" if self.is_helped else f"{' and '.join(self.helpers)} cannot help now{why}: {self.device} answers alone"
+        )
+
+    def __repr__(self) -> str:
+        from potluck.display import offload_views, text
+
+        return text.render(offload_views.at_work(self.explain(), self.stats, self._state()))
+
+    def _repr_html_(self) -> str:
+        from potluck.display import html, offload_views, text
+
+        account = self.explain()
+        content = offload_views.at_work(account, self.stats, self._state())
+        return html.fragment("fast", text.render(content), offload_views.rows(account).svg(), html.table(content))
+
+
+def _in_order(inputs: tuple[Any, ...], named: dict[str, Any], arguments: Arguments) -> tuple[Any, ...]:
+    """The inputs of a request that gives them by name in order; any other as it is."""
+    by_name = named or any(isinstance(item, Mapping) for item in inputs)
+    return as_tuple((*inputs, named), arguments.requested) if by_name else inputs
+
+
+def _told(task: Task, case: SplitCase) -> Callable[[int], None]:
+    """Shows how far planning is; between two searches it can be cancelled."""
+    most = len(case.first) + 1 if case.first else case.wishes.most
+
+    def told(done: int) -> None:
+        task.check()
+        task.update(0.6 + 0.2 * min(done / most, 1.0), f"planning, {done} of {most}")
+
+    return told

@@ -1,0 +1,103 @@
+"""Split tables that were searched for: kept on disk, so that the next `accelerate` of the same model on the same
+devices need not search, and in memory.
+
+One JSON file per model, times of all sides, links and wishes. A file that is corrupt, or of another version, is
+made anew. One search at a time writes there: who wants one meanwhile waits, and reads what was found.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from potluck.offload.plan.bandwidths import Found
+from potluck.offload.plan.documents import found_document, read_found
+from potluck.offload.plan.problem import Sharing
+from potluck.offload.plan.search_spec import Wishes
+from potluck.profile.store import cache_dir
+
+SCHEMA = 7  # a change of the search or of the file makes tables anew
+LOCK = "searching.lock"
+
+
+class SplitStore:
+    """The splits of one model; without a `directory` in memory alone."""
+
+    def __init__(self, directory: Path | None, signature: str) -> None:
+        self.directory, self._signature = directory, signature
+        self._kept: dict[str, Found] = {}
+
+    def name(self, sharing: Sharing, wishes: Wishes) -> str:
+        """What a table is called: by all that the search depends on."""
+        operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s) for o in sharing.operators]
+        watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
+        links = sharing.latency_s, sharing.piece_s, sorted(sharing.lines.items()), sharing.media_bytes_per_s
+        wanted = wishes.deadline_s, wishes.bandwidths, wishes.n_searches, wishes.rival
+        about = self._signature, operators, links, watts, wanted
+        return f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
+
+    def path(self, sharing: Sharing, wishes: Wishes) -> Path | None:
+        """Where it is kept; None: on no disk."""
+        return self.directory / self.name(sharing, wishes) if self.directory is not None else None
+
+    def known(self, sharing: Sharing, wishes: Wishes) -> Found | None:
+        """What was found before, here or by another."""
+        path = self.path(sharing, wishes)
+        return self._kept.get(self.name(sharing, wishes)) or (read(path, sharing) if path is not None else None)
+
+    def keep(self, sharing: Sharing, wishes: Wishes, found: Found) -> None:
+        """For as long as this process lasts."""
+        self._kept[self.name(sharing, wishes)] = found
+
+    def found(self, sharing: Sharing, wishes: Wishes, told: Callable[[int], None] = lambda done: None) -> Found:
+        """What was found before, or is searched for and kept now."""
+        found = self.known(sharing, wishes)
+        if found is None:
+            found = wishes.search(sharing, told=told)
+            self.keep(sharing, wishes, found)
+            if path := self.path(sharing, wishes):
+                write(path, found)
+        return found
+
+
+def default_directory() -> Path:
+    """Where the tables of this user are."""
+    return cache_dir() / "splits"
+
+
+def read(path: Path, sharing: Sharing) -> Found | None:
+    """The splits in a file; None where there is none, or another thing."""
+    try:
+        return read_found(json.loads(path.read_bytes()), sharing)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write(path: Path, found: Found) -> None:
+    """All at once, or not at all: a folder that cannot be written costs a search the next time, no more."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(found_document(found)))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until nobody else searches for this folder; where it cannot be known, at once."""
+    try:
+        import fcntl
+
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / LOCK).open("a")
+    except (ImportError, OSError):  # Windows; a folder that cannot be written
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,36 @@
+"""The bandwidth between the device and its helper: what transfers have shown, and asking where none shows it."""
+
+import time
+
+from potluck.offload.bandwidth_filter import Asking, Estimator
+from potluck.sessions.events import Gather
+from potluck.sessions.link import Link
+from potluck_wire.messages import Probe
+
+PROBE_BYTES = 32 * 1024
+
+
+class Air:
+    """`bytes_per_s` is what counts now."""
+
+    def __init__(self, first_bytes_per_s: float, latency_s: float) -> None:
+        self.bytes_per_s = first_bytes_per_s
+        self._estimator = Estimator(first_bytes_per_s, latency_s=latency_s)
+        self._asking = Asking(time.monotonic())
+
+    def heard(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
+        """A transfer has taken so long."""
+        now_s, thought = time.monotonic(), self.bytes_per_s
+        self._estimator.observe(nbytes, seconds, now_s)
+        self.bytes_per_s = self._estimator.bytes_per_s
+        self._asking.heard(now_s, nbytes / max(seconds, 1e-9), thought, asked=asked)
+
+    def should_ask(self, now_s: float, *, alone: bool) -> bool:
+        """Whether to ask now. `alone`: requests show nothing, as the device answers them alone."""
+        return self._asking.is_due(now_s, alone=alone)
+
+    def ask(self, link: Link, task: str, device: str, peer: str) -> None:
+        """Let the device send its helper something."""
+        probe = Probe(task=task, peer=peer, nbytes=PROBE_BYTES, repeats=1)
+        answers = link.ask(Gather(requests={device: (probe, ())})).result()
+        self.heard(PROBE_BYTES, answers[device][0].seconds[0], asked=True)

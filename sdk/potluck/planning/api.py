@@ -1,0 +1,138 @@
+"""`potluck.plan`: from a profile and a wish to judged plans; plans from files and to files; other people's, judged."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.errors import FileError, Infeasible, UserError
+from potluck.handle import Handle, resolved
+from potluck.records import Inference, Plan, Problem, QoE, Training
+
+if TYPE_CHECKING:
+    from potluck.planning import Plans
+    from potluck.profile.profiles import Profile
+
+HASTE_S = 0.5  # of a planning that looks for what would make an infeasible problem feasible
+OURS = "potluck"  # the planner that is asked unless another is named
+
+
+def plan(
+    profile: "Profile | Handle[Profile]", workload: Training | Inference, qoe: QoE | None = None, *,
+    planner: str = OURS, budget_s: float | None = None, turns: bool = False, refine_s: float = 0.0,
+) -> "Plans":  # fmt: skip
+    """Plans for `workload` on the profiled home, best first.
+
+    Parameters
+    ----------
+    profile
+        From `home.profile(model)` or `potluck.estimate(home, model)`; a handle is waited for.
+    qoe
+        The user's limits; none by default.
+    planner
+        One of the literature instead of our own: a name in `potluck.planning.registry.PLANNERS`.
+    budget_s
+        How long our own planner may look for better plans; by default a second or some.
+    turns, refine_s
+        Whether its first plans are ranked as they are foretold step after step, with their transfers in order, as
+        `home.deploy` finds it; CP-SAT (ortools) may better that for `refine_s` seconds, as it may there. Takes seconds.
+
+    Raises
+    ------
+    Infeasible
+        Where no plan holds the limits; says by how much, and what would do.
+    """
+    known = _profile_of(profile)
+    if not isinstance(workload, Training | Inference):
+        raise UserError(
+            f"plans are made for training or inference, got {workload!r}.",
+            next_step="potluck.Training(batch=64), or potluck.Inference()",
+        )
+    if qoe is not None and not isinstance(qoe, QoE):
+        raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
+    problem = known.problem(workload, qoe or QoE())
+    return solve(problem, planner, budget_s=budget_s, turns=turns, refine_s=refine_s)
+
+
+def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
+    known = resolved(profile)
+    if not hasattr(known, "problem"):
+        raise UserError(
+            f"plans are made from a profile, and judged by one; got {type(known).__name__}.",
+            next_step="Make one: home.profile(model), or potluck.estimate(home, model).",
+        )
+    return known
+
+
+def solve(
+    problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None,
+    turns: bool = False, refine_s: float = 0.0,
+) -> "Plans":  # fmt: skip
+    """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for."""
+    from potluck.planning import make_plans
+    from potluck.planning.registry import PLANNERS, ask
+    from potluck.planning.relax import explained
+
+    if planner not in PLANNERS:
+        raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
+    if budget_s is not None and (planner != OURS or not 0 < budget_s < float("inf")):
+        raise UserError(
+            f"planning for {budget_s:g} s with {planner!r} is not possible.",
+            next_step=f"A time above zero goes with {OURS!r}; others end by themselves.",
+        )
+    if (turns or refine_s > 0) and planner != OURS:
+        raise UserError(
+            f"transfers in turns are not what {planner!r} plans.",
+            next_step=f"Ask {OURS!r}, or deploy(plan, turns=True).",
+        )
+    whole = hasty = first = partial(ask, name=planner)
+    if planner == OURS:
+        clock = None if budget_s is None else time.monotonic
+        whole = partial(make_plans, clock=clock, budget_s=budget_s, turns=turns, refine_s=refine_s)
+        hasty, first = (partial(make_plans, clock=time.process_time, budget_s=budget_s) for budget_s in (HASTE_S, 0.0))
+    try:
+        return whole(problem)
+    except Infeasible as error:
+        raise explained(error, problem, hasty, first) if remedies else error from None
+
+
+def judge(
+    plan: Plan, profile: "Profile | Handle[Profile]", workload: Training | Inference | None = None,
+    qoe: QoE | None = None,
+) -> Plan:  # fmt: skip
+    """Any plan, such as an edited one, with the time, energy and memory that the simulator gives it on this home.
+
+    Without a `workload` it is judged for what it says it is for: training or inference, of its batch.
+
+    Raises
+    ------
+    PlanError
+        Where it belongs to another model or home.
+    """
+    from potluck.planning import judge as judged
+
+    workload = workload or (Training(batch=plan.batch) if plan.training else Inference(batch=plan.batch))
+    return judged(_profile_of(profile).problem(workload, qoe or QoE()), plan)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan from its text form."""
+    from potluck.planning.text import loads
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "it is no text")
+        raise FileError(f"cannot read the plan {path}: {why}.", path=str(path)) from error
+    return loads(text, str(path))
+
+
+def save_plan(plan: Plan, path: str | Path) -> Path:
+    """Write the text form of `plan`; the way back is `load_plan`."""
+    from potluck.planning.text import dumps
+
+    try:
+        Path(path).write_text(dumps(plan), encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write the plan {path}: {error.strerror}.", path=str(path)) from error
+    return Path(path)

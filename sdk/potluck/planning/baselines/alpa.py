@@ -1,0 +1,82 @@
+"""Alpa's inter-operator program: stages on submeshes of equal devices, T = sum of stages + (M - 1) slowest stage.
+
+Zheng et al., "Alpa", OSDI 2022, its inter-operator pass: for every bound t_max on a stage's time the
+program F(s, k, d; t_max) minimises the sum over stages; submeshes hold 1, 2, 4, ... devices or all of them.
+
+Where we differ: inside a submesh only data parallelism is left of its intra-operator search, as tensor parallelism does
+not cross machines here; links between stages are left out, as Alpa does; mean devices, real ones in several orders.
+"""
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from math import inf
+
+from potluck.planning.baselines.build import build, mean_problem, orders, seconds
+from potluck.planning.search import candidates
+from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
+from potluck.simulate.cost import all_reduce_s
+
+N_BOUNDS = 24  # values of t_max tried, evenly among the stages' times (Alpa skips those closer than epsilon)
+
+
+def plan_alpa(problem: Problem, table: cost.CostTable | None = None, *, as_printed: bool = False) -> Iterator[Plan]:
+    """Its plan for every micro-batch size, in every order of `orders`; `as_printed`: on all devices, as listed."""
+    table = table or cost.CostTable(problem)
+    mean = cost.CostTable(mean_problem(problem))
+    for micro_batch in candidates.micro_batches(problem):
+        for bounds, sizes in _stages(mean, candidates.cuts(problem, 16), micro_batch):
+            if as_printed and sum(sizes) < len(problem.devices):
+                continue
+            for order in islice(orders(table), 1 if as_printed else None):
+                ends = [sum(sizes[:p]) for p in range(len(sizes) + 1)]
+                groups = [order[a:b] for a, b in pairwise(ends)]
+                plan = build(table, "alpa", bounds, groups, micro_batch)
+                if plan is not None:
+                    yield plan
+
+
+def _stages(
+    mean: cost.CostTable, places: tuple[int, ...], micro_batch: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    problem = mean.problem
+    n, last, m = len(problem.devices), len(places) - 1, problem.workload.batch // micro_batch
+    sizes = sorted(
+        {size for size in (1, 2, 4, 8, 16, 32, 64) if size <= min(n, micro_batch)}
+        | ({n} if n <= micro_batch else set())
+    )
+    times = {
+        (i, j, size): _stage_s(mean, places[i], places[j], size, micro_batch, m)
+        for i in range(last) for j in range(i + 1, last + 1) for size in sizes
+    }  # fmt: skip
+    values = sorted(set(times.values()))
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+    for t_max in [values[k * (len(values) - 1) // (N_BOUNDS - 1)] for k in range(N_BOUNDS)]:
+        best: dict[tuple[int, int], tuple[float, float, tuple[int, ...], tuple[int, ...]]] = {
+            (last, 0): (0.0, 0.0, (places[last],), ())
+        }
+        for i in range(last - 1, -1, -1):
+            for d in range(1, n + 1):
+                for j in range(i + 1, last + 1):
+                    for size in sizes:
+                        rest, t = best.get((j, d - size)), times[i, j, size]
+                        if rest is None or t > t_max:
+                            continue
+                        if (i, d) not in best or t + rest[0] < best[i, d][0]:
+                            best[i, d] = t + rest[0], max(t, rest[1]), (places[i], *rest[2]), (size, *rest[3])
+        for d in range(1, n + 1):
+            whole = best.get((0, d))
+            if whole is not None:
+                total = whole[0] + (m - 1) * whole[1]
+                found[whole[2], whole[3]] = min(total, found.get((whole[2], whole[3]), inf))
+    yield from sorted(found, key=lambda key: found[key])[: 2 * n]
+
+
+def _stage_s(mean: cost.CostTable, start: int, stop: int, size: int, micro_batch: int, m: int) -> float:
+    """A micro-batch on a submesh, its part of the all-reduce included."""
+    problem = mean.problem
+    names = [str(i) for i in range(size)]
+    work = seconds(mean, "0", start, stop, -(-micro_batch // size))
+    if not isinstance(problem.workload, Training):
+        return work
+    return work + all_reduce_s(problem.network, names, mean.parameter_bytes(start, stop)) / m

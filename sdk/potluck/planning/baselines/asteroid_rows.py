@@ -1,0 +1,86 @@
+"""Asteroid's Algorithm 1: the rows of a micro-batch over the devices of one stage, by speed and within memory."""
+
+from collections.abc import Callable, Sequence
+
+from potluck.planning.search import candidates
+from potluck.simulate import cost, footprint
+
+N_BLOCKS = 32  # phase 2 moves 1/32 of a micro-batch at a time, at least one row
+
+
+def allocate(
+    table: cost.CostTable, start: int, stop: int, devices: Sequence[str], micro_batch: int, *, warm_up: int,
+    n_micro_batches: int,
+) -> tuple[int, ...] | None:  # fmt: skip
+    """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid, eqs. (7)-(9)."""
+
+    def seconds(device: str, rows: int) -> float:
+        return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
+
+    rooms = [
+        footprint.rows_that_fit(
+            table, start, stop, table.budgets[name], warm_up=warm_up,
+            replicas=len(devices), n_micro_batches=n_micro_batches,
+        )
+        for name in devices
+    ]  # fmt: skip
+    capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
+    fewest = candidates.fewest_rows(table.problem, start, stop)
+    while (shares := balance(micro_batch, capacities, rooms)) is not None:
+        shares = offload(shares, rooms, [lambda rows, name=name: seconds(name, rows) for name in devices])  # type: ignore[misc]
+        few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]
+        if not few:
+            break
+        rooms[few[0]] = 0  # it leaves its rows to the others
+    return shares
+
+
+def balance(n_rows: int, capacities: Sequence[float], rooms: Sequence[int]) -> tuple[int, ...] | None:
+    """Phase 1 (lines 1-12): rows in proportion to capacity; what exceeds a device's room goes to those with room left.
+
+    >>> balance(10, [1.0, 1.0, 2.0], [9, 9, 3])
+    (4, 3, 3)
+    """
+    shares, left = [0] * len(rooms), n_rows
+    while left:
+        takers = [i for i, room in enumerate(rooms) if shares[i] < room]
+        if not takers:
+            return None
+        for i, rows in zip(takers, proportion(left, [capacities[i] for i in takers]), strict=True):
+            given = min(rows, rooms[i] - shares[i])
+            shares[i] += given
+            left -= given
+    return tuple(shares)
+
+
+def proportion(n_rows: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Whole numbers in proportion to `weights` that add up to `n_rows`; the largest remainders round up."""
+    total = sum(weights)
+    exact = [n_rows * weight / total for weight in weights]
+    rows = [int(value) for value in exact]
+    order = sorted(range(len(rows)), key=lambda i: (rows[i] - exact[i], i))
+    for i in order[: n_rows - sum(rows)]:
+        rows[i] += 1
+    return tuple(rows)
+
+
+def offload(shares: Sequence[int], rooms: Sequence[int], seconds: Sequence[Callable[[int], float]]) -> tuple[int, ...]:
+    """Phase 2 (lines 13-20): blocks go from the slowest device to the fastest with room while it pays.
+
+    `seconds[i](rows)` is the time of device i.
+    """
+    rows, block = list(shares), max(1, sum(shares) // N_BLOCKS)
+    times = [seconds[i](n) for i, n in enumerate(rows)]
+    while True:
+        slow = max(range(len(rows)), key=lambda i: times[i])
+        open_to = [i for i in range(len(rows)) if i != slow and rows[i] < rooms[i]]
+        if not open_to:
+            return tuple(rows)
+        fast = min(open_to, key=lambda i: times[i])
+        moved = min(block, rows[slow], rooms[fast] - rows[fast])
+        after = {slow: seconds[slow](rows[slow] - moved), fast: seconds[fast](rows[fast] + moved)}
+        if moved == 0 or max(after.get(i, times[i]) for i in range(len(rows))) >= times[slow]:
+            return tuple(rows)
+        rows[slow] -= moved
+        rows[fast] += moved
+        times[slow], times[fast] = after[slow], after[fast]

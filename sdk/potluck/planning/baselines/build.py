@@ -1,0 +1,164 @@
+"""From cuts and groups of devices to a plan, and the few things that several rivals share."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+from potluck.planning.baselines.asteroid import crossing, estimate_of, execution, make_stage
+from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+from potluck.schedule.policies import warm_up_depth
+from potluck.simulate import cost
+
+Group = tuple[str, ...]
+
+
+def build(
+    table: cost.CostTable, planner: str, bounds: Sequence[int], groups: Sequence[Group], micro_batch: int,
+    *, depths: Sequence[int] | None = None,
+) -> Plan | None:  # fmt: skip
+    """Stage p has layers [bounds[p], bounds[p + 1]) on `groups[p]`, rows by Algorithm 1; None where it does not fit.
+
+    Warm-up depths are K_p unless given. The latency is the closed form's.
+    """
+    problem, n_stages = table.problem, len(groups)
+    n_micro_batches = problem.workload.batch // micro_batch
+    stages: list[Stage] = []
+    for p, ((start, stop), group) in enumerate(zip(pairwise(bounds), groups, strict=True)):
+        depth = depths[p] if depths is not None else warm_up_depth(p, n_stages, n_micro_batches)
+        made = make_stage(table, start, stop, group, micro_batch, depth)
+        if made is None:
+            return None
+        stages.append(made[0])
+    steps = [execution(table, stages[0])]
+    for left, right in pairwise(stages):
+        steps += [crossing(problem, left, right), execution(table, right)]
+    return Plan(
+        planner=planner,
+        model=problem.model,
+        stages=tuple(stages),
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
+        training=isinstance(problem.workload, Training),
+        latency_s=estimate_of(problem)(steps, n_micro_batches),
+    )
+
+
+def rebuilt(table: cost.CostTable, planner: str, plan: Plan, order: Sequence[str]) -> Plan | None:
+    """A plan for devices `0`, `1`, ... on real ones, in this order."""
+    groups = [tuple(order[int(name)] for name in stage.devices) for stage in plan.stages]
+    bounds = [0, *(stage.stop for stage in plan.stages)]
+    return build(table, planner, bounds, groups, plan.micro_batch)
+
+
+def seconds(table: cost.CostTable, device: str, start: int, stop: int, rows: int) -> float:
+    """Forward and (for training) backward of layers [start, stop)."""
+    return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
+
+
+def shared_s(table: cost.CostTable, groups: Sequence[Group], micro_batch: int) -> Callable[[int, int, int], float]:
+    """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares in proportion to speed.
+
+    Endless where the layers fit on none of the group. More layers never take less.
+    """
+    layers = range(len(table.problem.layers) + 1)
+    works = [[[seconds(table, name, 0, i, micro_batch) for i in layers] for name in group] for group in groups]
+    roomiest = [max(table.budgets[name] for name in group) for group in groups]
+
+    def stage_s(p: int, start: int, stop: int) -> float:
+        if cost.static_bytes(table, start, stop) > roomiest[p]:
+            return inf
+        return 1 / sum([1 / max(sums[stop] - sums[start], 1e-12) for sums in works[p]])
+
+    return stage_s
+
+
+def balanced(places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, int], float]) -> list[int] | None:
+    """Bounds at `places` that make the slowest stage fastest; None with too few places.
+
+    `stage_s(p, start, stop)`: what a stage takes, never less for more layers.
+
+    >>> balanced([0, 1, 2, 3], 2, lambda p, a, b: (b - a) * (1 if p else 2))
+    [0, 1, 3]
+    """
+    last = len(places) - 1
+    if n_stages > last:
+        return None
+    best: list[tuple[float, tuple[int, ...]] | None] = [None] * (last + 1)
+    best[0] = 0.0, (0,)
+    for p in range(n_stages):
+        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (last + 1)
+        for j in range(p + 1, last - (n_stages - p - 1) + 1):
+            for i in range(j - 1, p - 1, -1):
+                before, found = best[i], following[j]
+                if before is None:
+                    continue
+                if found is not None and before[0] > found[0]:
+                    continue
+                stage = stage_s(p, places[i], places[j])
+                if found is not None and stage > found[0]:
+                    break
+                worst = max(before[0], stage)
+                if found is None or worst <= found[0]:
+                    following[j] = worst, (*before[1], places[j])
+        best = following
+    whole = best[last]
+    return list(whole[1]) if whole is not None and whole[0] < inf else None
+
+
+def orders(table: cost.CostTable) -> Iterator[tuple[str, ...]]:
+    """The orders of devices that a planner for equal devices is given as its best shot: as listed, by speed, by memory.
+
+    Fast first, slow first; much memory first, as early stages keep more.
+    """
+    problem = table.problem
+    names, stop = [device.name for device in problem.devices], len(problem.layers)
+    speed = {name: 1 / max(table.forward_s(name, 0, stop, 1), 1e-12) for name in names}
+    budget = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
+    yield from dict.fromkeys((
+        tuple(names),
+        tuple(sorted(names, key=lambda name: -speed[name])),
+        tuple(sorted(names, key=lambda name: speed[name])),
+        tuple(sorted(names, key=lambda name: -budget[name])),
+    ))  # fmt: skip
+
+
+AT_ONCE = 1e12  # bytes per second of a path that crosses no medium, in a mean with others
+
+
+def mean_problem(problem: Problem) -> Problem:
+    """As many devices `0`, `1`, ... of mean speed and memory, and links of mean bandwidth: for planners of clusters.
+
+    They cannot express devices or links that differ.
+    """
+    n, devices, network = len(problem.devices), problem.devices, problem.network
+    pairs = [(a.name, b.name) for a in devices for b in devices if a != b and (a.name, b.name) in network.paths]
+    capacity = sum(min(network.bandwidth(a, b), AT_ONCE) for a, b in pairs) / len(pairs) if pairs else AT_ONCE
+    latency_s = sum(network.latency(a, b) for a, b in pairs) / len(pairs) if pairs else 0.0
+    names = [str(i) for i in range(n)]
+    ends = [(a, b) for a in names for b in names if a != b]
+    tables = list(problem.costs.values())
+    mean = tuple(_mean([tables[d][layer] for d in range(n)]) for layer in range(len(problem.layers)))
+    budget = sum(cost.budget_bytes(problem, device) for device in devices) // n
+    overhead_s = sum(device.overhead_s for device in devices) / n
+    copy = sum(device.copy_bytes_per_s for device in devices) / n
+    return replace(
+        problem,
+        devices=tuple(
+            Device(name=name, memory_bytes=budget, overhead_s=overhead_s, copy_bytes_per_s=copy) for name in names
+        ),
+        network=Network(
+            media=tuple(Medium(name=f"{a}>{b}", capacity_bytes_per_s=capacity) for a, b in ends),
+            paths={(a, b): Path(media=((f"{a}>{b}", 1),), latency_s=latency_s) for a, b in ends},
+        ),
+        costs=dict.fromkeys(names, mean),
+        qoe=replace(problem.qoe, memory_bytes={}, device_energy_j={}),
+    )
+
+
+def _mean(costs: Sequence[LayerCost]) -> LayerCost:
+    rows, n = costs[0].rows, len(costs)
+    forward = tuple(sum(cost.interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows)
+    trains = all(c.backward_s for c in costs)  # a profile for inference has no backward times
+    backward = tuple(sum(cost.interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains)
+    return LayerCost(rows=rows, forward_s=forward, backward_s=backward, source=costs[0].source)

@@ -1,0 +1,1 @@
+"""What no plan can beat: lower bounds on latency and energy, and proofs of infeasibility. Pure."""

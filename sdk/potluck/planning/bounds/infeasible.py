@@ -1,0 +1,30 @@
+"""What no plan can do, proved in milliseconds from bounds: then nothing needs to be searched for to say so."""
+
+from potluck.planning.bounds.energy import least_energy_j
+from potluck.planning.bounds.latency import quick_bound_s
+from potluck.planning.feasibility import Breach, no_plan, too_big
+from potluck.records import Problem
+from potluck.simulate import cost
+
+ROUNDING = 1e-9
+
+
+def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
+    """Raise `Infeasible` where a layer's weights fit nowhere, or a bound is above the limit on latency or energy."""
+    if _weights_too_big(problem, table):
+        raise too_big(problem)
+    qoe = problem.qoe
+    if qoe.latency_s is not None:
+        least_s = quick_bound_s(problem)
+        if least_s > qoe.latency_s * (1 + ROUNDING):
+            raise no_plan(Breach("latency", least_s, qoe.latency_s), problem)
+    if qoe.energy_j is not None:
+        least_j = least_energy_j(problem, table)
+        if least_j > qoe.energy_j * (1 + ROUNDING):
+            raise no_plan(Breach("energy", least_j, qoe.energy_j), problem)
+
+
+def _weights_too_big(problem: Problem, table: cost.CostTable) -> bool:
+    """Whether what stands of one layer as long as a plan does exceeds what any device may use."""
+    most = max(cost.budget_bytes(problem, device) for device in problem.devices)
+    return any(cost.static_bytes(table, i, i + 1) > most for i in range(len(problem.layers)))

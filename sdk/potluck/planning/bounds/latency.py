@@ -1,0 +1,346 @@
+"""A latency that no plan can beat, and so how far at most the best plan found is from the optimum.
+
+Every plan means: contiguous stages, each device in one stage at most, any shares, micro-batches and depths. The bounds:
+
+- Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes). Whoever does what,
+  for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
+  subgradient steps; any weights give a valid bound.
+- The longest way, of parallel branches. Some row passes every layer on it, each on the device that is fastest there.
+- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound of it, for every
+  micro-batch size there may be. A device alone takes what it takes for the whole micro-batch; a group shares the rows
+  without loss, each at its best rate, and hands on as soon as one row is done. Links at what their paths carry together
+  over the media that they share; memory of weights, and of a device alone what its forwards keep, which bounds how many
+  are under way. The layers in front of a cut take the free devices at least the work bound. Labels never overestimate,
+  so the best whole label bounds all plans; those above the best plan found are not even looked at.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, permutations, product
+from math import inf, prod
+
+from potluck.planning.search.device_classes import Pattern, classes_of
+from potluck.planning.search.stage_costs import Crossing, Head, Heads
+from potluck.planning.search.subset_dp import Label, SubsetSearch
+from potluck.records import Device, LayerCost, Network, Problem, Training
+from potluck.simulate import cost, flows
+
+N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
+MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
+# Of a ring's transfers, those that cannot begin before the last replica has its gradients: the one after it may have
+# passed on one piece of 2 (n - 1) by then, the next two, ... the last n - 1.
+RING_BEHIND = 0.75
+MAX_LABELS = 6  # per state; of more, the worst are merged into one that is better than each
+
+
+def lower_bound_s(
+    problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
+) -> float:
+    """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
+    bound = min(upper_s, quick_bound_s(problem))
+    if problem.branches:
+        return bound
+    if is_late() or _size(table) > MAX_SIZE:
+        return bound
+    lowest = upper_s
+    for micro_batch in _micro_batches(problem):
+        labels = FloorSearch(table, micro_batch, is_late).run(lowest)
+        lowest = min((label.score for label in labels), default=lowest)
+        if is_late() or lowest <= bound:
+            return bound
+    return lowest
+
+
+def quick_bound_s(problem: Problem) -> float:
+    """The work and the longest way: some milliseconds."""
+    batch = problem.workload.batch
+    return max(work_s(batch, [least_rates(problem, device.name, batch) for device in problem.devices]), way_s(problem))
+
+
+def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
+    """Per layer the seconds of an optimizer step that every plan with it on this device needs, beside overheads."""
+    if not isinstance(table.problem.workload, Training):
+        return [0.0] * len(table.problem.layers)
+    return [
+        cost.update_s(table, device, i, i + 1) - device.overhead_s if learns and layer.parameter_bytes else 0.0
+        for i, (layer, learns) in enumerate(
+            zip(table.problem.layers, flows.learning_layers(table.problem), strict=True)
+        )
+    ]
+
+
+def _micro_batches(problem: Problem) -> list[int]:
+    """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end the others early."""
+    fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
+    batch = problem.workload.batch
+    return [fixed] if fixed is not None else [size for size in range(1, batch + 1) if batch % size == 0]
+
+
+def _size(table: cost.CostTable) -> int:
+    """States times patterns times pairs of cuts: what the program costs."""
+    n_states = prod(len(members) + 1 for members in classes_of(table))
+    return n_states**2 * len(table.problem.layers) ** 2
+
+
+def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
+    """The work bound for seconds per row `rates[device][layer]`.
+
+    Two devices of 1 and 3 seconds per row and one layer: weights 3/4 and 1/4 give 3/4 per row, which shares of 3 to 1
+    reach.
+    """
+    weights = [1 / max(sum(rate), 1e-30) for rate in rates]
+    best = 0.0
+    for step in range(N_WEIGHTS):
+        total = sum(weights)
+        weights = [weight / total for weight in weights]
+        load, value = [0.0] * len(rates), 0.0
+        for layer in range(len(rates[0])):
+            d = min(range(len(rates)), key=lambda d, layer=layer: weights[d] * rates[d][layer])  # type: ignore[misc]
+            value += weights[d] * rates[d][layer]
+            load[d] += rates[d][layer]
+        best = max(best, value)
+        mean = sum(load) / len(load)
+        if mean <= 0:
+            break
+        # Who got more than its part was too cheap: dearer next time, by less and less.
+        weights = [w * (1 + (x / mean - 1) / len(load) / (step + 2)) for w, x in zip(weights, load, strict=True)]
+    return batch * best
+
+
+def way_s(problem: Problem) -> float:
+    """The longest way through the layers where each takes its least time of any device and batch size; streams overlap
+    their requests, so for them it is nothing."""
+    if not isinstance(problem.workload, Training) and problem.workload.streaming:
+        return 0.0
+    batch, learning, reached = problem.workload.batch, flows.learning_layers(problem), [0.0] * len(problem.layers)
+    for i, layer in enumerate(problem.layers):
+        tables = [costs[i] for costs in problem.costs.values()]
+        reached[i] += min(_least_s(table, table.forward_s, batch) for table in tables)
+        if isinstance(problem.workload, Training) and learning[i]:
+            reached[i] += min(_least_s(table, table.backward_s, batch) for table in tables)
+        for to in (to for edge in layer.edges for to in edge.to):
+            reached[to] = max(reached[to], reached[i])
+    return reached[-1]
+
+
+def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[float]) -> float:
+    """The work bound for these weights; infinite without devices.
+
+    >>> weighted_s(8, [[1.0], [3.0]], [3.0, 1.0])
+    6.0
+    """
+    total = sum(weights)
+    least = (min(w * rate for w, rate in zip(weights, layer, strict=True)) for layer in zip(*rates, strict=True))
+    return batch * sum(least) / total if total else inf
+
+
+def least_rates(problem: Problem, device: str, most: int) -> list[float]:
+    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that every plan needs."""
+    return [a + b for a, b in zip(*_both(problem, device, most), strict=True)]
+
+
+def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
+    """Forward and backward of `least_rates`."""
+    training, forward, backward = isinstance(problem.workload, Training), [], []
+    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
+        forward.append(per_row(costs, costs.forward_s, most))
+        backward.append(per_row(costs, costs.backward_s, most) if training and learns else 0.0)
+    return forward, backward
+
+
+def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
+    """Least seconds per row at any batch size up to `batch`: between measured sizes the best is at one of them."""
+    sizes = {1, batch, *(n for n in costs.rows if n < batch)}
+    return min(cost.interpolate(costs.rows, seconds, n) / n for n in sizes)
+
+
+class FloorSearch(SubsetSearch):
+    """The program over lower bounds of all costs for one micro-batch size."""
+
+    def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
+        problem = table.problem
+        self.is_late = is_late  # the heads are made first
+        self.rates = [least_rates(problem, device.name, micro_batch) for device in problem.devices]
+        self._fronts: dict[tuple[int, int], float] = {}
+        every = [pattern for pattern in product(*(range(len(same) + 1) for same in classes_of(table))) if any(pattern)]
+        shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]
+        super().__init__(
+            table, micro_batch, range(len(problem.layers) + 1), keep=MAX_LABELS, shapes=shapes, is_late=is_late
+        )
+        self.thrifty, self.fill = False, 0.0
+
+    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
+        return FloorHeads(self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late)
+
+    def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
+        return [], [1.0] * len(self.problem.devices)
+
+    def _front(self) -> list[float]:
+        return [0.0] * len(self.cuts)
+
+    def _front_floor_s(self, i: int, state: int) -> float:
+        """The work bound of the layers in front of cut i on the devices that are free."""
+        if (i, state) not in self._fronts:
+            free = zip(self.classes, self.radix, self.sizes, strict=False)
+            left = [(self.rates[c[0]][: self.cuts[i]], size - state // radix % (size + 1)) for c, radix, size in free]
+            rates = [rate for rate, count in left for _ in range(count)]
+            batch = self.problem.workload.batch
+            self._fronts[i, state] = weighted_s(batch, rates, [1 / max(sum(rate), 1e-30) for rate in rates])
+        return self._fronts[i, state]
+
+    def _beats(self, a: Label, b: Label) -> bool:
+        return (
+            a.g == b.g and a.trip_s <= b.trip_s and super()._beats(a, b)
+        )  # what comes before may reach another group sooner
+
+    def _trim(self, front: list[Label]) -> list[Label]:
+        """Keep a bound of every label: the worst of too many become one, in each respect as good as the best."""
+        if len(front) <= self.keep:
+            return front
+        groups: dict[int, list[Label]] = {}
+        for label in front[self.keep - 1 :]:
+            groups.setdefault(label.g, []).append(label)
+        merged = [
+            same[0]._replace(
+                score=min(label.score for label in same), span_s=min(label.span_s for label in same),
+                done_s=min(label.done_s for label in same), air_s=min(label.air_s for label in same),
+                trip_s=min(label.trip_s for label in same),
+            )
+            for same in groups.values()
+        ]  # fmt: skip
+        return front[: self.keep - 1] + merged
+
+
+class FloorHeads(Heads):
+    """Lower bounds of stages and crossings."""
+
+    def __init__(
+        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
+        patterns: Sequence[Pattern], rates: Sequence[Sequence[float]], is_late: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.sums = [tuple(accumulate(rate, initial=0.0)) for rate in rates]
+        self.is_late, self.learning = is_late, flows.learning_layers(table.problem)
+        super().__init__(table, micro_batch, cuts, classes, patterns)
+        names = [device.name for device in self.problem.devices]
+        self._pieces = [[_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names]
+        self._links: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
+        self._turns: dict[int, tuple[float, float]] = {}  # of rings: seconds, and seconds of the air, per byte
+
+    def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
+
+    def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
+        """Layers between the cuts on pattern g: how long one row is in it at least, and all rows together."""
+        start, stop, table = self.cuts[i], self.cuts[j], self.table
+        group = self.groups[g]
+        static = cost.static_bytes(table, start, stop)
+        if self.is_late() or any(static > self._budgets[d] for d in group):
+            return None
+        made = self._alone(start, stop, group[0]) if len(group) == 1 else self._shared(start, stop, g, limit_s)
+        if made is None or made.total_s >= limit_s:
+            return None
+        if not (self.training and self.learning[stop - 1] and table.parameter_bytes(start, stop)):
+            return made
+        update = min(cost.update_s(table, self.problem.devices[d], start, stop) for d in group)
+        return made._replace(reduce_s=made.reduce_s + update)
+
+    def _alone(self, start: int, stop: int, d: int) -> Head | None:
+        """A device that does all of it: every micro-batch takes what it takes, and is kept until its backward."""
+        table, device, rows, n = self.table, self.problem.devices[d], self.micro_batch, self.n_micro_batches
+        learns = self.training and self.learning[start]
+        forward = table.forward_s(device.name, start, stop, rows) + device.overhead_s
+        backward = table.backward_s(device.name, start, stop, rows) + device.overhead_s if learns else 0.0
+        room = self._budgets[d] - cost.static_bytes(table, start, stop) - cost.working_bytes(table, start, stop, rows)
+        kept = table.activation_bytes(start, stop) * rows if learns else 0
+        depth = min(n, room // kept) if kept else n
+        if room < 0 or not depth:
+            return None
+        return Head(forward, backward, 0.0, 0.0, depth, 0.0, n * (forward + backward))
+
+    def _shared(self, start: int, stop: int, g: int, limit_s: float) -> Head | None:
+        """Rows shared without loss. Every replica of a ring passes each piece on once per turn."""
+        group, n = self.groups[g], len(self.groups[g])
+        speed = sum(1 / max(self.sums[d][stop] - self.sums[d][start], 1e-30) for d in group)
+        shared_s = self.problem.workload.batch / speed
+        if shared_s >= limit_s:
+            return None
+        pieces = [(f[stop] - f[start], b[stop] - b[start]) for f, b in (self._pieces[d] for d in group)]
+        reduce_s, air_s = 0.0, 0.0
+        if self.training and self.learning[stop - 1]:
+            if g not in self._turns:
+                names, network = [self.problem.devices[d].name for d in group], self.problem.network
+                best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
+                best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
+                air = min(self._air_per_byte(a, b) for a, b in permutations(names, 2))
+                self._turns[g] = 1 / min(*best_out, *best_in), air
+            passed_bytes = 2 * (n - 1) * (self.table.parameter_bytes(start, stop) // 4 // n * 4)
+            reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._turns[g])
+            reduce_s = max(reduce_s, RING_BEHIND * n * air_s)
+        # Every replica has a row of every micro-batch at least.
+        total_s = max(shared_s, self.n_micro_batches * max(map(sum, pieces)))
+        forward, backward = min(f for f, _ in pieces), min(b for _, b in pieces)
+        return Head(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
+
+    def crossing(self, j: int, g: int, h: int) -> Crossing:
+        """A micro-batch over cut j (one row, where a group is involved), over all paths between the two at once."""
+        forward, back, shared, air = self._link(g, h)
+        layer, batch = self.problem.layers[self.cuts[j] - 1], self.problem.workload.batch
+        f, b = forward * layer.output_bytes, back * layer.gradient_bytes * self.training
+        total = (f + b) if shared else max(f, b)
+        sent = layer.output_bytes + layer.gradient_bytes * self.training
+        rows = self.micro_batch if len(self.groups[g]) == len(self.groups[h]) == 1 else 1
+        return Crossing(rows * f, rows * b, batch * total, batch * air * sent, 0.0)
+
+    def _link(self, g: int, h: int) -> tuple[float, float, bool, float]:
+        """Least seconds per byte there and back, whether both ways share a medium, least air per byte."""
+        if (g, h) not in self._links:
+            right = self.groups[h]
+            taken = self.patterns[h]
+            left = [i for c, n in enumerate(self.patterns[g]) for i in self.classes[c][taken[c] : taken[c] + n]]
+            names = [self.problem.devices[i].name for i in left], [self.problem.devices[i].name for i in right]
+            forward, back = self._rate(*names), self._rate(names[1], names[0])
+            one = len(left) == len(right) == 1
+            there, again = ((names[0][0], names[1][0]), (names[1][0], names[0][0]))
+            paths = self.problem.network.paths
+            shared = one and paths[there].media == paths[again].media and len(paths[there].media) == 1
+            air = min(self._air_per_byte(a, b) for x, y in (names, names[::-1]) for a in x for b in y)
+            self._links[g, h] = forward, back, shared, air
+        return self._links[g, h]
+
+    def _rate(self, left: Sequence[str], right: Sequence[str]) -> float:
+        """Least seconds per byte from one group to the other, by all paths together."""
+        network = self.problem.network
+        by_giver = sum(together(network, [(a, b) for b in right]) for a in left)
+        by_taker = sum(together(network, [(a, b) for a in left]) for b in right)
+        return 1 / min(by_giver, by_taker, together(network, [(a, b) for a in left for b in right]))
+
+    def feed_s(self, g: int) -> float:
+        """Home's inputs are left out of the bound."""
+        return 0.0
+
+
+def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
+    """The most bytes per second over the paths of these pairs at once: no more than what each carries alone, and than a
+    medium that all of them cross."""
+    paths = [dict(network.path(a, b).media) for a, b in pairs]
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
+    crossed = [name for name in paths[0] if all(name in path for path in paths)]
+    shared = (capacity[name] / min(path[name] for path in paths) for name in crossed)
+    return min(sum(network.bandwidth(a, b) for a, b in pairs), min(shared, default=inf))
+
+
+def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
+    """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up to `most`."""
+    training, forward, backward = isinstance(problem.workload, Training), [], []
+    for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
+        forward.append(_least_s(costs, costs.forward_s, most))
+        backward.append(_least_s(costs, costs.backward_s, most) if training and learns else 0.0)
+    return forward, backward
+
+
+def _least_s(costs: LayerCost, seconds: Sequence[float], most: int) -> float:
+    sizes = {1, most, *(n for n in costs.rows if n < most)}
+    return min(cost.interpolate(costs.rows, seconds, n) for n in sizes)
+
+
+def _sums(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(accumulate(values, initial=0.0))

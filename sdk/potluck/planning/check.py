@@ -1,0 +1,62 @@
+"""Can this be planned at all, and does a plan belong to this problem: its model, layers, devices and batch."""
+
+from difflib import get_close_matches
+
+from potluck.errors import EmptyHome, PlanError, UserError
+from potluck.planning.search.candidates import fewest_rows
+from potluck.records import Plan, Problem, Training
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
+    micro-batches of which nothing can be learned."""
+    if not problem.devices:
+        raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
+    names = [device.name for device in problem.devices]
+    for source in names:
+        for target in names:
+            if source != target:
+                problem.network.path(source, target)
+    for device in problem.devices:
+        limited = problem.qoe.energy_j is not None or device.name in problem.qoe.device_energy_j
+        if limited and (device.idle_w is None or device.busy_w is None):
+            raise UserError(
+                "energy is limited, and nobody knows its power.",
+                device=device.name,
+                next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
+            )
+    smallest = getattr(problem.workload, "micro_batch", None) or problem.workload.batch
+    if smallest < fewest_rows(problem):
+        raise UserError(
+            f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of layer "
+            f"{next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} needs more than 1 value per "
+            "channel when training.",
+            next_step="Choose micro-batches of 2 rows or more.",
+        )
+
+
+def check_plan(plan: Plan, problem: Problem) -> None:
+    """Raise `PlanError` unless `plan` can be carried out for `problem` (memory and limits are the judge's)."""
+    if plan.model != problem.model:
+        raise PlanError(f"The plan is for the model {plan.model!r}, not for {problem.model!r}.", next_step="Plan anew.")
+    if plan.home and problem.home and plan.home != problem.home:
+        raise PlanError(f"The plan is for the home {plan.home!r}, not for {problem.home!r}.", next_step="Plan anew.")
+    n_layers = len(problem.layers)
+    if plan.stages[-1].stop != n_layers:
+        raise PlanError(f"The plan's stages cover {plan.stages[-1].stop} layers; {plan.model} has {n_layers}.")
+    known = [device.name for device in problem.devices]
+    for name in plan.devices:
+        if name in problem.excluded:
+            raise PlanError(f"it {problem.excluded[name]}.", device=name, next_step="Plan without it.")
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"This home has {', '.join(known)}."
+            raise PlanError("is not in this home.", device=name, next_step=hint)
+    if plan.training != isinstance(problem.workload, Training):
+        asked = "training" if isinstance(problem.workload, Training) else "inference"
+        raise PlanError(f"The plan is for {'training' if plan.training else 'inference'}; asked was {asked}.")
+    if plan.batch != problem.workload.batch:
+        raise PlanError(
+            f"The plan takes {plan.n_micro_batches} micro-batches of {plan.micro_batch} rows, {plan.batch} in all; "
+            f"the batch has {problem.workload.batch}."
+        )

@@ -1,0 +1,100 @@
+"""Score any planner's plan by simulating its very tasks on the shared network: one judge for all."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from potluck.planning.check import check_plan
+from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
+from potluck.schedule.pipeline import compile_inference, compile_training
+from potluck.schedule.program_builder import Compiled
+from potluck.simulate import cost, direct, flows
+from potluck.simulate import programs as simulation
+
+
+def judge(
+    problem: Problem, plan: Plan, table: cost.CostTable | None = None, simulator: direct.Direct | None = None
+) -> Plan:
+    """`plan` with latency, energy and peak memory as the simulator predicts them.
+
+    Streaming inference: latency is the time from one answer to the next, energy that of one request. A `simulator` of
+    this problem that is used again knows the tasks of plans of the same shape.
+    """
+    check_plan(plan, problem)
+    outcome = (simulator or direct.Direct(problem, table)).run(plan)
+    energy = outcome.device_energy_j()
+    return replace(
+        plan,
+        latency_s=outcome.latency_s,
+        energy_j=sum(energy.values()) if len(energy) == len(plan.devices) else None,
+        peak_bytes=outcome.peak_bytes(),
+        device_energy_j=energy,
+        home=problem.home,
+        problem=problem,
+    )
+
+
+def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -> Trace:
+    """The simulated trace of one step of `plan`, or of some requests in flight when they stream."""
+    compiled = compile_plan(problem, plan)
+    streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+    in_flight = direct.in_flight(plan) if streaming else 1
+    steps = direct.STREAM_ROUNDS * in_flight if streaming else 1
+    return simulation.Simulation(compiled, problem, steps, in_flight, table).trace()
+
+
+def compile_plan(problem: Problem, plan: Plan) -> Compiled:
+    """The programs of `plan` for segments that are known by their sizes alone."""
+    check_plan(plan, problem)
+    if plan.training:
+        return compile_training(plan, outline(problem, plan), {})
+    return compile_inference(plan, outline(problem, plan))
+
+
+def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
+    """The segments of `plan` as the layers' sizes tell: of every bundle one tensor with a gradient, one without."""
+    n_stages, handed = len(plan.stages), flows.bundles(problem, plan.stages)
+    learns = flows.learning(handed)
+    made = [_tensors(p, given) for p, given in enumerate(handed)]
+    segments = []
+    for p, stage in enumerate(plan.stages):
+        inside = problem.layers[stage.start : stage.stop]
+        fed = flows.feed_bytes(problem, stage.start, stage.stop)
+        feeds = [_tensor("input", fed)] if fed else []
+        if plan.training and p == n_stages - 1 and problem.target_bytes:
+            feeds.append(_tensor("target", problem.target_bytes))
+        last = _tensor("loss", 4) if plan.training else _tensor("output", problem.result_bytes)
+        taken = [(q, tensor) for q, tensors in enumerate(made) for tensor, takers in tensors if p in takers]
+        segments.append(
+            Segment(
+                name=f"stage{p}",
+                start=stage.start,
+                stop=stage.stop,
+                feeds=tuple(feeds),
+                inputs=tuple(tensor for _, tensor in taken),
+                sources=tuple(plan.stages[q].stop - 1 for q, _ in taken),
+                outputs=tuple(tensor for tensor, _ in made[p]) if p < n_stages - 1 else (last,),
+                parameter_count=sum(layer.parameter_bytes for layer in inside) // 4 if learns[p] else 0,
+                buffer_count=sum(layer.buffer_bytes for layer in inside) // 4,
+            )
+        )
+    return tuple(segments)
+
+
+def _tensors(p: int, given: Sequence[flows.Bundle]) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """What stage p makes, and who takes each."""
+    found = []
+    for k, (to, output_bytes, gradient_bytes) in enumerate(given):
+        for name, size, gradient in (("y", gradient_bytes, True), ("z", output_bytes - gradient_bytes, False)):
+            if size:
+                found.append((_tensor(f"{name}{p}.{k}", size, gradient), to))
+    return found
+
+
+def _tensor(name: str, row_bytes: int, gradient: bool = False) -> Tensor:
+    return Tensor(name=name, dtype="float32", row_bytes=row_bytes, gradient=gradient)
+
+
+def excess_bytes(problem: Problem, plan: Plan) -> dict[str, int]:
+    """Per device that needs more than it may use: by how much."""
+    budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
+    return {name: peak - budgets[name] for name, peak in plan.peak_bytes.items() if peak > budgets[name]}

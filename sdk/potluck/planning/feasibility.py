@@ -1,0 +1,177 @@
+"""Which limits a plan breaks, and, where every plan breaks one, an error that says what would make it possible."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from potluck.errors import Infeasible
+from potluck.planning.evaluate import excess_bytes
+from potluck.planning.search import candidates
+from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost, footprint
+
+PLENTY = 1 << 60  # bytes
+GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One limit that a plan does not hold."""
+
+    limit: str  # "memory", "rows", "latency", "energy" or "device energy"
+    needed: float
+    available: float
+    device: str = ""
+
+
+def breaches(problem: Problem, plan: Plan) -> list[Breach]:
+    """Every limit that the judged `plan` breaks."""
+    qoe, found = problem.qoe, []
+    for name, excess in excess_bytes(problem, plan).items():
+        found.append(Breach("memory", plan.peak_bytes[name], plan.peak_bytes[name] - excess, name))
+    for stage in plan.stages:
+        fewest = candidates.fewest_rows(problem, stage.start, stage.stop)
+        pairs = zip(stage.devices, stage.shares, strict=True)
+        found += [Breach("rows", fewest, rows, name) for name, rows in pairs if rows < fewest]
+    if qoe.latency_s is not None and plan.latency_s is not None and plan.latency_s > qoe.latency_s:
+        found.append(Breach("latency", plan.latency_s, qoe.latency_s))
+    if qoe.energy_j is not None and plan.energy_j is not None and plan.energy_j > qoe.energy_j:
+        found.append(Breach("energy", plan.energy_j, qoe.energy_j))
+    for name, limit in qoe.device_energy_j.items():
+        if plan.device_energy_j.get(name, 0.0) > limit:
+            found.append(Breach("device energy", plan.device_energy_j[name], limit, name))
+    return found
+
+
+def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
+    """The error when no plan of `judged` holds: the limit that comes nearest to being held, and how to hold it."""
+    if not judged:
+        return too_big(problem)
+    if all(any(b.limit == "memory" for b in breaches(problem, plan)) for plan in judged):
+        blamed = too_big(problem)
+        if "layer" in blamed.facts:
+            return blamed
+    nearest = min(
+        (max(breaches(problem, plan), key=lambda b: b.needed / b.available) for plan in judged),
+        key=lambda breach: breach.needed / breach.available,
+    )
+    return _error(nearest, problem, judged)
+
+
+def no_plan(breach: Breach, problem: Problem) -> Infeasible:
+    """The error where a bound (`needed`) proves that no plan holds a limit on latency or energy."""
+    unit = "s" if breach.limit == "latency" else "J"
+    return Infeasible(
+        f"Every plan for {problem.model} needs more than {breach.needed:.3g} {unit} per {_one(problem)}; the "
+        f"{breach.limit} limit is {breach.available:.4g} {unit}.",
+        next_step="Allow more, or add a device.",
+        limit=breach.limit, needed=breach.needed, available=breach.available,
+    )  # fmt: skip
+
+
+def _error(breach: Breach, problem: Problem, judged: Sequence[Plan]) -> Infeasible:
+    model, device = problem.model, breach.device
+    needed, available = breach.needed, breach.available
+    facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available, "plans": tuple(judged)}
+    if breach.limit == "memory":
+        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_given(available)}."
+        return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
+    if breach.limit == "rows":
+        text = f"no plan for {model} gives it {needed:.0f} rows of every micro-batch, as its batch norm needs to learn."
+        return Infeasible(text, device=device, next_step="Use a larger batch, or allow it more memory.", **facts)
+    unit = "s" if breach.limit == "latency" else "J"
+    text = (
+        f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "
+        f"the {breach.limit} limit is {available:.4g} {unit}."
+    )
+    return Infeasible(text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts)
+
+
+def _one(problem: Problem) -> str:
+    return "step" if isinstance(problem.workload, Training) else "request"
+
+
+def too_big(problem: Problem) -> Infeasible:
+    """No plan is within memory: blame the largest layer where it fits nowhere, else the sum."""
+    table = cost.CostTable(problem)
+    rows = min(candidates.micro_batches(problem))
+    biggest = max(problem.devices, key=lambda device: cost.budget_bytes(problem, device))
+    budget = cost.budget_bytes(problem, biggest)
+    needs = [
+        footprint.memory_bytes(table, i, i + 1, 1, warm_up=1, n_micro_batches=problem.workload.batch // rows)
+        for i in range(len(problem.layers))
+    ]
+    worst = max(range(len(needs)), key=lambda i: needs[i])
+    if needs[worst] > budget:
+        return Infeasible(
+            f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs {_mb(needs[worst])}, "
+            f"and the largest device may use {_given(budget)}.",
+            device=biggest.name,
+            next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
+            limit="memory", needed=needs[worst], available=budget, layer=problem.layers[worst].name,
+        )  # fmt: skip
+    total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
+    whole = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
+    return Infeasible(
+        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
+        f"may use {_given(total)}, the largest ({biggest.name}) {_given(budget)}.",
+        next_step="Allow the devices more memory, add one, or use a smaller batch.",
+        limit="memory", needed=whole, available=total,
+    )  # fmt: skip
+
+
+def _mb(nbytes: float) -> str:
+    return f"{int(nbytes * (1 + GUARD_FRAC) / 1e6) + 1} MB"
+
+
+def _given(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"
+
+
+def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str, str]:
+    """For each device that `best` leaves out, the reason as measured on the other plans."""
+    reasons = {name: f"it {why}" for name, why in problem.excluded.items()}
+    for device in problem.devices:
+        if device.name in best.devices:
+            continue
+        using = [p for p in judged if device.name in p.devices and not breaches(problem, p) and p.latency_s is not None]
+        budget = cost.budget_bytes(problem, device)
+        if using and best.latency_s:
+            fastest = min(using, key=lambda plan: plan.latency_s or 0.0)
+            more = (fastest.latency_s or 0.0) / best.latency_s - 1
+            percent = f"{abs(100 * more):.0f} %"
+            change = f"{percent} slower" if more >= 0 else f"{percent} faster, but not better within the limits"
+            if more < 0 and best.energy_j and fastest.energy_j:
+                change = f"{percent} faster, at {fastest.energy_j / best.energy_j:.1f} times the energy"
+            change = "no faster" if 0 <= more < 0.005 else change
+            reasons[device.name] = f"the best plan that uses it ({fastest.planner}) is {change}"
+        elif budget < _smallest_part(problem):
+            reasons[device.name] = f"its {_given(budget)} hold no part of the model"
+        elif any(device.name in plan.devices for plan in judged):
+            reasons[device.name] = "no plan that uses it holds the limits"
+        else:
+            times = _alone_s(problem, device.name) / (best.latency_s or 1.0)
+            reasons[device.name] = f"too slow to help: alone it would compute {times:.1f} times as long"
+    return reasons
+
+
+def _alone_s(problem: Problem, device: str) -> float:
+    table, rows = cost.CostTable(problem), max(candidates.micro_batches(problem))
+    seconds = table.forward_s(device, 0, len(problem.layers), rows)
+    if isinstance(problem.workload, Training):
+        seconds += table.backward_s(device, 0, len(problem.layers), rows)
+    return seconds * (problem.workload.batch // rows)
+
+
+def _smallest_part(problem: Problem) -> int:
+    table = cost.CostTable(problem)
+    return min(footprint.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers)))
+
+
+def with_more_memory(problem: Problem, factor: float) -> Problem:
+    """The same problem on devices of `factor` times the memory that they may use."""
+    devices = tuple(
+        replace(device, memory_bytes=int(min(cost.budget_bytes(problem, device) * factor, PLENTY)))
+        for device in problem.devices
+    )
+    return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes={}))

@@ -1,0 +1,176 @@
+"""From a problem to judged plans: our planner and the cheap rivals; the simulator decides."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from math import inf
+
+from potluck.planning import feasibility
+from potluck.planning.baselines.data_parallel import plan_data_parallel
+from potluck.planning.baselines.dora import plan_dora
+from potluck.planning.bounds.energy import holds_weights, least_energy_j
+from potluck.planning.bounds.infeasible import refuse_impossible
+from potluck.planning.bounds.latency import lower_bound_s
+from potluck.planning.check import check_problem
+from potluck.planning.evaluate import judge
+from potluck.planning.plans import Plans, is_thrifty, preference
+from potluck.planning.rerank import put_in_order
+from potluck.planning.search.anytime import MAX_WORK, Board, search
+from potluck.planning.search.device_classes import peers, shape
+from potluck.planning.search.work_budget import Tally, given_s, is_many
+from potluck.records import Plan, Problem, Stage
+from potluck.simulate import cost, direct
+
+MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
+MAX_SETS = 24
+N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
+NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
+GLANCE, LOOK = 15, 150  # steps of a search that need find nothing good, and of one for plans that just fit
+LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
+BOUND_PART = 0.25  # of the time given, kept for the certificate
+THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
+
+
+def make_plans(
+    problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
+    turns: bool = False, refine_s: float = 0.0, borrow: bool = True,
+) -> Plans:  # fmt: skip
+    """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
+
+    With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
+    its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
+    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it
+    has not: the first plans are ranked as they are foretold step after step, transfers in order, which an exact solver
+    may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
+    """
+    check_problem(problem)
+    table = cost.CostTable(problem)
+    refuse_impossible(problem, table)
+    timed, tally = clock is not None and budget_s is not None, Tally()
+    if not timed and is_many(problem):
+        clock, budget_s = tally, given_s(problem)
+    end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
+
+    def is_late(part: float = 0.0) -> bool:
+        return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
+
+    # Searches keep to closed forms of memory, which take links to be as slow as they may be; of what is near them the
+    # simulator has the last word.
+    judged = _judged(problem, table, is_late, tally, thorough=timed, borrow=borrow)
+    judged = judged or _beyond(problem, table, is_late, tally, borrow=borrow)
+    holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
+    if not holding:
+        raise feasibility.infeasible(problem, judged)
+    holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
+    if turns or refine_s > 0:
+        ranked = put_in_order(problem, holding, refine_s)
+        unused = feasibility.why_unused(problem, ranked[0][0], judged)
+        holding = [plan for _, plan in ranked]
+        holding[0] = replace(holding[0], unused=unused)
+    else:
+        # What is counted leaves no time for more than a quick bound.
+        hurries = is_late if timed or not is_many(problem) else lambda: True
+        holding[0] = _certified(problem, table, holding, judged, hurries)
+    return Plans(tuple(holding))
+
+
+def _certified(
+    problem: Problem, table: cost.CostTable, holding: Sequence[Plan], judged: Sequence[Plan],
+    is_late: Callable[[], bool],
+) -> Plan:  # fmt: skip
+    """The first plan with how far it may be from the optimum, and why it leaves devices out."""
+    return replace(
+        holding[0],
+        unused=feasibility.why_unused(problem, holding[0], judged),
+        gap_frac=gap_frac(problem, table, holding, is_late),
+        energy_gap_frac=energy_gap_frac(problem, table, holding[0]),
+    )
+
+
+def _different(plans: Sequence[Plan], table: cost.CostTable) -> list[Plan]:
+    """The first of those that differ only in which of alike devices does what."""
+    alike, found = peers(table), dict[Hashable, Plan]()
+    for plan in plans:
+        found.setdefault(shape(plan, alike), plan)
+    return list(found.values())
+
+
+def gap_frac(
+    problem: Problem, table: cost.CostTable, plans: Sequence[Plan], is_late: Callable[[], bool] = lambda: False
+) -> float:
+    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be."""
+    fastest_s = min(plan.latency_s or inf for plan in plans)
+    return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (plans[0].latency_s or inf)
+
+
+def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> float | None:
+    """By which part of its joules `plan` may exceed the thriftiest plan on time; None unless joules decide."""
+    if not is_thrifty(problem) or not plan.energy_j:
+        return None
+    return max(0.0, 1 - least_energy_j(problem, table) / plan.energy_j)
+
+
+def _judged(
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: Tally, *,
+    thorough: bool = False, borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
+) -> list[Plan]:  # fmt: skip
+    """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
+
+    `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that simulated plans may
+    use, where that is not what the problem says.
+    """
+    simulator, qoe, max_work = direct.Direct(problem, table), problem.qoe, inf if thorough else MAX_WORK
+
+    def empty(asked: Problem) -> Board:  # searches ask their table's problem
+        return Board(asked, cost.CostTable(asked), simulator, max_work=max_work, tally=tally, budgets=budgets or {})
+
+    fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
+    boards = [fastest]
+    thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
+    part_left = THRIFT_PART if thrifty else BOUND_PART
+    first = rivals(problem, table) if borrow else []
+    search(fastest, first, lambda: is_late(part_left), borrow=borrow, max_steps=max_steps)
+    asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
+    # Where nothing is on time, joules do not matter.
+    if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
+        boards.append(empty(asked))
+        first = fastest.ranking()[:MAX_SHOWN]
+        search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
+    chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
+    for board in boards:
+        sets: dict[frozenset[str], Plan] = {}
+        for plan in board.ranking():
+            sets.setdefault(frozenset(plan.devices), plan)
+        alone = [plan for plan in sets.values() if len(plan.devices) == 1]
+        for plan in (*board.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
+            chosen.setdefault((plan.stages, plan.micro_batch), plan)
+    return [judge(problem, plan, table, simulator) for plan in chosen.values()]
+
+
+def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
+    """Plans of planners that cost next to nothing, and of the one that knows branches; ours must beat them."""
+    knows_branches = problem.branches and not is_many(problem)  # there the search asks it last
+    planners = [plan_data_parallel, plan_dora] if knows_branches else [plan_data_parallel]
+    plans = (sorted(planner(problem, table), key=lambda plan: plan.latency_s or 0.0) for planner in planners)
+    return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
+
+
+def _beyond(
+    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: Tally, *, borrow: bool = True
+) -> list[Plan]:
+    """Judged plans of looks that take memory to be more than it is, where closed forms of memory find nothing.
+
+    These assume the slowest links: some plans hold after all when they are simulated. Without any, plans that ignore
+    memory, for saying by how much it is missed.
+    """
+    for factor in LOOSER if holds_weights(table, problem.devices) else ():
+        if is_late():
+            break
+        more = feasibility.with_more_memory(problem, factor)
+        found = _judged(
+            more, cost.CostTable(more), lambda _: is_late(), tally, borrow=borrow, max_steps=LOOK, budgets=table.budgets
+        )
+        if found:
+            return [replace(plan, problem=problem) for plan in found]
+    free, steps = feasibility.with_more_memory(problem, inf), count()
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, Tally())

@@ -1,0 +1,172 @@
+"""What would make an infeasible problem feasible: one limit loosened at a time, and a plan that shows it. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import floor, log10
+
+from potluck.errors import Infeasible
+from potluck.planning.feasibility import breaches
+from potluck.planning.plans import Plans
+from potluck.records import Plan, Problem, QoE, Training
+from potluck.simulate import cost
+
+Planning = Callable[[Problem], Plans]
+PLENTY = 1e12  # joules: a limit that every plan holds, yet one that sends the search for the thriftiest
+CLOSE = 1.1  # how near below the memory that is named planning fails
+MAX_DEVICES = 2  # whose memory is tried, the largest first
+MAX_HALVINGS = 5
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """The smallest change of one limit that was found to do: `value` seconds, joules, bytes or rows."""
+
+    limit: str  # "latency", "energy", "device energy", "memory" or "batch"
+    value: float
+    plan: Plan
+    device: str = ""
+
+    def __str__(self) -> str:
+        match self.limit:
+            case "latency":
+                return f"a latency of {self.value:g} s"
+            case "energy":
+                return f"{self.value:g} J"
+            case "device energy":
+                return f"{self.value:g} J on {self.device}"
+            case "memory":
+                return f"{self.value / MB:.0f} MB on {self.device}"
+            case _:
+                return f"a batch of {self.value:.0f}"
+
+
+def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan: Planning) -> Infeasible:
+    """The error with what would do, each held by a plan; the fact `remedies` has them as records.
+
+    `planning` is asked once per limit, unless the fact `plans` of the error, those that were nearest, answers already.
+    `any_plan` is asked some ten times where memory is too little.
+    """
+    known = error.facts.get("plans", ())
+    found = tuple(remedies(problem, planning, any_plan, known if isinstance(known, tuple) else ()))
+    said = str(error).removesuffix(error.next_step).rstrip()
+    if error.facts.get("limit") == "memory":  # of the devices that there are, who could have helped
+        said += "".join(f" {name} {why}." for name, why in problem.excluded.items())
+    if found:
+        step = f"Would do (a plan was found that holds it): {'; or '.join(map(str, found))}."
+    elif _n_limits(problem.qoe) > 1:
+        step = "No single limit is to blame: loosened alone, none of them is enough."
+    else:
+        step = error.next_step
+    better = Infeasible(said, next_step=step)
+    better.device, better.facts = error.device, {**error.facts, "remedies": found}
+    return better
+
+
+def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Sequence[Plan] = ()) -> Iterator[Remedy]:
+    """One per limit whose loosening alone is enough; `known`: judged plans of this problem."""
+    qoe = problem.qoe
+    if qoe.latency_s is not None:
+        loose = replace(problem, qoe=replace(qoe, latency_s=None))
+        yield from _loosened(loose, planning, known, "latency")
+    if qoe.energy_j is not None:
+        loose = replace(problem, qoe=replace(qoe, energy_j=PLENTY))
+        yield from _loosened(loose, planning, known, "energy")
+    for name in qoe.device_energy_j:
+        loose = replace(problem, qoe=replace(qoe, device_energy_j={**qoe.device_energy_j, name: PLENTY}))
+        yield from _loosened(loose, planning, known, "device energy", name)
+    free = replace(problem, qoe=QoE(memory_bytes=qoe.memory_bytes))
+    if _plans(free, any_plan) is None:  # memory alone is too little already
+        yield from _memory(problem, any_plan)
+        yield from _batch(problem, any_plan)
+
+
+def _loosened(
+    loose: Problem, planning: Planning, known: Sequence[Plan], limit: str, device: str = ""
+) -> Iterator[Remedy]:
+    """The least that the plans without this limit need of it, rounded up: such a plan then holds every limit."""
+    found: Sequence[Plan] = [plan for plan in known if not breaches(loose, plan)] or _plans(loose, planning) or ()
+    if found:
+        best = min(found, key=lambda plan: _measure(plan, limit, device))
+        yield Remedy(limit=limit, value=round_up(_measure(best, limit, device)), plan=best, device=device)
+
+
+def _measure(plan: Plan, limit: str, device: str) -> float:
+    if limit == "device energy":
+        return plan.device_energy_j.get(device, 0.0)
+    return (plan.latency_s if limit == "latency" else plan.energy_j) or 0.0
+
+
+def _memory(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+    """For each of the largest devices, the least memory of its own that is enough."""
+    budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
+    for name in sorted(budgets, key=lambda item: -budgets[item])[:MAX_DEVICES]:
+        found = _plans(granted(problem, {name: 1 << 60}), planning)
+        if found is None:
+            continue
+        low, high = budgets[name], max(_mb(min(plan.peak_bytes.get(name, 0) for plan in found)), budgets[name] + MB)
+        best = _plans(granted(problem, {name: high}), planning)
+        while best is not None and high > low * CLOSE:
+            middle = _mb((low * high) ** 0.5)
+            tried = _plans(granted(problem, {name: middle}), planning) if middle < high else None
+            if tried is None:
+                low = middle
+            else:
+                high, best = middle, tried
+        if best is not None:
+            yield Remedy(limit="memory", value=high, plan=best.best, device=name)
+
+
+def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
+    """The problem where these devices may use so much."""
+    devices = tuple(
+        replace(device, memory_bytes=memory_bytes.get(device.name, device.memory_bytes)) for device in problem.devices
+    )
+    left = {name: limit for name, limit in problem.qoe.memory_bytes.items() if name not in memory_bytes}
+    return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes=left))
+
+
+def _batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+    """Half the batch, or half of that, in micro-batches of any size."""
+    workload, rows = problem.workload, problem.workload.batch
+    for _ in range(MAX_HALVINGS):
+        rows //= 2
+        if not rows:
+            return
+        smaller = (
+            replace(workload, batch=rows, micro_batch=None)
+            if isinstance(workload, Training)
+            else replace(workload, batch=rows)
+        )
+        found = _plans(replace(problem, workload=smaller), planning)
+        if found is not None:
+            yield Remedy(limit="batch", value=rows, plan=found.best)
+            return
+
+
+def _plans(problem: Problem, planning: Planning) -> Plans | None:
+    with suppress(Infeasible):
+        return planning(problem)
+    return None
+
+
+def _n_limits(qoe: QoE) -> int:
+    return (qoe.latency_s is not None) + (qoe.energy_j is not None) + len(qoe.memory_bytes) + len(qoe.device_energy_j)
+
+
+def _mb(nbytes: float) -> int:
+    return (int(nbytes) // MB + 1) * MB
+
+
+def round_up(value: float) -> float:
+    """To three digits, upwards.
+
+    >>> round_up(0.12301), round_up(2.0)
+    (0.124, 2.0)
+    """
+    if value <= 0:
+        return value
+    digits = 2 - floor(log10(value))
+    rounded = round(value, digits)
+    return rounded if rounded >= value else round(value + 10.0**-digits, digits)

@@ -1,0 +1,50 @@
+"""The first plans again as devices would carry them out, step after step, with their transfers in order: Dora's second
+phase (section 4.2) over the plans of the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from potluck.contention.transfer_order import in_turns
+from potluck.planning import feasibility
+from potluck.planning.evaluate import compile_plan
+from potluck.planning.plans import preference
+from potluck.records import Plan, Problem, Training
+from potluck.simulate.predict import foretell
+
+N_PLANS = 6  # that are looked at again
+
+
+def put_in_order(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0) -> list[tuple[Plan, Plan]]:
+    """Each of these plans as judged and as foretold: the first of them by what is foretold, then the others as judged.
+
+    What is foretold is the steady time of a step: where the transfers of one step meet those of the next, that is not
+    the time of a step alone. `refine_s`: seconds that an exact solver has for better orders, all plans together (needs
+    ortools). Requests that stream are left as they are: only the first of several at once takes turns.
+    """
+    as_judged = [(plan, plan) for plan in plans]
+    if not isinstance(problem.workload, Training) and problem.workload.streaming:
+        return as_judged
+    foretold = [(plan, _foretold(problem, plan, refine_s / N_PLANS)) for plan in plans[:N_PLANS]]
+    holding = [pair for pair in foretold if not feasibility.breaches(problem, pair[1])]
+    return sorted(holding, key=lambda pair: preference(pair[1], problem)) + as_judged[N_PLANS:] or as_judged
+
+
+def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
+    """The plan with time, energy and memory of its programs as they are deployed. Its gap, of one step, goes."""
+    compiled = compile_plan(problem, plan)
+    ordered = in_turns(compiled, problem, refine_s=refine_s)
+    before = foretell(compiled, problem)
+    after = before if ordered is compiled else foretell(ordered, problem)
+    energy_j = {name: after.energy_j[name] / len(after.step_s) for name in plan.device_energy_j}
+    return replace(
+        plan,
+        latency_s=median(after.step_s),
+        energy_j=None if plan.energy_j is None else sum(energy_j.values()),
+        device_energy_j=energy_j,
+        peak_bytes={
+            n: peak + max(0, after.peak_bytes[n] - before.peak_bytes[n]) for n, peak in plan.peak_bytes.items()
+        },
+        gap_frac=None,
+    )

@@ -1,0 +1,1 @@
+"""Our own planner: dynamic programming, then local search. Pure."""

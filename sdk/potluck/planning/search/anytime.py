@@ -1,0 +1,375 @@
+"""Our own planner: a first plan at once, better ones as long as time is left.
+
+First each device alone; then pipelines for every micro-batch size, over few cuts and over many; then, with what is
+known to beat, all groups of devices over ever finer cuts; last, what other planners find. In a home of many devices
+those come early, and what is done is counted. The search estimates, the simulator decides, and the best plans are
+improved step by step. The clock comes in as an argument; without one the effort is fixed, and the outcome always the
+same.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from potluck.planning.baselines.alpa import plan_alpa
+from potluck.planning.baselines.asteroid import plan_hybrid
+from potluck.planning.baselines.dora import plan_dora
+from potluck.planning.baselines.edgeshard import plan_edgeshard
+from potluck.planning.baselines.gpipe import plan_gpipe
+from potluck.planning.baselines.hetpipe import plan_hetpipe
+from potluck.planning.baselines.pipedream import plan_pipedream
+from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.plans import is_thrifty, rounded
+from potluck.planning.search import candidates
+from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.device_classes import ordered, peers, shape
+from potluck.planning.search.local_search import deeper, fits, floor_s, neighbours, reordered
+from potluck.planning.search.subset_dp import Label, SubsetSearch, objective
+from potluck.planning.search.work_budget import TASK_S, Tally, given_s, in_time, is_many
+from potluck.records import Plan, Problem, Stage
+from potluck.simulate import cost, direct
+
+COARSE = 10  # cuts: groups over so many are always looked at
+TRIES = 50  # simulations to improve a plan
+N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
+N_FINE = 32  # cuts tried along one order of devices
+MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
+PLENTY = 0.9  # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
+LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
+N_RIVAL = 6  # of every other planner's plans, those it thinks best
+KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
+MAX_ORDERS = 6  # of the devices within the stages of one plan
+N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
+N_RECUT = 3  # the same along one order of devices
+NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
+SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
+N_JUDGED = 8  # of one micro-batch size at most, those of the best estimates
+BEAM = 60  # states kept in a home of many devices
+
+CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
+DEAR = (plan_edgeshard, plan_hybrid, plan_dora)  # the last two: their time grows with the cube of the devices
+
+Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
+Neighbours = Callable[[cost.CostTable, Plan], Iterator[Plan]]
+
+
+class Effort(NamedTuple):
+    """One pass over all micro-batch sizes: which plans it looks at, and how many of them how closely."""
+
+    n_cuts: int
+    pipelines_only: bool  # no device shares a stage
+    n_judged: int  # plans simulated, those of the best estimates
+    n_improved: int  # plans improved
+    tries: int  # simulations to improve one
+
+
+EFFORTS = (
+    Effort(8, True, 4, 1, 8), Effort(32, True, 4, 1, 8),
+    Effort(COARSE, False, 24, 2, TRIES), Effort(16, False, 32, 3, 80), Effort(32, False, 32, 3, 120),
+)  # fmt: skip
+
+# In a home of many devices: before what others find, and after.
+LARGE, LARGER = (Effort(COARSE, False, 24, 0, 0),), (EFFORTS[1], *EFFORTS[3:])
+
+
+class Found(NamedTuple):
+    """A plan that a search proposes."""
+
+    score: float
+    label: Label
+    search: SubsetSearch
+
+
+@dataclass(slots=True)
+class Board:
+    """Every plan that was looked at and that memory holds, and its score; the best first when asked.
+
+    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
+    may use; those of the table unless given.
+    """
+
+    problem: Problem
+    table: cost.CostTable
+    simulator: direct.Direct
+    scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
+    best: float = inf
+    max_work: float = MAX_WORK
+    tally: Tally = field(default_factory=Tally)
+    is_late: Callable[[], bool] = field(default=lambda: False)
+    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    peers: dict[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budgets = self.budgets or self.table.budgets
+        self.peers = peers(self.table)
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether `plan` was simulated already, or one like it."""
+        return shape(plan, self.peers) in self.known
+
+    def score(self, plan: Plan) -> float:
+        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
+        memory does not hold it."""
+        key = plan.stages, plan.micro_batch
+        if key in self.scores:
+            return self.scores[key][0]
+        if any(min(s.shares) < candidates.fewest_rows(self.problem, s.start, s.stop) for s in plan.stages):
+            return inf
+        like = shape(plan, self.peers)
+        if like not in self.known:
+            if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:
+                return inf
+            self.known[like] = self._simulated(plan)
+        score, latency_s = self.known[like]
+        if score == inf:
+            return inf
+        self.scores[key] = score, replace(plan, latency_s=latency_s)
+        self.best = min(self.best, score)
+        return score
+
+    def _simulated(self, plan: Plan) -> tuple[float, float]:
+        """Score and latency."""
+        outcome = self.simulator.run(plan)
+        self.tally.count(outcome.n_tasks, TASK_S)
+        if not self._holds(plan, outcome):
+            return inf, outcome.latency_s
+        if not is_thrifty(self.problem):
+            return outcome.latency_s, outcome.latency_s
+        score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
+        lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
+        return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
+
+    def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
+        """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
+        of one request at a time, there is plenty."""
+        given = not self.simulator.streaming and self.budgets is self.table.budgets
+        if given and fits(self.table, plan, plan.stages, PLENTY):
+            return True
+        return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
+
+    def ranking(self) -> list[Plan]:
+        """All simulated plans, the best first; of equally good ones, those of the fewest stages."""
+
+        def rank(item: tuple[float, Plan]) -> tuple[float, int]:
+            return rounded(item[0]), len(item[1].stages)
+
+        return [plan for _, plan in sorted(self.scores.values(), key=rank)]
+
+
+def plan_anytime(
+    problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
+) -> Iterator[Plan]:
+    """Plans as they are found, each better than the one before, with the latency that the simulator gives them."""
+    table, tally = table or cost.CostTable(problem), Tally()
+    enough_s = given_s(problem) if is_many(problem) else inf
+    board = Board(
+        problem, table, simulator or direct.Direct(problem, table), tally=tally, is_late=lambda: tally() >= enough_s
+    )
+    best = inf
+    for _ in _steps(board, ()):
+        if board.scores and board.is_late():
+            break
+        if board.best < best:
+            best = board.best
+            yield board.ranking()[0]
+
+
+def search(
+    board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
+    max_steps: float = inf,
+) -> None:  # fmt: skip
+    """Fill the board until nothing better is found, or time is up and there is a plan; of `max_steps` at most.
+
+    `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
+    """
+    board.is_late = is_late
+    for step, _ in enumerate(_steps(board, first, borrow=borrow)):
+        if step >= max_steps or (board.scores and is_late()):
+            return
+
+
+def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
+    """One bit of work after the other."""
+    for plan in (*plan_single(board.problem, board.table), *first):
+        board.score(plan)
+        yield
+    places, sizes = Places(board.table), sorted(candidates.micro_batches(board.problem))
+    yield from _passes(board, sizes, EFFORTS[:1])
+    if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
+        yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
+    if is_many(board.problem):
+        yield from _passes(board, sizes, LARGE)
+        yield from _borrow(board, CHEAP if borrow else ())
+        yield from _recut(board, sizes, 2)
+        yield from _improve(board, _distinct(board, 2), TRIES)
+    yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
+    if not is_many(board.problem):
+        yield from _closely(board, sizes)
+    if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
+        yield from _place(board, places)
+    if board.problem.branches:
+        yield from _join(board, places)
+    if is_many(board.problem):
+        yield from _borrow(board, DEAR if borrow else ())
+        yield from _improve(board, _distinct(board, 1), TRIES)
+        return
+    if not borrow:
+        return
+    for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
+        plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)
+        yield
+        for plan in plans[:N_RIVAL]:
+            board.score(plan)
+            yield
+    yield from _improve(board, _distinct(board, 1), TRIES)
+
+
+def _borrow(board: Board, planners: Sequence[Planner]) -> Iterator[None]:
+    """What others find of those plans that could be the best. As long as time is left: a plan there is already."""
+    for planner in planners:
+        for plan in in_time(planner, board.problem, board.tally, board.is_late)[:N_BORROWED]:
+            if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
+                board.score(plan)
+            yield
+        yield
+
+
+def _place(board: Board, places: Places) -> Iterator[None]:
+    """Branches anywhere, a device with several stages too, from many starts."""
+    for micro_batch in candidates.micro_batches(board.problem):
+        for plan in places.by_chains(micro_batch):
+            board.score(plan)
+            yield
+    yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
+
+
+def _join(board: Board, places: Places) -> Iterator[None]:
+    """Neighbouring stages of the best plan on the same devices become one where that is no slower."""
+    plan = next(iter(board.ranking()), None)
+    while plan is not None:
+        score = rounded(board.score(plan))
+        plan = next((other for other in places.joined(plan) if rounded(board.score(other)) <= score), None)
+        yield
+
+
+def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
+    """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise."""
+    for effort in efforts:
+        cuts = candidates.cuts(board.problem, effort.n_cuts)
+        if not effort.pipelines_only and effort.n_cuts > COARSE and _work(board, len(cuts)) > board.max_work:
+            return
+        found: list[Found] = []
+        reached: dict[int, float] = {}
+        for micro_batch in sizes:
+            search = _search(board, micro_batch, cuts, effort.pipelines_only)
+            labels = search.run(min(board.best, SLACK * min(reached.values(), default=inf)))
+            reached[micro_batch] = labels[0].score if labels else inf
+            if labels and not board.scores:
+                board.score(search.plan(labels[0]))
+            found += [Found(label.score, label, search) for label in labels[:N_JUDGED]]
+            yield
+        yield from _judge(board, found, effort.n_judged)
+        sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
+        yield from _recut(board, sizes, effort.n_improved)
+        yield from _improve(board, _distinct(board, effort.n_improved), effort.tries)
+        if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
+            return
+
+
+def _closely(board: Board, sizes: Sequence[int]) -> Iterator[None]:
+    """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a little worse too."""
+    cuts, found = candidates.cuts(board.problem, N_FINE), list[Found]()
+    for micro_batch in sizes:
+        search = SubsetSearch(board.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
+        if not search.is_small:
+            return
+        labels = search.run(board.best * ERROR)
+        found += [Found(label.score, label, search) for label in labels]
+        yield
+    for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
+        if estimate >= board.best * ERROR:
+            break
+        for plan in islice(reordered(search.plan(label)), MAX_ORDERS):
+            board.score(plan)
+            yield
+    yield from _improve(board, _distinct(board, N_STARTS), TRIES)
+
+
+def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
+    """Simulate the `n` best estimates; where one disappoints and is the best still, with deeper warm-ups too."""
+    for estimate, label, search in sorted(found, key=lambda item: item.score)[:n]:
+        if estimate >= board.best:
+            return
+        plan = search.plan(label)
+        score = board.score(plan)
+        yield
+        if score == board.best > estimate * NEAR:
+            deep = deeper(board.table, plan)
+            if deep is not None:
+                board.score(deep)
+                yield
+
+
+def _work(board: Board, n_cuts: int) -> float:
+    """How many ways there are to put a stage before others, about: what a pass costs."""
+    search = _search(board, min(candidates.micro_batches(board.problem)), candidates.cuts(board.problem, 1), False)
+    return float(search.radix[-1] * len(search.codes) * n_cuts**2)
+
+
+def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
+    """The best orders of devices again, over all cuts: a search along one order is cheap."""
+    cuts = candidates.cuts(board.problem, N_FINE)
+    for plan in _distinct(board, n):
+        if sum(len(stage.devices) for stage in plan.stages) > len(plan.devices):
+            continue  # a device in several stages, which this search does not know
+        near = [size for size in sizes if plan.micro_batch / 2 <= size <= plan.micro_batch * 2]
+        for micro_batch in near:
+            search = SubsetSearch(board.table, micro_batch, cuts, along=plan)
+            labels = search.run(board.best)
+            yield
+            yield from _judge(board, [Found(label.score, label, search) for label in labels], N_RECUT)
+
+
+def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
+    if not is_many(board.problem):
+        return SubsetSearch(board.table, micro_batch, cuts, pipelines_only=pipelines_only)
+    late = board.is_late if board.scores else lambda: False
+    return SubsetSearch(
+        board.table, micro_batch, cuts, beam=BEAM, pipelines_only=pipelines_only, is_late=late, tally=board.tally
+    )
+
+
+def _distinct(board: Board, n: int) -> list[Plan]:
+    """The best plans: of the `n` best orders of devices the best two, apart in their cuts."""
+    starts: dict[tuple[tuple[str, ...], ...], dict[tuple[int, ...], Plan]] = {}
+    for plan in board.ranking():
+        order = ordered(plan, board.peers)
+        if order not in starts and len(starts) == n:
+            continue
+        same = starts.setdefault(order, {})
+        if len(same) < 2:
+            same.setdefault((plan.micro_batch, *(stage.stop for stage in plan.stages)), plan)
+    return [plan for same in starts.values() for plan in same.values()]
+
+
+def _improve(board: Board, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours) -> Iterator[None]:
+    """Local search from each of `starts`."""
+    for plan in starts:
+        tries = 0
+        better: Plan | None = plan
+        while better is not None:
+            here, better = better, None
+            reached = board.score(here)
+            for other in others(board.table, here):
+                if tries >= max_tries:
+                    break
+                if board.knows(other) or floor_s(board.table, other) >= reached:
+                    continue
+                tries += 1
+                if board.score(other) < reached * (1 - 1e-4):
+                    better = other
+                    break
+                yield

@@ -1,0 +1,172 @@
+"""Local search where a model has parallel branches: any stage on any devices, cut in two or joined with its neighbour.
+
+There a device may have several stages, so that it takes two branches one by one, or one branch and later the head. Our
+search over sets of devices knows no such plans. So it goes on from here: from the best that it found, and from every
+group of devices with a stage for each chain of the model, whose runs of stages then move to other devices.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, combinations, pairwise
+
+from potluck.planning.baselines.asteroid import make_stage
+from potluck.planning.search import candidates
+from potluck.planning.search.device_classes import ALL_SUBSETS
+from potluck.planning.search.local_search import fits, floor_s, neighbours, with_depths
+from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import cost, flows
+
+Group = tuple[str, ...]
+Span = tuple[int, int, Group]
+PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
+
+
+class Places:
+    """The plans of one problem that differ in where stages are, their rows by Algorithm 1, depths K_p."""
+
+    def __init__(self, table: cost.CostTable) -> None:
+        self.table, self.problem = table, table.problem
+        self.ends = flows.chain_ends(table.problem)
+        self.groups = {size: _groups(table.problem, size) for size in candidates.micro_batches(table.problem)}
+        self._stages: dict[tuple[Span, int], Stage | None] = {}
+        self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
+        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
+        self._links: dict[Group, tuple[float, float]] = {}
+        self._capacity = {medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media}
+
+    def by_chains(self, micro_batch: int) -> Iterator[Plan]:
+        """For every group of devices the plan in which it takes the chains of the model one by one."""
+        problem, n_layers = self.problem, len(self.problem.layers)
+        whole = Plan(
+            planner="potluck",
+            model=problem.model,
+            stages=(Stage(start=0, stop=n_layers, devices=("any",), shares=(micro_batch,)),),
+            micro_batch=micro_batch,
+            n_micro_batches=problem.workload.batch // micro_batch,
+            training=isinstance(problem.workload, Training),
+        )
+        for group in self.groups[micro_batch]:
+            found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
+            if found is not None:
+                yield found
+
+    def neighbours(self, _: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        """Plans with a run of stages elsewhere, two stages as one, or one as two."""
+        seen = {plan.stages}
+        for spans in self._rearranged(plan):
+            found = self._made(plan, spans)
+            if found is not None and found.stages not in seen:
+                seen.add(found.stages)
+                yield found
+
+    def joined(self, plan: Plan) -> Iterator[Plan]:
+        """Plans with two neighbouring stages of the same devices as one."""
+        for p, (left, right) in enumerate(pairwise(plan.stages)):
+            if left.devices == right.devices:
+                one = left.start, right.stop, left.devices
+                found = self._made(plan, [*plan.stages[:p], one, *plan.stages[p + 2 :]])
+                if found is not None:
+                    yield found
+
+    def ranked(self, table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        """All those, and plans that differ in one cut, share, depth or device: first those that may be fastest."""
+        yield from sorted(chain(neighbours(table, plan), self.neighbours(table, plan)), key=self.least_s)
+
+    def least_s(self, plan: Plan) -> float:
+        """The longest way of one micro-batch through the stages, or the busiest device: a step takes no less."""
+        if not plan.training and getattr(self.problem.workload, "streaming", False):
+            return floor_s(self.table, plan)  # many are on their way at once
+        stages, at_s = plan.stages, [0.0] * len(plan.stages)
+        for p, (stage, handed) in enumerate(zip(stages, self._handed(stages), strict=True)):
+            at_s[p] += self._work_s(stage, plan.training)
+            for bundle in handed:
+                for q in bundle.to:
+                    nbytes = bundle.output_bytes + (bundle.gradient_bytes if plan.training else 0)
+                    at_s[q] = max(at_s[q], at_s[p] + self._link_s(stage, stages[q], nbytes * plan.micro_batch))
+        return max(*at_s, floor_s(self.table, plan))
+
+    def _work_s(self, stage: Stage, training: bool) -> float:
+        """What the device that is ready first takes for its rows of one micro-batch."""
+        key = stage.start, stage.stop, stage.devices, stage.shares
+        if key not in self._work:
+            self._work[key] = min(
+                self.table.forward_s(name, stage.start, stage.stop, rows)
+                + (self.table.backward_s(name, stage.start, stage.stop, rows) if training else 0.0)
+                for name, rows in zip(stage.devices, stage.shares, strict=True)
+            )
+        return self._work[key]
+
+    def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.Bundle, ...], ...]:
+        starts = tuple(stage.start for stage in stages)
+        if starts not in self._bundles:
+            self._bundles[starts] = flows.bundles(self.problem, stages)
+        return self._bundles[starts]
+
+    def _link_s(self, source: Stage, target: Stage, nbytes: int) -> float:
+        """Between two devices; rows that several share go many ways, so that nothing is counted."""
+        pair = source.devices[0], target.devices[0]
+        if len(source.devices) > 1 or len(target.devices) > 1 or pair[0] == pair[1]:
+            return 0.0
+        if pair not in self._links:
+            path = self.problem.network.path(*pair)
+            self._links[pair] = path.latency_s, max((n / self._capacity[name] for name, n in path.media), default=0.0)
+        latency_s, per_byte_s = self._links[pair]
+        return latency_s + nbytes * per_byte_s
+
+    def _rearranged(self, plan: Plan) -> Iterator[list[Stage | Span]]:
+        """One thing changed: stages that stay, and spans of layers with the group they go to."""
+        stages, n_stages, groups = plan.stages, len(plan.stages), self.groups[plan.micro_batch]
+        for p, q in ((p, p + n) for n in range(1, n_stages + 1) for p in range(n_stages - n + 1)):
+            for group in groups:
+                yield [*stages[:p], *((stage.start, stage.stop, group) for stage in stages[p:q]), *stages[q:]]
+        for p, (left, right) in enumerate(pairwise(stages)):
+            for group in dict.fromkeys((left.devices, right.devices)):
+                yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
+        for p, q in ((p, q) for p in range(n_stages) for q in range(n_stages) if p != q):
+            yield from self._exchanged(stages, p, q)
+        for p, stage in enumerate(stages):
+            for cut in self._cuts(stage):
+                for group in groups:
+                    first, second = (stage.start, cut), (cut, stage.stop)
+                    yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
+                    yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
+
+    def _exchanged(self, stages: Sequence[Stage], p: int, q: int) -> Iterator[list[Stage | Span]]:
+        """Stage p goes to the devices of stage q, and the first or the last part of that one to those of stage p."""
+        one, other = stages[p], stages[q]
+        if one.devices == other.devices:
+            return
+        for cut in self._cuts(other):
+            for first, second in ((one.devices, other.devices), (other.devices, one.devices)):
+                found: list[Stage | Span] = [*stages]
+                found[p] = (one.start, one.stop, other.devices)
+                found[q : q + 1] = [(other.start, cut, first), (cut, other.stop, second)]
+                yield found
+
+    def _cuts(self, stage: Stage) -> Sequence[int]:
+        inside = [end for end in self.ends if stage.start < end < stage.stop]
+        n_layers = stage.stop - stage.start
+        return inside or sorted({stage.start + n_layers * part // PARTS for part in range(1, PARTS)} - {stage.start})
+
+    def _made(self, plan: Plan, spans: Sequence[Stage | Span]) -> Plan | None:
+        """`plan` with these stages; None where they do not fit."""
+        stages = [span if isinstance(span, Stage) else self._stage(span, plan.micro_batch) for span in spans]
+        known = [stage for stage in stages if stage is not None]
+        if len(known) < len(stages):
+            return None
+        deep = with_depths(self.problem, known, plan.n_micro_batches)
+        return replace(plan, stages=deep) if fits(self.table, plan, deep) else None
+
+    def _stage(self, span: Span, micro_batch: int) -> Stage | None:
+        if (span, micro_batch) not in self._stages:
+            made = make_stage(self.table, *span, micro_batch, 1)
+            self._stages[span, micro_batch] = made and made[0]
+        return self._stages[span, micro_batch]
+
+
+def _groups(problem: Problem, rows: int) -> list[Group]:
+    """Devices that may share a stage: all subsets with a row for each in a small home, else each alone and all."""
+    names = [device.name for device in problem.devices]
+    if len(names) <= ALL_SUBSETS:
+        return [group for n in range(1, min(len(names), rows) + 1) for group in combinations(names, n)]
+    return [*((name,) for name in names), tuple(names)]

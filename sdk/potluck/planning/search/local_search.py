@@ -1,0 +1,160 @@
+"""Local search on a plan: move a cut, shift rows, change depths, swap devices; the simulator says what helps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise, permutations, product
+
+from potluck.planning.baselines.asteroid import make_stage
+from potluck.planning.search.device_classes import classes_of
+from potluck.records import Plan, Problem, Stage, Training
+from potluck.schedule import stage_graph
+from potluck.schedule.policies import warm_up_depth
+from potluck.simulate import cost, flows, footprint
+
+STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
+
+
+def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+    """Plans that differ from `plan` in one thing and fit in memory, those that help most often first."""
+    seen = {plan.stages}
+    for stages in chain(_deeper(plan), _moved(plan), _shifted(plan), _swapped(table, plan)):
+        if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
+            seen.add(stages)
+            yield replace(plan, stages=stages)
+    yield from _other_micro_batches(table, plan)
+
+
+def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
+    """The plan with warm-ups that hide links on which a micro-batch stays longer than in a stage; None: no room."""
+    n, m = len(plan.stages), plan.n_micro_batches
+    depths = [min(3 * (n - p) - 2, m) for p in range(n)]
+    stages = tuple(replace(stage, warm_up=depth) for stage, depth in zip(plan.stages, depths, strict=True))
+    if not plan.training or stages == plan.stages or not fits(table, plan, stages):
+        return None
+    return replace(plan, stages=stages)
+
+
+def reordered(plan: Plan) -> Iterator[Plan]:
+    """The plan, and with other orders of the devices within its stages: they decide who sends which rows to whom."""
+    for orders in product(*(permutations(zip(s.devices, s.shares, strict=True)) for s in plan.stages)):
+        stages = tuple(
+            replace(stage, devices=tuple(name for name, _ in order), shares=tuple(rows for _, rows in order))
+            for stage, order in zip(plan.stages, orders, strict=True)
+        )
+        yield replace(plan, stages=stages)
+
+
+def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
+    """The stages with warm-ups K_p, each by the longest way from it to the end."""
+    if not isinstance(problem.workload, Training):
+        return tuple(stages)
+    heights = stage_graph.heights(flows.before(flows.bundles(problem, stages)))
+    return tuple(replace(s, warm_up=min(2 * h - 1, n_micro_batches)) for s, h in zip(stages, heights, strict=True))
+
+
+def floor_s(table: cost.CostTable, plan: Plan) -> float:
+    """What the busiest device computes: the step takes no less."""
+    busy = dict.fromkeys(plan.devices, 0.0)
+    for stage in plan.stages:
+        for name, rows in zip(stage.devices, stage.shares, strict=True):
+            seconds = table.forward_s(name, stage.start, stage.stop, rows)
+            if plan.training:
+                seconds += table.backward_s(name, stage.start, stage.stop, rows)
+            busy[name] += seconds * plan.n_micro_batches
+    return max(busy.values())
+
+
+def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
+    """Whether every device holds all its stages in this part of what it may use, by the closed form of memory."""
+    needed = footprint.plan_bytes(table, stages, plan.n_micro_batches)
+    return all(nbytes <= table.budgets[name] * part for name, nbytes in needed.items())
+
+
+def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
+    """Whether no stage waits for ever for a gradient: none is less deep than one that takes from it."""
+    before = flows.before(flows.bundles(problem, stages)) if plan.training else ()
+    return all(stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources)
+
+
+def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    stages = plan.stages
+    for p, (left, right) in enumerate(pairwise(stages)):
+        for step in (sign * size for size in STEPS for sign in (1, -1)):
+            cut = left.stop + step
+            if left.start < cut < right.stop:
+                yield (*stages[:p], replace(left, stop=cut), replace(right, start=cut), *stages[p + 2 :])
+
+
+def _shifted(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    stages = plan.stages
+    for p, stage in enumerate(stages):
+        n = len(stage.devices)
+        for size in STEPS if n > 1 else ():
+            rows = max(1, plan.micro_batch * size // 64)
+            for i, j in ((i, j) for i in range(n) for j in range(n) if i != j and stage.shares[i] > rows):
+                shares = list(stage.shares)
+                shares[i] -= rows
+                shares[j] += rows
+                yield (*stages[:p], replace(stage, shares=tuple(shares)), *stages[p + 1 :])
+
+
+def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Other depths: the least, those of plain 1F1B, K_p, some more; one stage alone a little deeper or shallower."""
+    if not plan.training:
+        return
+    stages, n, m = plan.stages, len(plan.stages), plan.n_micro_batches
+    for depths in (
+        [min(n - p, m) for p in range(n)],
+        [warm_up_depth(p, n, m) for p in range(n)],
+        [min(warm_up_depth(p, n, m) + 1, m) for p in range(n)],
+        [min(3 * (n - p) - 2, m) for p in range(n)],
+        *([s.warm_up + (k if q == p else 0) for q, s in enumerate(stages)] for p in range(n) for k in (1, -1, 2, -2)),
+    ):
+        if min(depths) >= 1 and max(depths) <= m:
+            yield tuple(replace(stage, warm_up=depth) for stage, depth in zip(stages, depths, strict=True))
+
+
+def _swapped(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Two stages change devices, two neighbours in a stage their places; a device makes room for an unused one."""
+    stages = plan.stages
+    for p in range(len(stages)):
+        for q in range(p + 1, len(stages)):
+            if len(stages[p].devices) == len(stages[q].devices):
+                swapped = list(stages)
+                swapped[p] = replace(stages[p], devices=stages[q].devices, shares=stages[q].shares)
+                swapped[q] = replace(stages[q], devices=stages[p].devices, shares=stages[p].shares)
+                yield tuple(swapped)
+    for p, stage in enumerate(stages):  # the order within a stage: who sends which rows to whom
+        for i in range(len(stage.devices) - 1):
+            order = [*range(i), i + 1, i, *range(i + 2, len(stage.devices))]
+            names, shares = tuple(stage.devices[k] for k in order), tuple(stage.shares[k] for k in order)
+            yield (*stages[:p], replace(stage, devices=names, shares=shares), *stages[p + 1 :])
+    for spare in _spares(table, plan):
+        for p, stage in enumerate(stages):
+            for i in range(len(stage.devices)):
+                names = (*stage.devices[:i], spare, *stage.devices[i + 1 :])
+                yield (*stages[:p], replace(stage, devices=names), *stages[p + 1 :])
+
+
+def _spares(table: cost.CostTable, plan: Plan) -> Iterator[str]:
+    """Of every class of alike devices the first that has nothing to do."""
+    used = set(plan.devices)
+    for same in classes_of(table):
+        yield from [name for name in (table.problem.devices[i].name for i in same) if name not in used][:1]
+
+
+def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+    """The same stages at half and at twice the micro-batch, rows by Algorithm 1."""
+    workload = table.problem.workload
+    if getattr(workload, "micro_batch", None) is not None:
+        return
+    for micro_batch in (plan.micro_batch // 2, plan.micro_batch * 2):
+        if not micro_batch or workload.batch % micro_batch:
+            continue
+        n = workload.batch // micro_batch
+        made = [
+            make_stage(table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n)) for s in plan.stages
+        ]  # fmt: skip
+        stages = tuple(stage for found in made if found is not None for stage in found[:1])
+        if len(stages) == len(plan.stages):
+            yield replace(plan, stages=stages, micro_batch=micro_batch, n_micro_batches=n)

@@ -1,0 +1,249 @@
+"""What a stage would take for any run of layers and any pattern of devices, and what a cut between two of them would.
+
+One object serves one micro-batch size. Rows within a group follow the devices' speeds over the whole model, where they
+fit; else the speeds over the stage's own layers and who has room for them. The search that uses these numbers has the
+shares of its best plans improved afterwards.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from potluck.planning.baselines.asteroid_rows import allocate, offload, proportion
+from potluck.planning.search import candidates
+from potluck.planning.search.device_classes import Pattern, members
+from potluck.records import HOME, Problem, Training
+from potluck.schedule.rows import overlaps
+from potluck.simulate import cost, footprint
+
+
+class Head(NamedTuple):
+    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits, 0
+    where none does; and seconds of all micro-batches."""
+
+    forward_s: float
+    backward_s: float
+    reduce_s: float
+    air_s: float
+    depth: int
+    energy_j: float
+    total_s: float
+
+
+NO_ROOM = Head(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
+
+
+class Crossing(NamedTuple):
+    """One micro-batch over a cut: seconds forward and back, seconds that its link and the air are taken, joules."""
+
+    forward_s: float
+    back_s: float
+    link_s: float
+    air_s: float
+    energy_j: float
+
+
+class Heads:
+    """Stages and crossings of one problem at one micro-batch size, with stages that begin and end at `cuts`."""
+
+    def __init__(
+        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
+        patterns: Sequence[Pattern], *, own_shares: bool = False,
+    ) -> None:  # fmt: skip
+        self.table, self.problem, self.micro_batch, self.cuts, self.classes = (
+            table,
+            table.problem,
+            micro_batch,
+            cuts,
+            classes,
+        )
+        self.n_micro_batches = self.problem.workload.batch // micro_batch
+        self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
+        self.air = busiest_medium(self.problem)
+        self.patterns, self.groups, self.shares = [], list[tuple[int, ...]](), list[tuple[int, ...]]()
+        for pattern in patterns:
+            group = members(pattern, classes, [0] * len(classes))
+            shares = self._share(group)
+            if all(shares):
+                self.patterns.append(pattern)
+                self.groups.append(group)
+                self.shares.append(shares)
+        self._budgets = [cost.budget_bytes(self.problem, device) for device in self.problem.devices]
+        self._known_power = all(d.idle_w is not None and d.busy_w is not None for d in self.problem.devices)
+        self._normalises = candidates.fewest_rows(self.problem) > 1  # some layers can learn nothing from a single row
+        self._units: dict[tuple[int, int], tuple[float, float, float, float, float, float, float]] = {}
+        self._rings: dict[int, tuple[float, float]] = {}
+        self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}  # of stages whose shares are not `shares`
+
+    def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        if len(group) == 1:
+            return (self.micro_batch,)
+        names, stop = [self.problem.devices[i].name for i in group], len(self.problem.layers)
+
+        def seconds(name: str, rows: int) -> float:
+            return self.table.forward_s(name, 0, stop, rows) + self.table.backward_s(name, 0, stop, rows)
+
+        speeds = [1 / max(seconds(name, self.micro_batch), 1e-12) for name in names]
+        shares = proportion(self.micro_batch, speeds)
+        alone = [lambda n, name=name: seconds(name, n) for name in names]
+        return _at_least_one(offload(shares, shares_limit(shares), alone))
+
+    def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
+        """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
+        less than `limit_s` a step."""
+        start, stop = self.cuts[i], self.cuts[j]
+        if any(self._standing_bytes(start, stop, len(self.groups[g])) > self._budgets[d] for d in self.groups[g]):
+            return None
+        made = None
+        fewest = candidates.fewest_rows(self.problem, start, stop) if self._normalises else 1
+        alone = len(self.groups[g]) == 1
+        if alone and self.micro_batch < fewest:
+            return None
+        if min(self.shares[g]) >= fewest and (not self._all_own or alone):
+            made = self._made(start, stop, g, self.shares[g], limit_s)
+            if made is None or made.depth or alone:
+                return made
+        shares = self._by_room(start, stop, g)
+        if min(shares) < fewest:
+            return made or NO_ROOM
+        self._own_shares[i, j, g] = shares
+        return self._made(start, stop, g, shares, limit_s)
+
+    def stage_shares(self, i: int, j: int, g: int) -> tuple[int, ...]:
+        """The rows of each device of pattern g for the layers from cut i to cut j."""
+        return self._own_shares.get((i, j, g), self.shares[g])
+
+    def _standing_bytes(self, start: int, stop: int, replicas: int) -> int:
+        """What a device of the stage needs however few rows it has: never less for more layers."""
+        return cost.static_bytes(self.table, start, stop) + footprint.reducing_bytes(self.table, start, stop, replicas)
+
+    def _by_room(self, start: int, stop: int, g: int) -> tuple[int, ...]:
+        """Rows by speed within memory, by Algorithm 1; a 0 where that leaves a device out, or there is no room."""
+        names = [self.problem.devices[i].name for i in self.groups[g]]
+        n = self.n_micro_batches
+        return allocate(self.table, start, stop, names, self.micro_batch, warm_up=1, n_micro_batches=n) or (0,)
+
+    def _made(self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float) -> Head | None:
+        """The stage with these shares; None where it takes `limit_s` or more a step."""
+        table, problem, group = self.table, self.problem, self.groups[g]
+        forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
+        for index, rows in zip(group, shares, strict=True):
+            device = problem.devices[index]
+            f = table.forward_s(device.name, start, stop, rows) + device.overhead_s
+            b = table.backward_s(device.name, start, stop, rows) + device.overhead_s if self.training else 0.0
+            forward, backward = max(forward, f), max(backward, b)
+            if (f + b) * self.n_micro_batches >= limit_s:
+                return None
+            if self._known_power:
+                energy += ((device.busy_w or 0.0) - (device.idle_w or 0.0)) * (f + b) * self.n_micro_batches
+        depth = min(
+            self._depth(start, stop, index, rows, len(group)) for index, rows in zip(group, shares, strict=True)
+        )
+        if not self.training:
+            return Head(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
+        update = max(cost.update_s(table, problem.devices[index], start, stop) for index in group)
+        reduce_s, air_s = 0.0, 0.0
+        if len(group) > 1:
+            nbytes = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
+            per_byte, crossings = self._ring(g)
+            n = len(group)
+            reduce_s = max(2 * (n - 1) / n * nbytes * per_byte, 2 * (n - 1) / n * nbytes * crossings)
+            air_s = 2 * (n - 1) / n * nbytes * crossings
+            if reduce_s + self.n_micro_batches * (forward + backward) >= limit_s:
+                return None
+        total_s = self.n_micro_batches * (forward + backward)
+        return Head(forward, backward, reduce_s + update, air_s, depth, energy, total_s)
+
+    def _ring(self, g: int) -> tuple[float, float]:
+        """Seconds per byte of the ring's slowest link, and of the air for one byte over every link."""
+        if g not in self._rings:
+            names, network = [self.problem.devices[i].name for i in self.groups[g]], self.problem.network
+            links = list(pairwise([*names, names[0]]))
+            slowest = max(1 / network.bandwidth(a, b) for a, b in links)
+            self._rings[g] = slowest, sum(self._air_per_byte(a, b) for a, b in links)
+        return self._rings[g]
+
+    def _air_per_byte(self, source: str, target: str) -> float:
+        if self.air is None or source == target:
+            return 0.0
+        capacity = next(m.capacity_bytes_per_s for m in self.problem.network.media if m.name == self.air)
+        return dict(self.problem.network.path(source, target).media).get(self.air, 0) / capacity
+
+    def _depth(self, start: int, stop: int, index: int, rows: int, replicas: int) -> int:
+        """The most micro-batches that the device can keep (all of them at most); 0 when not even one."""
+        return footprint.depth_that_fits(
+            self.table, start, stop, rows, self._budgets[index], replicas=replicas, n_micro_batches=self.n_micro_batches
+        )
+
+    def crossing(self, j: int, g: int, h: int) -> Crossing:
+        """A micro-batch over cut j from pattern g to pattern h."""
+        forward, forward_lag, back, back_lag, air, air_back, watts = self._unit(g, h)
+        layer, n = self.problem.layers[self.cuts[j] - 1], self.n_micro_batches
+        forward_s = forward * layer.output_bytes + forward_lag
+        back_s = back * layer.gradient_bytes + back_lag if self.training and layer.gradient_bytes else 0.0
+        air_s = (air * layer.output_bytes + air_back * layer.gradient_bytes * self.training) * n
+        alone_s = forward * layer.output_bytes, back * layer.gradient_bytes * self.training
+        return Crossing(forward_s, back_s, n * max(alone_s), air_s, watts * n * sum(alone_s))
+
+    def _unit(self, g: int, h: int) -> tuple[float, float, float, float, float, float, float]:
+        """Per byte of a row: seconds and latencies both ways, seconds of the air both ways; watts of the radios."""
+        if (g, h) not in self._units:
+            right = self.groups[h]
+            left = members(self.patterns[g], self.classes, self.patterns[h])
+            if len(left) < len(self.groups[g]):
+                raise ValueError("the two patterns take more devices of a class than it has")
+            a, b = ([self.problem.devices[i].name for i in group] for group in (left, right))
+            network, shares = self.problem.network, (self.shares[g], self.shares[h])
+            big = 1 << 40
+            forward, back = (
+                cost.cut_s(network, big, a, shares[0], b, shares[1]),
+                cost.cut_s(network, big, b, shares[1], a, shares[0]),
+            )
+            lags = max(network.latency(x, y) for x in a for y in b), max(network.latency(y, x) for x in a for y in b)
+            air = [0.0, 0.0]
+            for piece in overlaps(*shares):
+                x, y, rows = a[piece.left], b[piece.right], piece.stop - piece.start
+                air[0] += rows * self._air_per_byte(x, y)
+                air[1] += rows * self._air_per_byte(y, x)
+            watts = sum((self.problem.devices[i].radio_w or 0.0) for i in (*left, *right)) if self._known_power else 0.0
+            self._units[g, h] = forward / big, lags[0], back / big, lags[1], air[0], air[1], watts
+        return self._units[g, h]
+
+    def feed_s(self, g: int) -> float:
+        """Seconds until home's first micro-batch is at a first stage of pattern g; 0 where no path is known."""
+        network, nbytes = self.problem.network, self.problem.input_bytes
+        if not nbytes:
+            return 0.0
+        pairs = zip(self.groups[g], self.shares[g], strict=True)
+        return sum(
+            rows * nbytes / network.bandwidth(HOME, self.problem.devices[i].name)
+            for i, rows in pairs if (HOME, self.problem.devices[i].name) in network.paths
+        )  # fmt: skip
+
+
+def _at_least_one(shares: Sequence[int]) -> tuple[int, ...]:
+    """The shares with a row for each device, taken from those with the most; a 0 is left where rows are too few.
+
+    >>> _at_least_one([4, 0, 0])
+    (2, 1, 1)
+    """
+    found = list(shares)
+    while 0 in found and max(found) > 1:
+        found[found.index(max(found))] -= 1
+        found[found.index(0)] += 1
+    return tuple(found)
+
+
+def shares_limit(shares: Sequence[int]) -> list[int]:
+    """Room for any shift of rows between the devices of a group."""
+    return [sum(shares)] * len(shares)
+
+
+def busiest_medium(problem: Problem) -> str | None:
+    """The medium that most paths between devices cross: the air of a home on WiFi; None without a network."""
+    counts: dict[str, int] = {}
+    for (source, target), path in problem.network.paths.items():
+        if HOME not in (source, target):
+            for name, _ in path.media:
+                counts[name] = counts.get(name, 0) + 1
+    return max(counts, key=lambda name: (counts[name], name)) if counts else None

@@ -1,0 +1,331 @@
+"""Our own search: dynamic programming over the devices used so far, in any order, with Pareto labels.
+
+Pipelines are built from the last stage to the first, as in Asteroid's Algorithm 2, but the state is the *set* of
+devices that are taken (how many of each class of alike ones), so every order of devices is tried, and every state keeps
+several labels, because what is best behind a cut depends on what comes before it. A label counts what shared links do
+too: the seconds for which all transfers together take the busiest medium.
+
+Glossary. M: micro-batches. A label describes the stages behind a cut: `span_s` from their first input to their last
+gradient (inference: the way of one micro-batch), `done_s` to the end of all updates (inference: the slowest step),
+`air_s` the load of the busiest medium over the round, `energy_j` beyond idling.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple, Optional
+
+from potluck.planning.plans import is_thrifty
+from potluck.planning.search.device_classes import Pattern, classes_of, patterns
+from potluck.planning.search.stage_costs import Crossing, Head, Heads
+from potluck.planning.search.work_budget import LABEL_S, Tally
+from potluck.records import Plan, QoE, Stage, Training
+from potluck.schedule.policies import warm_up_depths
+from potluck.simulate import cost
+
+WINDOW = 5  # layers to either side that a stage's begin may move when the order of devices is given
+SMALL = 3e4  # states x patterns x cuts^2: some 10 ms
+KEEP = 6  # labels per state; more find no better plan in bench `optimality`
+
+
+class Label(NamedTuple):
+    """The stages from cut `i` on, the first of them up to cut `j` on pattern `g`; `score` rates them alone."""
+
+    score: float
+    span_s: float
+    done_s: float
+    air_s: float
+    energy_j: float
+    trip_s: float  # one micro-batch there and back
+    i: int
+    j: int
+    g: int
+    depth: int
+    behind: Optional["Label"]
+
+
+class SubsetSearch:
+    """The search for one micro-batch size and one set of cuts.
+
+    `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in their order.
+    `own_shares`: every stage shares its rows by the times of its own layers. Once it `is_late` nothing is found.
+    `tally`: counts the labels looked at.
+    """
+
+    def __init__(
+        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
+        beam: int | None = None, pipelines_only: bool = False,
+        along: Plan | None = None, shapes: Sequence[Pattern] | None = None, own_shares: bool = False,
+        is_late: Callable[[], bool] = lambda: False, tally: Tally | None = None,
+    ) -> None:  # fmt: skip
+        problem = self.problem = table.problem
+        self.is_late, self._tally = is_late, tally or Tally()
+        self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
+        self.classes = classes_of(table)
+        self.training = isinstance(problem.workload, Training)
+        self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+        self.own_shares = own_shares
+        self.layers_s, speeds = self._rates(micro_batch)
+        self.front_s = self._front()
+        order = [self._pattern(stage) for stage in along.stages] if along is not None else []
+        shapes = shapes or list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
+        shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
+        self.heads = self._make_heads(micro_batch, shapes)
+        self.n_micro_batches = self.heads.n_micro_batches
+        self.sizes = [len(members) for members in self.classes]
+        self.radix = [1]
+        for size in self.sizes:
+            self.radix.append(self.radix[-1] * (size + 1))
+        self._are_unlike = all(size == 1 for size in self.sizes)  # then a state has a bit for each device
+        self.codes = [sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns]
+        self._only = self._in_order(order)
+        self._near = self._windows(along) if along is not None else {}
+        self._joins: dict[tuple[int, int], bool] = {}
+        self._crossings: dict[tuple[int, int, int], Crossing] = {}
+        self._idle_w: dict[int, float] = {}
+        self._floors: dict[tuple[int, int], float] = {}
+        self.is_small = self.radix[-1] * len(self.codes) * len(cuts) ** 2 <= SMALL
+        self.thrifty = is_thrifty(problem)
+        self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
+
+    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
+        return Heads(self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares)
+
+    def _pattern(self, stage: Stage) -> Pattern:
+        names = [{self.problem.devices[i].name for i in members} for members in self.classes]
+        return tuple(len(members & set(stage.devices)) for members in names)
+
+    def _in_order(self, order: Sequence[Pattern]) -> dict[int, int]:
+        """State -> the pattern that comes next in front, where the order is given; empty where it cannot be kept."""
+        state, only = 0, {}
+        for pattern in reversed(order):
+            if pattern not in self.heads.patterns:
+                return {-1: -1}
+            only[state] = self.heads.patterns.index(pattern)
+            state += self.codes[only[state]]
+        return only
+
+    def _windows(self, along: Plan) -> dict[int, tuple[int, int]]:
+        """State in front of which a stage comes -> the first and last layer at which that stage may begin."""
+        windows, states = {}, list(self._only)
+        for state, stage in zip(states, reversed(along.stages), strict=False):
+            windows[state] = (stage.start - WINDOW, stage.start + WINDOW) if stage.start else (0, 0)
+        return windows
+
+    def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
+        """Per device the seconds of the layers before each cut; micro-batches per second of each device."""
+        table, names, stop = self.table, [d.name for d in self.problem.devices], len(self.problem.layers)
+
+        def seconds(name: str, layer: int) -> float:
+            there = table.forward_s(name, 0, layer, micro_batch)
+            return there + table.backward_s(name, 0, layer, micro_batch) if self.training else there
+
+        before = [tuple(seconds(name, cut) for cut in self.cuts) for name in names]
+        return before, [1 / max(seconds(name, stop), 1e-12) for name in names]
+
+    def _front(self) -> list[float]:
+        """Seconds of the layers before each cut, each between two cuts on the device that is fastest there."""
+        parts = [
+            min(before[i + 1] - before[i] for before in self.layers_s) for i in range(len(self.cuts) - 1)
+        ]  # fmt: skip
+        return list(accumulate(parts, initial=0.0))
+
+    # --- the program --------------------------------------------------------------------------------------------------
+
+    def run(self, limit: float = inf) -> list[Label]:
+        """Whole pipelines whose estimate scores below `limit`, the best first."""
+        last = len(self.cuts) - 1
+        limit_s = self._longest_s(limit)
+        behind: list[dict[int, list[Label]]] = [{} for _ in range(last + 1)]
+        for i in range(last - 1, -1, -1):
+            found: dict[int, list[Label]] = {}
+            for g, code in enumerate(self.codes):
+                if self.is_late():
+                    return []
+                for j in range(i + 1, last + 1):
+                    if self._near and not self._wanted(i, g, behind[j] if j < last else (0,)):
+                        continue
+                    head = self.heads.head(i, j, g, limit_s)
+                    if head is None:
+                        break  # a longer stage neither fits nor is faster
+                    if not head.depth:
+                        continue  # a longer one may: what waits at its end is less
+                    if j == last:
+                        if self._only and self._only.get(0) != g:
+                            continue
+                        label = self._last(head, i, g, limit)
+                        if label is not None:
+                            found.setdefault(code, []).append(label)
+                        continue
+                    for state, labels in behind[j].items():
+                        if self._fits(state, g):
+                            kept = found.setdefault(state + code, [])
+                            self._put_before(head, i, j, g, state + code, labels, kept, limit)
+            behind[i] = self._pruned(found)
+        return sorted((label for labels in behind[0].values() for label in labels), key=lambda label: label.score)
+
+    def _wanted(self, i: int, g: int, states: Iterable[int]) -> bool:
+        """Whether a stage of pattern g that begins at cut i is what the given order has in front of one of `states`."""
+        at = self.cuts[i]
+        for state in states:
+            if self._only.get(state) == g and state in self._near:
+                first, last = self._near[state]
+                if first <= at <= last:
+                    return True
+        return False
+
+    def _fits(self, state: int, g: int) -> bool:
+        """Whether pattern g finds its devices free when those of `state` are taken."""
+        if self._only:
+            return self._only.get(state) == g
+        if self._are_unlike:
+            return not state & self.codes[g]
+        known = self._joins.get((state, g))
+        if known is None:
+            wanted = zip(self.heads.patterns[g], self.radix, self.sizes, strict=False)
+            known = all(state // radix % (size + 1) + n <= size for n, radix, size in wanted)
+            self._joins[state, g] = known
+        return known
+
+    def _last(self, head: Head, i: int, g: int, limit: float) -> Label | None:
+        work, stop = head.forward_s + head.backward_s, len(self.cuts) - 1
+        span = head.total_s if self.training else work
+        done = span + head.reduce_s if self.training else head.total_s / self.n_micro_batches
+        score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
+        if score >= limit:
+            return None
+        return Label(score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None)
+
+    def _put_before(
+        self, head: Head, i: int, j: int, g: int, state: int, labels: Sequence[Label], kept: list[Label], limit: float
+    ) -> None:
+        """Add to `kept` what `head` makes of each label behind it, where that may score below `limit`."""
+        n, work, training = self.n_micro_batches, head.forward_s + head.backward_s, self.training
+        depth, before = min(head.depth, n), -1
+        self._tally.count(len(labels), LABEL_S)
+        for rest in labels:
+            if rest.g != before:
+                before = rest.g
+                crossing = self._crossings.get((j, g, before))
+                if crossing is None:
+                    crossing = self._crossings[j, g, before] = self.heads.crossing(j, g, before)
+                forward, back, link, air, joules = crossing
+            air_s, energy = rest.air_s + air + head.air_s, rest.energy_j + joules + head.energy_j
+            trip = work + forward + back + rest.trip_s
+            if training:
+                # All M micro-batches through the head; or one there and back around all that is behind; or around the
+                # link; or, where memory keeps only `depth` on the way at once, that many per round trip.
+                span = max(head.total_s, work + forward + back + rest.span_s, work + link, n * trip / depth)
+                done = max(span + head.reduce_s, head.forward_s + forward + rest.done_s)
+            else:
+                span, done = work + forward + rest.span_s, max(head.total_s / n, link / n, rest.done_s)
+            score = self._score(span, done, air_s, energy, i, g, state)
+            if score < limit:
+                kept.append(Label(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest))
+
+    def _pruned(self, found: dict[int, list[Label]]) -> dict[int, list[Label]]:
+        """Per state the labels that no other beats in everything, at most `keep`; of all states the best `beam`."""
+        kept = {}
+        for state, labels in found.items():
+            labels.sort(key=lambda label: label.score)
+            front: list[Label] = []
+            for label in labels:
+                # Of whole pipelines, and along one order, the runners-up are wanted too: estimates err.
+                if label.i == 0 or self._only or not any(self._beats(other, label) for other in front):
+                    front.append(label)
+            if front:
+                kept[state] = self._trim(front)
+        if self.beam is not None and len(kept) > self.beam:
+            kept = dict(sorted(kept.items(), key=lambda item: item[1][0].score)[: self.beam])
+        return kept
+
+    def _trim(self, front: list[Label]) -> list[Label]:
+        return front[: self.keep]
+
+    def _beats(self, a: Label, b: Label) -> bool:
+        if self.is_small and a.g != b.g:
+            return False  # estimates tie where shared links decide; where there is time, let the simulator see both
+        return (
+            a.span_s <= b.span_s and a.done_s <= b.done_s and a.air_s <= b.air_s
+            and (not self.thrifty or a.energy_j <= b.energy_j)
+        )  # fmt: skip
+
+    # --- estimates ----------------------------------------------------------------------------------------------------
+
+    def _score(self, span: float, done: float, air: float, energy: float, i: int, g: int, state: int) -> float:
+        """What the stages from cut i on score when the layers before go as fast as they can on what is free."""
+        front, n = self.front_s[i], self.n_micro_batches
+        if self.training:
+            latency = max(done + self.fill * front / 3, span + self.fill * front, air)
+        elif self.streaming:
+            latency = max(n * done, air)
+        else:
+            latency = max(span + self.fill * front + (n - 1) * done, air)
+        if i:
+            latency = max(latency, self._front_floor_s(i, state))
+        elif not self.streaming:
+            latency += self.heads.feed_s(g)
+        if not self.thrifty:
+            return latency
+        return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
+
+    def _front_floor_s(self, i: int, state: int) -> float:
+        """About the least time for the layers in front of cut i on the devices that are free."""
+        found = self._floors.get((i, state))
+        if found is None:
+            classes = zip(self.classes, self.radix, self.sizes, strict=False)
+            left = ((same[0], size - state // radix % (size + 1)) for same, radix, size in classes)
+            speed = sum(n / max(self.layers_s[d][i], 1e-12) for d, n in left)
+            found = self._floors[i, state] = self.n_micro_batches / speed if speed else inf
+        return found
+
+    def _idle(self, state: int) -> float:
+        """Idle watts of the devices of `state`."""
+        if state not in self._idle_w:
+            self._idle_w[state] = sum(
+                (self.problem.devices[members[0]].idle_w or 0.0) * (state // radix % (len(members) + 1))
+                for members, radix in zip(self.classes, self.radix, strict=False)
+            )
+        return self._idle_w[state]
+
+    def _longest_s(self, limit: float) -> float:
+        """The latency from which on no plan scores below `limit`."""
+        qoe = self.problem.qoe
+        return (qoe.latency_s or 0.0) + limit / max(qoe.lambda_j_per_s, 1e-12) if self.thrifty else limit
+
+    # --- plans --------------------------------------------------------------------------------------------------------
+
+    def plan(self, label: Label) -> Plan:
+        """The plan that a label stands for, its warm-up as deep as memory allows up to K_p."""
+        heads, used, stages = self.heads, [0] * len(self.classes), []
+        chain: list[Label] = []
+        at: Label | None = label
+        while at is not None:
+            chain.append(at)
+            at = at.behind
+        depths = warm_up_depths([part.depth for part in chain], self.n_micro_batches)
+        for part, depth in zip(chain, depths, strict=True):
+            pattern, names = heads.patterns[part.g], []
+            for c, size in enumerate(pattern):
+                names += [self.problem.devices[i].name for i in self.classes[c][used[c] : used[c] + size]]
+                used[c] += size
+            stages.append(
+                Stage(
+                    start=self.cuts[part.i], stop=self.cuts[part.j], devices=tuple(names),
+                    shares=heads.stage_shares(part.i, part.j, part.g), warm_up=depth if self.training else 1,
+                )
+            )  # fmt: skip
+        return Plan(
+            planner="potluck",
+            model=self.problem.model,
+            stages=tuple(stages),
+            micro_batch=heads.micro_batch,
+            n_micro_batches=self.n_micro_batches,
+            training=self.training,
+            latency_s=label.score,
+        )
+
+
+def objective(qoe: QoE, latency_s: float, energy_j: float) -> float:
+    """Dora, eq. (2): joules, and lambda for every second beyond the latency that was asked for."""
+    return energy_j + qoe.lambda_j_per_s * max(0.0, latency_s - (qoe.latency_s or 0.0))

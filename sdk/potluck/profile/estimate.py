@@ -1,0 +1,172 @@
+"""From a home and a model of the library to a Profile, as if it had been measured: what-if without a single device.
+
+Layer times are roofline estimates and say so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.errors import UserError
+from potluck.graph.modelgraph import ModelGraph
+from potluck.planning.formats import pipedream
+from potluck.profile import roofline
+from potluck.profile.library import HomeSpec, load_home, load_model
+from potluck.profile.profiles import Measurements, Profile, can_train
+from potluck.records import Inference, Layer, LayerCost, Problem, QoE, Training
+
+if TYPE_CHECKING:
+    from potluck.graph import Model
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
+
+
+def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
+    """Bounds of at most `max_layers` layers: layer i is the nodes [bounds[i], bounds[i + 1]).
+
+    The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut, the lighter one if
+    they are alike, until few enough are left: so cuts stay where few tensors are alive. A neighbour that would grow
+    beyond twice an even share is taken last, and so is one in another branch. At 4 nodes of equal weight and cuts of
+    9, 1, 9 bytes, two layers are [0, 2) and [2, 4).
+    """
+    if max_layers < 1:
+        raise UserError(f"a model needs at least one layer; got max_layers={max_layers}.")
+    alive = graph.alive_bytes()
+    flop, weights = max(graph.forward_flop, 1), max(graph.parameter_bytes, 1)
+    share = [node.forward_flop / flop + node.parameter_bytes / weights for node in graph.nodes]
+    bounds = list(range(len(graph.nodes) + 1))
+    ends = {end for chain in graph.branches().chains for end in chain}
+    most = 2 * sum(share) / max_layers
+    while len(bounds) - 1 > max_layers:
+        lightest = min(range(len(share)), key=share.__getitem__)
+        sides = [bound for bound in (lightest, lightest + 1) if 0 < bound < len(share)]
+
+        def preference(bound: int) -> tuple[bool, bool, int, float]:
+            together = share[bound - 1] + share[bound]
+            return bounds[bound] in ends, together > most, -alive[bounds[bound] - 1], together
+
+        joint = min(sides, key=preference)  # the bound that goes
+        share[joint - 1 : joint + 1] = [share[joint - 1] + share[joint]]
+        del bounds[joint]
+    return tuple(bounds)
+
+
+def estimate(
+    home: str | Path | HomeSpec,
+    model: "str | Path | ModelGraph | Model",
+    *,
+    max_layers: int = 32,
+    rows: Sequence[int] = ROWS,
+) -> Profile:
+    """A profile of a home that need not exist: layer times estimated from data sheets, for `potluck.plan`.
+
+    Parameters
+    ----------
+    home, model
+        Names in the library (`potluck plan list`), or files of your own; or a `potluck.Model`.
+    max_layers
+        The model's operators are merged into at most so many layers.
+
+    Raises
+    ------
+    FileError
+        Where a device's rates are not known.
+
+    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
+    """
+    home = home if isinstance(home, HomeSpec) else load_home(home)
+    graph = _graph(model).in_order()
+    bounds = merged(graph, max_layers)
+    output_bytes = sum(node.output_bytes for node in graph.nodes if node.name in graph.outputs)
+    speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
+    costs = {name: roofline.estimate(spec, graph, rows, bounds) for name, spec in home.specs.items()}
+    answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
+    made = _profile(home, graph, graph.layers(bounds, branched=True), costs, answer_bytes)
+    notes = ["estimated from data sheets, not measured"]
+    notes += [
+        f"{name} is used in several places, which training keeps on one device; planned here as if each had it"
+        for name in graph.tied
+    ]
+    return replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
+
+
+def _graph(model: "str | Path | ModelGraph | Model") -> ModelGraph:
+    if isinstance(model, ModelGraph):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if not hasattr(model, "graph"):
+        raise UserError(
+            f"a model of the library or a potluck.Model is needed, got {type(model).__name__}.",
+            next_step="Make one: potluck.Model.from_torch(net, example).",
+        )
+    return model.graph()
+
+
+def imported(
+    home: str | Path | HomeSpec, graph_text: str, rows: int, *, max_layers: int = 32, name: str = "graph"
+) -> Profile:
+    """A profile from PipeDream's `graph.txt`, measured there at minibatches of `rows`, for training on a home.
+
+    It knows one kind of device, so every device of the home takes as long; between batch sizes time is in proportion.
+    """
+    home = home if isinstance(home, HomeSpec) else load_home(home)
+    graph = pipedream.read(graph_text)
+    model, tables = pipedream.model_of(graph, rows, name), pipedream.costs_of(graph, rows)
+    bounds = merged(model, max_layers)
+    costs = tuple(_summed(tables[start:stop]) for start, stop in pairwise(bounds))
+    made = _profile(home, model, model.layers(bounds), {device.name: costs for device in home.devices}, TOKEN_BYTES)
+    return replace(made, notes=("times of a PipeDream profile, the same on every device",))
+
+
+def _summed(tables: Sequence[LayerCost]) -> LayerCost:
+    """The times of a run of operators."""
+    return LayerCost(
+        rows=tables[0].rows,
+        forward_s=tuple(map(sum, zip(*(table.forward_s for table in tables), strict=True))),
+        backward_s=tuple(map(sum, zip(*(table.backward_s for table in tables), strict=True))),
+        source=tables[0].source,
+    )
+
+
+def _profile(
+    home: HomeSpec,
+    graph: ModelGraph,
+    layers: tuple[Layer, ...],
+    costs: dict[str, tuple[LayerCost, ...]],
+    answer_bytes: int,
+) -> Profile:
+    """The profile of a home that nobody measured; training and inference alike, but for who cannot train."""
+    trained = {device.name: costs[device.name] for device in home.devices if can_train(device.backends)}
+    measured = Measurements(
+        layers=layers,
+        costs=costs,
+        input_bytes=sum(item.row_bytes for item in graph.inputs),
+        target_bytes=answer_bytes,
+        result_bytes=answer_bytes,
+    )
+    return Profile(
+        model=graph.name,
+        signature="",
+        devices=home.devices,
+        network=home.network,
+        training=replace(measured, costs=trained),
+        inference=measured,
+        home=home.name,
+    )
+
+
+def problem(
+    home: HomeSpec,
+    graph: ModelGraph,
+    workload: Training | Inference,
+    qoe: QoE | None = None,
+    *,
+    max_layers: int = 32,
+    rows: Sequence[int] = ROWS,
+) -> Problem:
+    """What a planner is asked, at estimated layer times; at most `max_layers` layers."""
+    return estimate(home, graph, max_layers=max_layers, rows=rows).problem(workload, qoe)

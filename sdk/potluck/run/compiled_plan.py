@@ -1,0 +1,339 @@
+"""One edition of a run: a plan with its pieces of the model and the programs for every batch size that is needed. Pure.
+
+A run begins with one; another plan, optimizer or batch size makes the next one, under the next epoch.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from potluck.errors import ModelError, PlanError
+from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
+from potluck.records import Plan, Problem, Segment, Stage
+from potluck.run.optimizers import Optimizer
+from potluck.schedule import (
+    FOLLOW,
+    Compiled,
+    Shadow,
+    State,
+    compile_inference,
+    compile_pull,
+    compile_push,
+    compile_training,
+    shadows,
+)
+from potluck.schedule.micro_batches import check_company, divide, exceeds
+from potluck.schedule.policies import Policy, policy
+from potluck.simulate import simulate
+from potluck_wire.graph import FLOATS
+from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
+from potluck_wire.messages import Prepare
+
+Request = tuple[Prepare, tuple[bytes, ...]]
+Requests = Mapping[str, Request]  # by device
+
+TRAIN, INFER, PUSH, PULL, MOVE = "train", "infer", "push", "pull", "move"
+MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One stage's piece of the model: the segment, its documents by kind, and its state (`weights` by name).
+
+    `lender`: the segment, as programs name it, whose state it has instead.
+    """
+
+    segment: Segment
+    documents: Mapping[str, bytes]
+    weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
+    trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
+    counters: tuple[str, ...] = ()  # of micro-batches: what a forward changes and no mean over replicas brings in step
+    lender: str = ""
+
+
+def check_layers(model: Any, plan: Plan) -> None:
+    """Raise `PlanError` where the plan has another number of layers than the model."""
+    n_layers = len(model.layers(plan.training))
+    if plan.stages[-1].stop != n_layers:
+        raise PlanError(
+            f"the plan has {plan.stages[-1].stop} layers, the model {n_layers}.",
+            next_step="Profile this model and plan again.",
+        )
+
+
+def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[Piece, ...]:
+    """The pieces of `model` for the stages of `plan`, of the `kinds` that its devices take."""
+    return tuple(_piece(model, stage, plan.training, kinds) for stage in plan.stages)
+
+
+def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -> Piece:
+    segment, graph = model.segment(stage.start, stage.stop, train=training)
+    documents = {}
+    for kind, device in {kinds[device]: device for device in stage.devices}.items():
+        documents[kind] = document = document_for(model, device, kind, stage.start, stage.stop, train=training)
+        if len(document) > MAX_BUFFER_BYTES:
+            raise ModelError(
+                f"layers [{stage.start}, {stage.stop}) make a document of {len(document)} bytes; "
+                f"at most {MAX_BUFFER_BYTES} can be sent.",
+                next_step="Cut the model into more stages.",
+            )
+    sizes = {item.name: _nbytes(item) for item in (*graph.parameters, *graph.buffers)}
+    return Piece(
+        segment=segment,
+        documents=documents,
+        weights=sizes,
+        trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
+        counters=tuple(item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS),
+    )
+
+
+def _nbytes(item: Any) -> int:
+    n = _ITEM_BYTES.get(item.dtype, 1)
+    for size in item.shape:
+        n *= size
+    return n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edition:
+    """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
+
+    `kinds`: as what each device gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
+    """
+
+    run: str
+    epoch: int
+    plan: Plan
+    pieces: tuple[Piece, ...]
+    kinds: Mapping[str, str]
+    optimizer: Optimizer | None
+    compiled: Mapping[str, Compiled]
+    seed: int = 0
+    schedule: str | Policy | None = None
+    turns: bool | None = None  # whether transfers take turns; None: where that is sooner
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    shadows: tuple[Shadow, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, in the order of the stages."""
+        return tuple(piece.segment for piece in self.pieces)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes besides the plan's own that there are programs for."""
+        names = [name for name in self.compiled if name.startswith(f"{TRAIN}-")]
+        return tuple(int(name.removeprefix(f"{TRAIN}-")) for name in names)
+
+    def states(self, *, optimizer: bool, weights: bool = True) -> dict[str, list[State]]:
+        """The named state of every segment: weights, and the optimizer's if it is there yet."""
+        found: dict[str, list[State]] = {}
+        for piece in self.pieces:
+            held = piece.weights.items() if weights else ()
+            rows = [State(name=name, nbytes=nbytes, counts=name in piece.counters) for name, nbytes in held]
+            if optimizer and self.optimizer is not None:
+                for parameter, nbytes in piece.trained.items():
+                    for name in self.optimizer.state_names(parameter):
+                        rows.append(State(name=name, nbytes=4 if name.startswith("step:") else nbytes))
+            found[piece.segment.name] = rows
+        return found
+
+    def memory_bytes(self, device: str) -> int:
+        """What the plan says that the device needs; where it says nothing, at least what it holds."""
+        planned = self.plan.peak_bytes.get(device) or self.held_bytes(device)
+        return max(planned, self.peak_bytes.get(device, 0))
+
+    def held_bytes(self, device: str) -> int:
+        """Weights, gradients and moments on the device: what is there also while nothing is computed."""
+        total = 0
+        for stage, piece in zip(self.plan.stages, self.pieces, strict=True):
+            if device in stage.devices:
+                total += held_bytes(piece, self.optimizer if self.plan.training else None)
+        return total * WEIGHT_COPIES[self.kinds[device]] if device in self.kinds else total
+
+    def requests(
+        self, extra: Compiled | None = None, others: Iterable[str] = (), memory: Mapping[str, int] | None = None
+    ) -> Requests:
+        """What each device is asked to prepare; `extra` is one more program, which may involve `others` too.
+
+        `memory`: bytes needed per device, where that is not `memory_bytes`.
+        """
+        every = [*self.compiled.values(), *([extra] if extra else [])]
+        requests = {}
+        for device in dict.fromkeys((*self.plan.devices, *others)):
+            pieces = [p for s, p in zip(self.plan.stages, self.pieces, strict=True) if device in s.devices]
+            needed = self.memory_bytes(device) if memory is None else memory[device]
+            order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=needed, seed=self.seed)
+            requests[device] = request(device, order, pieces, every, self.kinds.get(device, ""))
+        return requests
+
+
+def held_bytes(piece: Piece, optimizer: Optimizer | None) -> int:
+    """Bytes of a piece that stay on a device: weights, and where it is trained gradients and moments."""
+    copies = 0 if optimizer is None else 1 + len(optimizer.state_names(""))
+    return sum(piece.weights.values()) + copies * sum(piece.trained.values())
+
+
+def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled], kind: str) -> Request:
+    """`order` for a device, with these pieces (of that `kind`) and its programs among `every`."""
+    programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
+    document = {
+        "segments": [
+            {"name": piece.segment.name, "kind": kind} | ({"weights": piece.lender} if piece.lender else {})
+            for piece in pieces
+        ],
+        "programs": [program.to_json() for program in programs],
+    }
+    header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    documents = [piece.documents[kind] for piece in pieces]
+    _check_size(device, [len(header), *map(len, documents)])
+    return order, (header, *documents)
+
+
+def _check_size(device: str, sizes: Sequence[int]) -> None:
+    if sizes[0] > MAX_DOCUMENT_BYTES:
+        raise PlanError(
+            f"its programs take {sizes[0]} bytes; at most {MAX_DOCUMENT_BYTES} can be sent.",
+            device=device,
+            next_step="Use fewer micro-batches per step.",
+        )
+    if sum(sizes) > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES:
+        raise PlanError(
+            f"its pieces of the model take {sum(sizes)} bytes; at most {MAX_MESSAGE_BYTES} can be sent.",
+            device=device,
+            next_step="Give it fewer layers.",
+        )
+
+
+def train_name(rows: int, plan: Plan) -> str:
+    """The name of the program that trains on a batch of so many rows."""
+    return TRAIN if rows == plan.batch else f"{TRAIN}-{rows}"
+
+
+def follow_name(train: str) -> str:
+    """The name of the program with which shadows follow the program `train`."""
+    return FOLLOW + train.removeprefix(TRAIN)
+
+
+def make_edition(
+    model: Any,
+    plan: Plan,
+    *,
+    run: str,
+    epoch: int,
+    optimizer: Optimizer | None,
+    backends: Mapping[str, Iterable[str]],
+    sizes: Sequence[int] = (),
+    seed: int = 0,
+    schedule: str | Policy | None = None,
+    turns: bool | None = None,
+    towards: Plan | None = None,
+    fed_whole: bool = False,
+) -> Edition:
+    """Cut the model and compile every program: one step for each batch size, and the moving of weights.
+
+    `backends`: what each device computes with. `schedule`: see `schedule.policies.policy`. With `towards`, the steps
+    also tell what the devices of that plan need to stay in step with the stages that they lack; `plan` must be cut
+    wherever that one is. `fed_whole`: see `compile_training`.
+
+    Raises
+    ------
+    PlanError, ModelError
+        Where plan and model do not fit each other, or a device cannot compute its piece.
+    """
+    check_layers(model, plan)
+    if plan.training and optimizer is None:
+        raise PlanError("a plan for training needs an optimizer.")
+    kinds = {device: kind_on(model, device, backends[device], train=plan.training) for device in plan.devices}
+    pieces = cut(model, plan, kinds)
+    segments = tuple(piece.segment for piece in pieces)
+    check_company(plan, segments)
+    bare = Edition(
+        run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled={}, seed=seed,
+        schedule=schedule, turns=turns, shadows=shadows(plan, segments, towards) if towards is not None else (),
+    )  # fmt: skip
+    order = policy(schedule, training=plan.training)
+    if plan.training:
+        steps = _steps(bare, dict.fromkeys((plan.batch, *sizes)), order, fed_whole)
+    else:
+        steps = {INFER: compile_inference(plan, segments, schedule=order(plan))}
+    compiled = {name: renamed(item, name) for name, item in (steps | _moves(bare)).items() if any_work(item)}
+    return replace(bare, compiled=compiled)
+
+
+def _steps(bare: Edition, sizes: Iterable[int], order: Policy, fed_whole: bool) -> dict[str, Compiled]:
+    """One step of training for each of these numbers of rows."""
+    found, optimizer = {}, bare.optimizer
+    assert optimizer is not None  # a plan for training has one
+    for rows in sizes:
+        name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
+        schedule = order(replace(bare.plan, n_micro_batches=len(division)))
+        found[name] = compile_training(
+            bare.plan, bare.segments, optimizer.to_json(), schedule=schedule, division=division, shadows=bare.shadows,
+            to=f"{bare.epoch + 1}/{follow_name(name)}" if bare.shadows else "", fed_whole=fed_whole,
+        )  # fmt: skip
+    return found
+
+
+def _moves(bare: Edition) -> dict[str, Compiled]:
+    """Weights from home, and of a plan for training back; the optimizer's state likewise."""
+    weights, moments = bare.states(optimizer=False), bare.states(optimizer=True, weights=False)
+    if not bare.plan.training:
+        return {PUSH: compile_push(bare.plan, bare.segments, weights)}
+    return {
+        PUSH: compile_push(bare.plan, bare.segments, weights),
+        PULL: compile_pull(bare.plan, bare.segments, weights),
+        PUSH + MOMENTS: compile_push(bare.plan, bare.segments, moments),
+        PULL + MOMENTS: compile_pull(bare.plan, bare.segments, moments),
+    }
+
+
+def beyond_plan(edition: Edition, problem: Problem) -> dict[str, int]:
+    """Bytes that devices need for steps that may take more than the plan foretells: on more rows, or other shares."""
+    found: dict[str, int] = {}
+    for rows in edition.sizes:
+        if exceeds(edition.plan, divide(edition.plan, edition.segments, rows)):
+            step = edition.compiled[train_name(rows, edition.plan)]
+            for device, nbytes in simulate(step, problem).peak_bytes.items():
+                found[device] = max(nbytes, found.get(device, 0))
+    return found
+
+
+def any_work(compiled: Compiled) -> bool:
+    """Whether any device has anything to do."""
+    return any(program.instructions for program in compiled.programs.values())
+
+
+def renamed(compiled: Compiled, name: str) -> Compiled:
+    """The same under another program name."""
+    programs = {device: replace(program, name=name) for device, program in compiled.programs.items()}
+    return replace(compiled, programs=programs)
+
+
+def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
+    """A plan for inference that keeps the weights of a training plan about where they are.
+
+    The layers of the two graphs may differ in number: each layer for inference goes where its first weight is, never
+    back to an earlier stage.
+    """
+    stage_of = {
+        name: index
+        for index, stage in enumerate(plan.stages)
+        for name in model.state_names(stage.start, stage.stop, train=True)
+    }
+    layers: list[int] = []
+    for layer in range(len(model.layers(False))):
+        names = model.state_names(layer, layer + 1, train=False)
+        here = next((stage_of[name] for name in names if name in stage_of), 0)
+        layers.append(max(here, layers[-1] if layers else 0))
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        if index in layers:
+            start, stop = layers.index(index), len(layers) - layers[::-1].index(index)
+            stages.append(Stage(start=start, stop=stop, devices=stage.devices[:1], shares=(rows,)))
+    return Plan(
+        planner="evaluation", model=plan.model, stages=tuple(stages), micro_batch=rows, n_micro_batches=1,
+        training=False,
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The devices of one run: prepare, commit and drop editions on all, execute programs, move tensors in and out."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import OutOfMemory, PlanError, PotluckError
+from potluck.run.compiled_plan import Requests
+from potluck.run.tensors import to_raw, to_tensor
+from potluck.schedule import Compiled, Feed
+from potluck.sessions.events import Execution, Gather, Launch
+from potluck.sessions.failures import sizes
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+from potluck.sessions.pending import ALONE, ALONG
+from potluck.sessions.traffic import Raw
+from potluck_wire.messages import Commit, Drop, Meter
+
+if TYPE_CHECKING:
+    import torch
+
+METER_PERIOD_S = 1.0
+
+
+class Crew:
+    """All devices that a run has used so far."""
+
+    def __init__(self, link: Link, members: Members, run: str) -> None:
+        self.link, self._members, self.run = link, members, run
+        self.devices: tuple[str, ...] = ()
+
+    def check_memory(self, requests: Requests) -> None:
+        """Raise `OutOfMemory` for the first device that may use less than is asked of it."""
+        for device, (order, _) in requests.items():
+            needed, available = order.memory_bytes, self._members[device].capability.get("memory_bytes")
+            if available is not None and needed > available:
+                much, little = sizes(needed, available)
+                raise OutOfMemory(
+                    f"the plan needs {much} there; {little} are available.",
+                    device=device,
+                    next_step="Give it fewer layers or rows, or raise its --memory.",
+                    needed_bytes=needed,
+                    available_bytes=available,
+                )
+
+    def prepare(self, epoch: int, requests: Requests) -> tuple[str, ...]:
+        """Load an epoch on all these devices; everything or nothing. Returns their names.
+
+        Raises
+        ------
+        OutOfMemory, Refused, DeviceGone
+            Named for the device; the epoch is dropped everywhere.
+        """
+        self._members.need(requests)
+        self.check_memory(requests)
+        self.devices = tuple(dict.fromkeys((*self.devices, *requests)))
+        along = all(self._members[device].speaks(ALONG) for device in self.devices)
+        orders = {name: (replace(order, credit_along=along), parts) for name, (order, parts) in requests.items()}
+        try:
+            self.link.ask(Gather(requests=orders)).result()
+        except PotluckError:
+            self.drop(epoch, requests)
+            raise
+        return tuple(requests)
+
+    def commit(self, epoch: int, devices: Iterable[str], memory: Mapping[str, int] | None = None) -> None:
+        """Put an epoch into force on all of them; older ones go. `memory`: bytes per device that it needs alone."""
+        requests = {}
+        for device in devices:
+            alone = (memory or {}).get(device, 0) if self._members[device].speaks(ALONE) else 0
+            requests[device] = (Commit(run=self.run, epoch=epoch, memory_bytes=alone), ())
+        if requests:
+            self.link.ask(Gather(requests=requests)).result()
+
+    def keep(self, devices: Iterable[str]) -> None:
+        """These are the run's devices from now on; all others forget it."""
+        kept = tuple(devices)
+        self.drop(-1, [device for device in self.devices if device not in kept])
+        self.devices = kept
+
+    def drop(self, epoch: int = -1, devices: Iterable[str] | None = None) -> None:
+        """Forget an epoch, or the run, on every device that can still be reached."""
+        order = Drop(run=self.run, epoch=epoch)
+        for device in tuple(self.devices if devices is None else devices):
+            if self.link.connected(device):
+                self.link.ask(Gather(requests={device: (order, ())}))
+
+    def meter(self, period_s: float = METER_PERIOD_S) -> None:
+        """Let the devices send power readings."""
+        requests = {device: (Meter(period_s=period_s), ()) for device in self.devices}
+        self.link.ask(Gather(requests=requests)).result()
+
+    def execute(
+        self,
+        epoch: int,
+        compiled: Compiled,
+        step: int,
+        *,
+        batch: "Mapping[str, torch.Tensor] | None" = None,
+        states: "Mapping[str, torch.Tensor] | None" = None,
+        lane: str = "",
+        request: bool = False,
+    ) -> "Future[Execution]":
+        """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for.
+
+        `lane` and `request`: see `Launch`.
+        """
+        feeds: dict[str, dict[str, Raw]] = {}
+        for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
+            feeds.setdefault(feed.device, {})[feed.value] = _raw(feed, batch or {}, states or {})
+        expects: dict[str, list[str]] = {}
+        for result in compiled.results:
+            expects.setdefault(result.device, []).append(result.value)
+        active = {device: program for device, program in compiled.programs.items() if program.instructions}
+        name = next(iter(active.values())).name
+        return self.link.ask(
+            Launch(
+                run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
+                expects={device: tuple(names) for device, names in expects.items()}, lane=lane,
+                together=compiled.together, request=request,
+            )
+        )  # fmt: skip
+
+
+def _raw(feed: Feed, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, torch.Tensor]") -> Raw:
+    source = states if feed.kind == "state" else batch
+    if feed.tensor not in source:
+        raise PlanError(f"the plan needs {feed.tensor!r}, which the {feed.kind} does not have.", device=feed.device)
+    tensor = source[feed.tensor]
+    return to_raw(tensor if feed.whole else tensor[feed.start : feed.stop])
+
+
+def loss_of(execution: Execution, compiled: Compiled) -> float:
+    """The mean loss over the rows of the batch."""
+    total, rows = 0.0, 0
+    for result in compiled.results:
+        if result.kind == "loss":
+            losses = to_tensor(execution.outputs[result.device, result.value]).reshape(-1).tolist()
+            total += sum(loss * n for loss, n in zip(losses, result.rows, strict=True))
+            rows += sum(result.rows)
+    return total / rows
+
+
+def outputs_of(execution: Execution, compiled: Compiled) -> "dict[str, torch.Tensor]":
+    """The outputs of a request, their pieces put together in row order."""
+    import torch
+
+    pieces: dict[str, list[tuple[int, Any]]] = {}
+    for result in compiled.results:
+        tensor = to_tensor(execution.outputs[result.device, result.value])
+        pieces.setdefault(result.tensor, []).append((result.start, tensor))
+    whole = {}
+    for name, found in pieces.items():
+        found.sort(key=lambda piece: piece[0])
+        whole[name] = found[0][1] if len(found) == 1 else torch.cat([tensor for _, tensor in found])
+    return whole
+
+
+def states_of(execution: Execution, compiled: Compiled) -> "dict[str, torch.Tensor]":
+    """The states that a pull brought home, by name."""
+    return {
+        result.tensor: to_tensor(execution.outputs[result.device, result.value])
+        for result in compiled.results
+        if result.kind == "state"
+    }

@@ -1,0 +1,360 @@
+"""Crossing over to another plan while the run goes on: what a device lacks comes to it behind everything else, and only
+when all of it is there does a step boundary put the new plan into force.
+
+Requests: weights do not change, so they are copied under the old plan; then new requests take the new plan, and those
+under way finish on the old one. Training: weights change with every step, so whoever lacks a stage becomes its shadow
+first (`schedule.shadow`) and is in step when the plan changes. Epochs of a crossing, in order: the old plan, whose
+weights stand still as of the first boundary; the bridge, the old plan once more, which shows the shadows what they
+need; the shadows; the new plan. Until that is committed, every failure takes the run back to the old plan.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING
+
+from potluck.errors import PotluckError
+from potluck.graph.kinds import kind_on
+from potluck.handle import Task
+from potluck.records import Plan
+from potluck.run.compiled_plan import (
+    MOVE,
+    Edition,
+    any_work,
+    follow_name,
+    held_bytes,
+    make_edition,
+    request,
+    train_name,
+)
+from potluck.schedule import (
+    FOLLOW,
+    Compiled,
+    Target,
+    compile_follow,
+    compile_move,
+    followed_bytes,
+    holding,
+    refined,
+    targets,
+)
+from potluck.schedule.micro_batches import divide
+from potluck.schedule.standby import COPY
+from potluck.sessions.events import Execution
+from potluck_wire.messages import Prepare
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.engine import Engine
+
+FETCH = "fetch"
+LOOK_S = 0.02  # between two looks at how far it is
+IN_STEP = 2  # steps behind: those that are under way anyway
+PATIENCE = 8  # steps in which a shadow that does not come closer may try
+MOST_BEHIND = 64  # steps kept for a shadow, and no more bytes than this part of what its agent holds for the worker:
+ARENA_FRAC = 0.25
+
+
+class Gone(Exception):
+    """The run went on to another edition meanwhile, for a new batch size: the crossing begins anew."""
+
+
+def cross(engine: "Engine", plan: Plan, task: Task) -> None:
+    """Bring the run over to `plan`. Whatever goes wrong, the old plan stands, or the run has ended with its cause."""
+    way = _cross_training if plan.training else _cross_requests
+    with engine.one_crossing:
+        while True:
+            try:
+                return way(engine, plan, task)
+            except Gone:
+                task.check()
+            except PotluckError:
+                engine.check()  # what ended the run is the cause, not what followed from it
+                raise
+
+
+def _await(pending: "list[Future[Execution]]", look: Callable[[], None]) -> None:
+    """Wait for all of them; `look` raises where that makes no sense any more."""
+    while pending:
+        look()
+        done, _ = wait(pending, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        for future in done:
+            look()
+            pending.remove(future)
+            future.result()
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
+    def look() -> None:
+        task.check()
+        engine.check()
+
+    old = engine.edition
+    new = engine.next_edition(plan, None)
+    move = compile_move(
+        MOVE,
+        holding(old.plan, old.segments, old.states(optimizer=False), old.epoch),
+        targets(plan, new.segments, new.states(optimizer=False)),
+    )
+    devices = dict.fromkeys((*plan.devices, *old.plan.devices))
+    memory = {d: old.held_bytes(d) + new.held_bytes(d) + _work_bytes(d, old, new) for d in devices}
+    requests = new.requests(move, devices, memory)
+    task.update(0.1, "loading the plan")
+    engine.crew.prepare(new.epoch, requests)
+    try:
+        task.update(0.2, "copying weights")
+        if any_work(move):
+            _await([engine.crew.execute(new.epoch, move, 0)], look)
+        with engine.boundary():
+            look()
+            engine.commit(new)
+    except BaseException:
+        engine.crew.drop(new.epoch, requests)
+        raise
+
+
+def _work_bytes(device: str, *editions: Edition) -> int:
+    """What a plan needs at most beside what it holds: one of them is at work at a time."""
+    return max(0, *(edition.memory_bytes(device) - edition.held_bytes(device) for edition in editions))
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
+    if engine.crossing is not None:  # left behind by one that failed, and could not even turn back
+        with engine.boundary():
+            engine.renew(engine.edition.plan, engine.edition.optimizer, engine.sizes)
+    crossing = Crossing(engine, plan)
+    if not crossing.is_needed:
+        with engine.boundary():
+            task.check()
+            engine.renew(plan, engine.edition.optimizer, engine.sizes)
+        return
+    try:
+        task.update(0.1, "loading what is missing")
+        crossing.prepare()
+        with engine.boundary():
+            task.check()
+            crossing.open()
+        task.update(0.2, "fetching what is missing")
+        crossing.catch_up(task)
+        with engine.boundary():
+            task.check()
+            crossing.close()
+    except PotluckError as error:
+        overtaken = crossing.is_overtaken  # then devices may have refused our epochs as old
+        crossing.turn_back()
+        if overtaken:
+            raise Gone from error
+        raise
+    except BaseException:
+        crossing.turn_back()
+        raise
+
+
+class Crossing:
+    """A training run on its way to `plan`."""
+
+    def __init__(self, engine: "Engine", plan: Plan) -> None:
+        self._engine, self._old = engine, engine.edition
+        old, self._plan = self._old, plan
+        epoch = engine.take_epoch()
+        self._shadow_epoch = engine.take_epoch()
+        self.bridge = bridge = engine.paced(
+            make_edition(
+                engine.model, refined(old.plan, plan), run=old.run, epoch=epoch, optimizer=old.optimizer,
+                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, turns=False,
+                towards=plan,
+            )
+        )  # fmt: skip
+        self._new = engine.next_edition(plan, old.optimizer, engine.sizes)
+        holders = holding(old.plan, old.segments, old.states(optimizer=True), old.epoch)
+        states = bridge.states(optimizer=True)
+        shadows = [(bridge.segments[shadow.stage].name, shadow.devices) for shadow in bridge.shadows]
+        self._keep = compile_move(MOVE, holders, targets(bridge.plan, bridge.segments, states))
+        self._fetch = compile_move(FETCH, holders, [Target(name, who, states[name]) for name, who in shadows])
+        self._move = compile_move(
+            MOVE, self._holders(), targets(plan, self._new.segments, self._new.states(optimizer=True))
+        )
+        rows = dict.fromkeys((old.plan.batch, *engine.sizes))
+        self._follow = {train_name(n, old.plan): self._follow_of(n) for n in rows}
+        self._behind: list[Future[Execution]] = []  # who holds the boundary changes it; all others only look
+        self._fetching: list[Future[Execution]] = []
+        self._given_up = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any device lacks anything."""
+        return bool(self.bridge.shadows)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether the run has gone on to an edition that is neither the old nor the new one."""
+        engine = self._engine
+        return engine.failed is None and engine.edition is not self._old and engine.edition is not self._new
+
+    def _follow_of(self, rows: int) -> Compiled:
+        bridge = self.bridge
+        assert bridge.optimizer is not None  # a plan for training has one
+        name, settings = follow_name(train_name(rows, bridge.plan)), bridge.optimizer.to_json()
+        division = divide(bridge.plan, bridge.segments, rows)
+        compiled = compile_follow(name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division)
+        return self._engine.paced_programs(compiled, bridge)
+
+    def _holders(self) -> dict[str, dict[str, str]]:
+        """Where every state is when all shadows are in step."""
+        bridge = self.bridge
+        found = holding(bridge.plan, bridge.segments, bridge.states(optimizer=True), bridge.epoch)
+        for shadow in bridge.shadows:
+            piece = bridge.pieces[shadow.stage]
+            for state in bridge.states(optimizer=True)[piece.segment.name]:
+                if shadow.way == COPY and state.counts:
+                    continue  # nobody computes there, so counters stand still; they are a few bytes
+                for device in shadow.devices:
+                    found[state.name][device] = f"{self._shadow_epoch}/{piece.segment.name}"
+        return found
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Load the bridge and the shadows."""
+        bridge, crew = self.bridge, self._engine.crew
+        memory = {device: self._bytes(device, self._old) for device in self._devices}
+        crew.prepare(bridge.epoch, bridge.requests(self._keep, (), memory))
+        programs = [self._fetch, *self._follow.values()]
+        crew.prepare(
+            self._shadow_epoch,
+            {
+                device: request(
+                    device,
+                    Prepare(
+                        run=bridge.run, epoch=self._shadow_epoch, memory_bytes=memory[device], seed=bridge.seed
+                    ),
+                    [bridge.pieces[shadow.stage] for shadow in bridge.shadows if device in shadow.devices],
+                    programs,
+                    kind_on(self._engine.model, device, self._engine.backends([device])[device], train=True),
+                )
+                for device in self._fetch.programs
+            },
+        )  # fmt: skip
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self._old.plan.devices, *self._plan.devices)))
+
+    def _bytes(self, device: str, beside: Edition) -> int:
+        """What a device needs while the bridge, the shadows and one edition more are there."""
+        bridge = self.bridge
+        shadows = [bridge.pieces[s.stage] for s in bridge.shadows if device in s.devices]
+        held = bridge.held_bytes(device) + beside.held_bytes(device)
+        held += sum(held_bytes(piece, bridge.optimizer) for piece in shadows)
+        return held + _work_bytes(device, self._old, self._new)
+
+    # --- at the first boundary, and after it --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The bridge takes over; the old plan's weights stand still, and the shadows fetch them."""
+        engine, bridge = self._engine, self.bridge
+        if engine.edition is not self._old:
+            raise Gone
+        engine.finish()
+        engine.crew.execute(bridge.epoch, self._keep, 0).result()
+        self._fetching = [engine.crew.execute(self._shadow_epoch, self._fetch, 0, lane=FOLLOW)]
+        engine.crossing = self
+
+    def follow(self, train: str, step: int, batch: "Mapping[str, torch.Tensor]") -> None:
+        """The shadows shall take this step too. Waits while they are too far behind."""
+        compiled = self._follow[train]
+        if self._given_up or not any_work(compiled):
+            return
+        while self._n_behind() >= self._most_behind(compiled) and not self._is_stuck():
+            wait(self._behind, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        self._behind = self._not_taken()
+        self._behind.append(self._engine.crew.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW))
+
+    def _most_behind(self, compiled: Compiled) -> int:
+        """Steps that may be kept for the shadows."""
+        rows = max((feed.stop for feed in compiled.feeds), default=self.bridge.plan.batch)
+        nbytes = followed_bytes(self.bridge.plan, self.bridge.segments, self.bridge.shadows)
+        per_step = max(1, nbytes * rows // self.bridge.plan.batch)
+        members = self._engine.members
+        room = min(int(members[d].capability.get("max_value_bytes", per_step)) for d in self._fetch.programs)
+        return max(IN_STEP, min(MOST_BEHIND, int(ARENA_FRAC * room / per_step)))
+
+    def _n_behind(self) -> int:
+        return len(self._not_taken())
+
+    def _not_taken(self) -> "list[Future[Execution]]":
+        """Steps that the shadows have not taken yet. One that failed counts, until the crossing has noticed."""
+        return [f for f in tuple(self._behind) if not f.done() or f.cancelled() or f.exception() is not None]
+
+    def _is_stuck(self) -> bool:
+        return self._given_up or self._engine.is_failing or any(future.done() for future in self._behind)
+
+    def _look(self, task: Task) -> None:
+        """Raise what ends the crossing."""
+        task.check()
+        if self._given_up or self._engine.crossing is not self:
+            raise Gone
+        self._engine.check()
+        for future in self._behind:
+            if future.done():
+                future.result()
+
+    def catch_up(self, task: Task) -> None:
+        """Until the shadows are in step, or come no closer; meanwhile the new plan is loaded."""
+        engine, new = self._engine, self._new
+        _await(self._fetching, lambda: self._look(task))
+        engine.crew.drop(self._old.epoch, self._old.plan.devices)
+        memory = {device: max(self._bytes(device, e) for e in (self._old, new)) for device in self._devices}
+        try:
+            engine.crew.prepare(new.epoch, new.requests(self._move, self._move.programs, memory))
+        except PotluckError:
+            self._look(task)
+            raise
+        task.update(0.9, "catching up")
+        fewest, since = self._n_behind(), engine.step
+        while (behind := self._n_behind()) > IN_STEP and engine.step - since < PATIENCE:
+            self._look(task)
+            if behind < fewest:
+                fewest, since = behind, engine.step
+            wait(tuple(self._behind), timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        self._look(task)
+
+    # --- at the last boundary -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The shadows become owners: nothing moves but within devices."""
+        engine, new = self._engine, self._new
+        if self._given_up or engine.crossing is not self:
+            raise Gone
+        engine.finish()
+        _await([*self._behind], engine.check)
+        engine.crew.execute(new.epoch, self._move, 0).result()
+        engine.commit(new)
+
+    def turn_back(self) -> None:
+        """Whatever is there of it goes, and the run is under its old plan again, with all it has learned."""
+        engine = self._engine
+        with engine.boundary():
+            if engine.edition is self._new:
+                return
+            self.give_up()
+            if engine.crossing is self and engine.failed is None:
+                engine.renew(self._old.plan, self._old.optimizer, engine.sizes)
+
+    def give_up(self) -> None:
+        """Nobody follows any more; the bridge still stands if it is in use."""
+        engine, crew, self._given_up = self._engine, self._engine.crew, True
+        for future in (*self._fetching, *self._behind):
+            future.cancel()
+        crew.drop(self._shadow_epoch, self._fetch.programs)
+        crew.drop(self._new.epoch, self._move.programs)
+        if engine.crossing is not self:
+            crew.drop(self.bridge.epoch, self._old.plan.devices)
+        else:
+            crew.drop(self._old.epoch, self._old.plan.devices)

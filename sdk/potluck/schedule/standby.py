@@ -1,0 +1,181 @@
+"""Shadows: devices that will take over a stage hold a copy of it and stay in step while others train it.
+
+A shadow gets the stage's state as it was after some step, late and slowly, and then catches up: it replays every step
+since on the same inputs and gradients (REPLAY, few bytes over the network, and computing), or takes the optimizer's
+step with the same gradient vector (COPY, as many bytes as there are parameters). Both give the very same numbers, so
+nothing has to be moved when the shadow becomes the owner. Compare Dora 4.3, which prefetches immutable weights only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from potluck.records import HOME, Plan, Segment, Stage, Tensor
+from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, vector_elements
+from potluck.schedule.micro_batches import Division, MicroBatch, divide
+from potluck.schedule.program_builder import LATE, Assembler, Compiled, Feed, Note
+from potluck.schedule.stage_graph import Wiring, wire
+
+FOLLOW = "follow"
+REPLAY, COPY = "replay", "copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shadow:
+    """`devices` follow `stage` in that `way`."""
+
+    stage: int
+    devices: tuple[str, ...]
+    way: str
+
+
+def refined(plan: Plan, other: Plan) -> Plan:
+    """`plan`, cut wherever `other` is cut too, on the same devices."""
+    cuts = sorted({stage.start for stage in (*plan.stages, *other.stages)} | {plan.stages[-1].stop})
+    stages: list[Stage] = []
+    for start, stop in pairwise(cuts):
+        whole = next(stage for stage in plan.stages if stage.start <= start < stage.stop)
+        stages.append(replace(whole, start=start, stop=stop))
+    return replace(plan, stages=tuple(stages))
+
+
+def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Shadow, ...]:
+    """Who of `new` lacks a stage of `plan` (which is cut wherever `new` is) and how it best stays in step with it.
+
+    A stage that several devices share is normalised and summed by shares, which nobody else can repeat: COPY.
+    """
+    found, wiring = [], wire(plan, segments, training=True)
+    for p, stage in enumerate(plan.stages):
+        owners = next(s.devices for s in new.stages if s.start <= stage.start < s.stop)
+        lacking = tuple(device for device in owners if device not in stage.devices)
+        if lacking:
+            cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(segments[p], wiring.learns[p])
+            way = REPLAY if cheaper and len(stage.devices) == 1 else COPY
+            found.append(Shadow(stage=p, devices=lacking, way=way))
+    return tuple(found)
+
+
+def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Shadow]) -> int:
+    """What the busiest shadow receives per step, from home too."""
+    per_device: dict[str, int] = {}
+    wiring = wire(plan, segments, training=True)
+    for shadow in every:
+        p, segment = shadow.stage, segments[shadow.stage]
+        nbytes = copied_bytes(segment, wiring.learns[p])
+        if nbytes and shadow.way == REPLAY:
+            nbytes = replayed_bytes(plan, segment, wiring, p)
+        for device in shadow.devices:
+            per_device[device] = per_device.get(device, 0) + nbytes
+    return max(per_device.values(), default=0)
+
+
+def replayed_bytes(plan: Plan, segment: Segment, wiring: Wiring, p: int) -> int:
+    """Bytes per step that a REPLAY of stage p takes."""
+    returned = _returned(segment, wiring, p)
+    return plan.batch * sum(tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned))
+
+
+def copied_bytes(segment: Segment, learns: bool) -> int:
+    """Bytes per step that a COPY takes; 0 where nothing of the stage changes."""
+    return vector_elements(segment, learns) * FLOAT_BYTES
+
+
+def compile_follow(
+    name: str, plan: Plan, segments: Sequence[Segment], optimizer: Mapping[str, Any], every: Sequence[Shadow], *,
+    division: Division | None = None, home: str = HOME,
+) -> Compiled:  # fmt: skip
+    """The program `name` of every shadow: the step of its stages, with what the program `train` of `plan` posts.
+
+    `division`: the micro-batches of that program; default: those of the plan.
+    """
+    division = division or divide(plan, segments, plan.batch)
+    devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
+    programs, wiring = Assembler(name, devices, home), wire(plan, segments, training=True)
+    for shadow in every:
+        segment, learns = segments[shadow.stage], wiring.learns[shadow.stage]
+        if not vector_elements(segment, learns):
+            continue
+        for device in shadow.devices:
+            gradients: list[str] = []
+            if shadow.way == REPLAY:
+                _replay(programs, plan, division, segment, wiring, shadow.stage, device)
+            else:
+                gradients = [_copy(programs, plan, segment, wiring, shadow.stage, device)]
+            if not learns and not gradients:  # its forwards have moved the statistics
+                continue
+            note = Note(
+                label=f"{shadow.stage} step", start=segment.start, stop=segment.stop,
+                nbytes=segment.parameter_count * FLOAT_BYTES,
+            )  # fmt: skip
+            programs.compute(
+                device, "step", gradients, {}, note=note, priority=LATE, segment=segment.name,
+                optimizer=dict(optimizer if learns else STILL),
+            )  # fmt: skip
+    return programs.finish()
+
+
+def _copy(programs: Assembler, plan: Plan, segment: Segment, wiring: Wiring, p: int, device: str) -> str:
+    """Receive the gradients; returns their name."""
+    giver, nbytes = plan.stages[p].devices[0], copied_bytes(segment, wiring.learns[p])
+    return programs.receive(device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE)
+
+
+def _replay(
+    programs: Assembler, plan: Plan, division: Division, segment: Segment, wiring: Wiring, p: int, device: str
+) -> None:  # fmt: skip
+    """Forward and backward of every micro-batch in turn, so that the memory for one is enough.
+
+    Where no gradient comes back, forward alone: it moves the statistics.
+    """
+    (giver,) = plan.stages[p].devices
+    last, returned = p == len(plan.stages) - 1, _returned(segment, wiring, p)
+    for m, part in enumerate(division):
+        rows = part.rows
+        note = Note(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
+        inputs = [_feed(programs, part, p, m, tensor, device) for tensor in segment.feeds]
+        inputs += [_hear(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs]
+        outputs = {f"y{p}.{i}.{m}": tensor.row_bytes * rows for i, tensor in enumerate(segment.outputs)}
+        programs.compute(
+            device, "run", inputs, outputs, note=note, priority=LATE, segment=segment.name, key=f"{p}.{m}", train=True,
+            rows=[0, rows, rows], micro_batch=m,
+        )  # fmt: skip
+        if not wiring.learns[p]:
+            continue
+        gradients = [_hear(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned]
+        back = {f"dx{p}.{i}.{m}": t.row_bytes * rows for i, t in enumerate(t for t in segment.inputs if t.gradient)}
+        programs.compute(
+            device, "backward", gradients, back, note=replace(note, label=f"{p}B{m}"), priority=LATE,
+            segment=segment.name, key=f"{p}.{m}", scale=rows / division[-1].stop if last else 1.0,
+        )  # fmt: skip
+
+
+def _feed(programs: Assembler, part: MicroBatch, p: int, m: int, tensor: Tensor, device: str) -> str:
+    feed = Feed(
+        device=device, value=f"in{p}.{tensor.name}.{m}", tensor=tensor.name, micro_batch=m,
+        start=part.start * tensor.multiple, stop=part.stop * tensor.multiple, whole=tensor.multiple == 0,
+        nbytes=tensor.row_bytes * part.rows, priority=LATE,
+    )  # fmt: skip
+    return programs.feed(feed, label=f"{programs.home}>{p}F{m}")
+
+
+def _hear(
+    programs: Assembler, rows: int, p: int, kind: str, tensor: Tensor, m: int, giver: str, device: str
+) -> str:  # fmt: skip
+    name = shadow_value(p, kind, tensor, m)
+    return programs.receive(device, name, tensor.row_bytes * rows, giver, label=f"{giver}>{name}", priority=LATE)
+
+
+def _returned(segment: Segment, wiring: Wiring, p: int) -> tuple[Tensor, ...]:
+    """The outputs of stage p whose gradient comes back."""
+    return tuple(tensor for tensor in segment.outputs if wiring.returning(p, tensor))
+
+
+def shadow_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
+    """The name of what a shadow of stage p replays: an input `x`, or the gradient `dy` of an output."""
+    return f"shadow{p}.{kind}.{tensor.name}.{m}"
+
+
+def gradient_value(p: int) -> str:
+    """The name of the gradient vector that a shadow of stage p takes."""
+    return f"shadow{p}.gradients"

@@ -1,0 +1,67 @@
+"""How many tasks the lane lets the worker have: two, and more where they are known to be short."""
+
+import pytest
+
+from potluck_agent.core.compute_queue import AHEAD_S, DEPTH, Lane
+from potluck_agent.core.dependencies import lay_out
+from potluck_agent.core.execution import Execution, Name
+from potluck_wire.program import Instruction, Program
+
+N = 20
+
+
+def execution(layout, step=0):
+    return Execution(Name("r", 0, "p", step), layout, "owner", step)
+
+
+def make():
+    """A lane and a program of so many slices."""
+    attrs = {"dim": 0, "start": 0, "stop": 1}
+    rows = [Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "home"})]
+    rows += [Instruction(id=i, op="slice", inputs=("x",), outputs=(f"y{i}",), attrs=attrs) for i in range(1, N + 1)]
+    return Lane(), lay_out(Program(name="p", instructions=tuple(rows)))
+
+
+def offer(lane, work):
+    for index in range(1, N + 1):
+        lane.offer(work, index)
+
+
+def taken(lane):
+    tags = []
+    while (pick := lane.next()) is not None:
+        tags.append(pick[0])
+    return tags
+
+
+def do(lane, seconds):
+    """Everything, one task after the other."""
+    tags = taken(lane)
+    while tags:
+        assert lane.finish(tags.pop(0), seconds) is not None
+        tags += taken(lane)
+
+
+def test_gives_two_until_it_knows_how_long_they_take():
+    lane, layout = make()
+    offer(lane, execution(layout))
+    assert len(taken(lane)) == DEPTH
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n"), [(1.0, DEPTH), (AHEAD_S, DEPTH), (AHEAD_S / 4, 4), (AHEAD_S / 10.5, 11), (0.0, N)]
+)
+def test_gives_as_many_short_ones_as_keep_the_worker_busy_for_a_moment(seconds, n):
+    lane, layout = make()
+    offer(lane, execution(layout))
+    do(lane, seconds)
+    offer(lane, execution(layout, step=1))
+    assert len(taken(lane)) == n
+
+
+def test_a_task_that_failed_tells_nothing_of_its_time():
+    lane, layout = make()
+    offer(lane, execution(layout))
+    do(lane, None)
+    offer(lane, execution(layout, step=1))
+    assert len(taken(lane)) == DEPTH

@@ -1,0 +1,91 @@
+"""A step that is asked for while the one before is under way: when it begins, and what becomes of it."""
+
+import pytest
+from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
+
+from potluck_agent.core.events import ToPeer, ToWorker
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    Credit,
+    Done,
+    Drop,
+    Execute,
+    Failed,
+    FailureCause,
+    Value,
+)
+
+ROWS = recv("x"), cut("x", "a"), send("a", "phone"), cut("x", "b")
+EXPORTS = b'[["r/1/p/0/a",0,4,"float32",[1]]]'
+
+
+def value(step):
+    return Value(
+        transfer=step + 1, run="r", epoch=1, program="p", step=step, name="x", shape=(2,), nbytes=8, chunk_bytes=64
+    )
+
+
+def execute(step, after_step=-1):
+    return Execute(run="r", epoch=1, program="p", step=step, after_step=after_step)
+
+
+def steps(actions):
+    """Of which steps tasks go to the worker."""
+    return [a.message.step for a in actions if isinstance(a, ToWorker) and isinstance(a.message, Compute)]
+
+
+def answers(actions):
+    told = [a.message for a in actions if isinstance(a, ToPeer) and a.key == OWNER_KEY]
+    return [(type(m), m.step) for m in told if isinstance(m, Done | Failed)]
+
+
+@pytest.fixture
+def talk():
+    """The inputs of two steps are here, the first has begun and the second is asked for."""
+    talk = Talk().begin().roster().load(*ROWS)
+    for step in (0, 1):
+        talk.hear(value(step), b"12345678")
+    assert steps(talk.hear(execute(0))) == [0, 0]
+    assert talk.hear(execute(1, after_step=0)) == []
+    return talk
+
+
+def test_begins_once_the_worker_has_all_that_is_left_of_the_one_before(talk):
+    actions = talk.work(Computed(tag=1), EXPORTS)
+    assert steps(actions) == []  # its value is still on the way
+    (transfer,) = [a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]
+    actions = talk.hear(Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER)
+    assert (steps(actions), answers(actions)) == ([1], [])
+    actions = talk.work(Computed(tag=2), b"[]")
+    assert (steps(actions), answers(actions)) == ([1], [(Done, 0)])
+
+
+def test_begins_when_the_one_before_is_done(talk):
+    actions = talk.work(Computed(tag=1), EXPORTS)
+    (transfer,) = [a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]
+    assert steps(talk.work(Computed(tag=2), b"[]")) == []
+    actions = talk.hear(Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER)
+    assert (steps(actions), answers(actions)) == ([1, 1], [(Done, 0)])
+
+
+def test_begins_at_once_where_nothing_is_before_it():
+    talk = Talk().begin().roster().load(*ROWS)
+    talk.hear(value(1), b"12345678")
+    assert steps(talk.hear(execute(1, after_step=0))) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda talk: talk.work(ComputeFailed(tag=1, cause=FailureCause.ARITHMETIC, text="no")),
+        lambda talk: talk.hear(Drop(run="r", epoch=1)),
+    ],
+    ids=["a task fails", "dropped"],
+)
+def test_is_cancelled_with_the_one_before(talk, fail):
+    actions = fail(talk)
+    assert (steps(actions), answers(actions)) == ([], [(Failed, 0), (Failed, 1)])
+    (*_, last) = [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)]
+    assert (last.cause, last.text) == (FailureCause.CANCELLED, "step 0 failed before it")

@@ -1,0 +1,309 @@
+"""Sessions: who may say what, when the welcome comes, and what a notebook leaves behind."""
+
+import json
+
+import pytest
+from tests.agent.core.core_talk import (
+    MEMBER_KEY,
+    MEMBER_SENDER,
+    OTHER_KEY,
+    OTHER_SENDER,
+    OWN_KEY,
+    OWNER_KEY,
+    READY,
+    Talk,
+    plan,
+    recv,
+    refused,
+    send,
+)
+
+from potluck_agent.core.events import KillWorker, Member, PeerRevoked, SetMembers, StartWorker, ToPeer, ToWorker
+from potluck_agent.core.members import read_address, read_roster
+from potluck_wire import statement
+from potluck_wire.errors import WireError
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
+    Commit,
+    ComputeFailed,
+    Drop,
+    Dropped,
+    Execute,
+    Forget,
+    Goodbye,
+    Hello,
+    LoadSegment,
+    Meter,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    RefusalCode,
+    Roster,
+    RosterSet,
+    SegmentLoaded,
+    Welcome,
+    WorkerReady,
+)
+from potluck_wire.version import VERSION, show
+
+
+def test_welcome_waits_for_the_worker():
+    talk = Talk()
+    assert talk.hear(Hello(major=1)) == [StartWorker()]
+    early = talk.hear(Meter(period_s=1.0))
+    assert early == [refused(Meter, RefusalCode.STATE, "Meter while the session is opening")]
+    (welcome,) = talk.work(WorkerReady(), READY)
+    assert (welcome.key, welcome.message) == (OWNER_KEY, Welcome(major=VERSION[0], minor=VERSION[1], name="jetson"))
+    said = statement.read(welcome.buffers[0])
+    assert (said["name"], said["memory_bytes"], said["operators"]) == ("jetson", 1000, ["aten.add"])
+
+
+def test_second_hello_is_welcomed_at_once_and_keeps_the_runs():
+    talk = Talk().begin().load(recv("x"))
+    (welcome,) = talk.hear(Hello(major=1))
+    assert isinstance(welcome.message, Welcome)
+    assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
+
+
+def test_another_major_version_is_refused_and_starts_nothing():
+    (answer,) = Talk().hear(Hello(major=2))
+    assert answer.message.code == RefusalCode.VERSION
+    assert f"it speaks 2.0, we speak {show()}" in answer.message.text
+
+
+@pytest.mark.parametrize("entry", MESSAGES.values(), ids=lambda entry: entry.type.__name__)
+def test_member_may_send_values_and_nothing_else(entry):
+    talk = Talk().begin().roster()
+    actions = talk.hear(entry.type(), *[b""] * entry.buffers[0], sender=MEMBER_SENDER) if on_network(entry) else []
+    if entry.channel is Channel.DATA:
+        assert all(isinstance(action, ToPeer) and action.key == MEMBER_KEY for action in actions)
+    else:
+        assert actions == []
+
+
+def on_network(entry):
+    return entry.channel in (Channel.CONTROL, Channel.DATA, Channel.PULSE)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [e for e in MESSAGES.values() if e.channel is Channel.CONTROL and e.sender == "agent"],
+    ids=lambda entry: entry.type.__name__,
+)
+def test_answers_are_not_requests(entry):
+    actions = Talk().begin().hear(entry.type(), *[b""] * entry.buffers[0])
+    text = f"{entry.type.__name__} is not for the controller to say"
+    assert actions == [refused(entry.type, RefusalCode.STATE, text)]
+
+
+def test_ping_is_answered_without_a_session():
+    assert Talk().hear(Ping(seq=7)) == [ToPeer(OWNER_KEY, Pong(seq=7, clock_s=10.0))]
+
+
+def test_roster_sets_the_members_but_not_this_device():
+    talk = Talk().begin()
+    rows = [
+        {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"},
+        {"name": "jetson", "key": OWN_KEY, "address": "10.0.0.3:47600"},
+    ]
+    assert talk.hear(Roster(home="h"), json.dumps(rows).encode()) == [
+        SetMembers((Member("phone", MEMBER_KEY, "10.0.0.2:47600"),)),
+        ToPeer(OWNER_KEY, RosterSet(home="h")),
+    ]
+
+
+ROW = {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        [1],
+        [{**ROW, "extra": 1}],
+        [{**ROW, "name": "Phone!"}],
+        [{**ROW, "name": "home"}],
+        [{**ROW, "key": "short"}],
+        [{**ROW, "address": "nowhere"}],
+        [ROW, {**ROW, "name": "other"}],
+        [ROW, {**ROW, "key": OTHER_KEY}],
+        [{**ROW, "name": f"d{i}", "key": f"{i:040d}"} for i in range(65)],
+    ],
+)
+def test_refuses_rosters_that_do_not_hold(rows):
+    with pytest.raises(WireError):
+        read_roster(json.dumps(rows).encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("a.local:1", ("a.local", 1)), ("[fe80::1]:47600", ("fe80::1", 47600)), ("10.0.0.1:65532", ("10.0.0.1", 65532))],
+)
+def test_reads_addresses(text, address):
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "x", "x:", ":1", "x:0", "x:65533", "x:-1", "a b:1", "x/y:1", "ipc://x:1", 5])
+def test_refuses_addresses(text):
+    with pytest.raises(WireError):
+        read_address(text)
+
+
+def test_one_notebook_at_a_time():
+    talk = Talk().begin().load(recv("x"))
+    talk.hear(Hello(major=1), sender=OTHER_SENDER)
+    actions = talk.hear(Prepare(run="s", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
+    text = "another notebook's run is on"
+    assert actions == [refused(Prepare, RefusalCode.BUSY, text, key=OTHER_KEY, run="s", epoch=1)]
+    assert talk.hear(Execute(run="r", epoch=1, program="p"), sender=OTHER_SENDER) == [
+        refused(Execute, RefusalCode.UNKNOWN_RUN, "no run r is loaded", key=OTHER_KEY, run="r", epoch=1)
+    ]
+
+
+def test_a_refused_plan_leaves_the_device_free_for_others():
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    actions = talk.work(ComputeFailed(slot="r/1/s", cause=RefusalCode.OPERATOR, text="aten.secret"))
+    assert actions == [
+        refused(Prepare, RefusalCode.OPERATOR, "segment s: aten.secret", run="r", epoch=1),
+        ToWorker(Forget(prefix="r/1/")),
+    ]
+    talk.hear(Hello(major=1), sender=OTHER_SENDER)
+    (answer,) = talk.hear(Prepare(run="s", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
+    assert answer.message == Prepared(run="s", epoch=1)
+
+
+@pytest.mark.parametrize(("weights", "slot"), [("s", "r/3/s"), ("2/whole", "r/2/whole")])
+def test_a_segment_may_have_the_weights_of_another(weights, slot):
+    document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
+    asked = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    assert asked == [ToWorker(LoadSegment(slot="r/3/t", kind="aten", weights=slot), (b"{}",))]
+
+
+@pytest.mark.parametrize("weights", ["", "x/y", 3, None])
+def test_weights_that_name_no_segment_are_refused(weights):
+    document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
+    (answer,) = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    assert answer.message.code == RefusalCode.DOCUMENT
+    assert "segments[0].weights of the plan must be those of NAME or EPOCH/NAME" in answer.message.text
+
+
+def test_prepare_loads_every_segment_once_and_then_says_so():
+    talk = Talk().begin()
+    request = Prepare(run="r", epoch=1, seed=3), *plan(segments=("s", "t"))
+    assert talk.hear(*request) == [
+        ToWorker(LoadSegment(slot="r/1/s", kind="aten", seed=3), (b"{}",)),
+        ToWorker(LoadSegment(slot="r/1/t", kind="aten", seed=3), (b"{}",)),
+    ]
+    assert talk.hear(*request) == []
+    assert talk.work(SegmentLoaded(slot="r/1/t")) == []
+    assert talk.hear(Commit(run="r", epoch=1)) == [
+        refused(Commit, RefusalCode.STATE, "epoch 1 is not prepared", run="r", epoch=1)
+    ]
+    assert talk.work(SegmentLoaded(slot="r/1/s")) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
+    assert talk.hear(*request) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
+
+
+def test_a_plan_that_does_not_fit_says_needed_and_available():
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
+    actions = talk.hear(Prepare(run="s", epoch=1, memory_bytes=600), *plan(recv("x")))
+    text = "600 bytes needed, 400 bytes available"
+    assert actions == [refused(Prepare, RefusalCode.MEMORY, text, run="s", epoch=1)]
+    assert talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x"))) == [
+        ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
+    ]
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [b"not json"],
+        [b"[]"],
+        [b'{"segments": [], "programs": [], "more": 1}'],
+        [b'{"segments": [{"name": "s", "kind": "aten"}], "programs": []}'],
+        [b'{"segments": [{"name": "s", "kind": "pickle"}], "programs": []}', b""],
+        [b'{"segments": [{"name": "a/b", "kind": "aten"}], "programs": []}', b""],
+        plan(["eval", [], [], [], 0, {}]),
+        plan(send("nobody made it")),
+        plan(recv("x"), recv("x")),
+        [b"[" * 100_000],
+    ],
+)
+def test_refuses_plans_that_do_not_hold(buffers):
+    (answer,) = Talk().begin().hear(Prepare(run="r", epoch=1), *buffers)
+    assert (answer.message.about, answer.message.code) == (NUMBER_OF[Prepare], RefusalCode.DOCUMENT)
+
+
+def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
+    talk = Talk().begin().load(recv("x"))
+    talk.hear(Prepare(run="r", epoch=2), *plan(recv("x")))
+    assert talk.hear(Commit(run="r", epoch=2))[0] == ToWorker(Forget(prefix="r/1/"))
+    text = "epoch 2 is in force"
+    assert talk.hear(Commit(run="r", epoch=1)) == [refused(Commit, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)]
+    assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
+        refused(Prepare, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
+    ]
+    (answer,) = talk.hear(Execute(run="r", epoch=1, program="p"))
+    assert answer.message.code == RefusalCode.OLD_EPOCH
+    assert talk.core.n_old_messages == 2
+
+
+@pytest.mark.parametrize(
+    ("alone", "left"), [(300, 700), (0, 100), (1000, 100)], ids=["less", "as prepared", "never more"]
+)
+def test_a_commit_gives_back_what_was_only_for_the_time_beside_the_plan_before(alone, left):
+    """The device has 1,000 bytes; the plan was prepared with 900 for itself and the one before."""
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
+    talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x")))
+    talk.hear(Commit(run="r", epoch=2, memory_bytes=alone))
+    (answer,) = talk.hear(Prepare(run="s", epoch=1, memory_bytes=left + 1), *plan(recv("x")))
+    assert answer.message.text == f"{left + 1} bytes needed, {left} bytes available"
+    (answer,) = talk.hear(Prepare(run="s", epoch=1, memory_bytes=left), *plan(recv("x")))
+    assert answer.message == Prepared(run="s", epoch=1)
+
+
+def test_a_plan_that_is_loaded_while_a_newer_one_comes_into_force_is_refused():
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=2), *plan())
+    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    first, *_ = talk.hear(Commit(run="r", epoch=2))
+    text = "epoch 2 came into force while it was loaded"
+    assert first == refused(Prepare, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
+    assert talk.work(SegmentLoaded(slot="r/1/s")) == []
+
+
+def test_dropping_twice_is_fine():
+    talk = Talk().begin().load(recv("x"))
+    assert talk.hear(Drop(run="r")) == [ToWorker(Forget(prefix="r/1/")), ToPeer(OWNER_KEY, Dropped(run="r"))]
+    assert talk.hear(Drop(run="r")) == [ToPeer(OWNER_KEY, Dropped(run="r"))]
+
+
+GONE = [
+    ("goodbye", lambda talk: talk.hear(Goodbye())),
+    ("silence", lambda talk: talk.tick(31.0)),
+    ("revoked", lambda talk: talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)),
+]
+
+
+@pytest.mark.parametrize(("how", "leave"), GONE, ids=[how for how, _ in GONE])
+def test_a_notebook_that_is_gone_leaves_nothing_behind(how, leave):
+    talk = Talk().begin().roster().load(recv("x"))
+    actions = leave(talk)
+    assert actions[:1] == [ToWorker(Forget(prefix="r/1/"))]
+    assert SetMembers(()) in actions
+    assert actions[-1] == KillWorker("no notebook is connected")
+    assert talk.core.n_sessions == 0
+    assert talk.hear(Hello(major=1), sender=OTHER_SENDER) == [StartWorker()]
+
+
+def test_a_notebook_that_is_heard_is_not_gone():
+    talk = Talk().begin()
+    for _ in range(5):
+        talk.tick(20.0)
+        talk.hear(Ping())
+    assert talk.core.n_sessions == 1

@@ -1,0 +1,174 @@
+"""The core and its worker, as lists of actions: crashes, hangs, and what is measured on the owner's behalf."""
+
+import pytest
+from tests.agent.core.core_talk import OWNER_KEY, READY, RUN, Talk, cut, plan, recv, refused, send, value
+
+from potluck_agent.core.events import KillWorker, ReadMeter, Span, StartWorker, Store, ToPeer, ToWorker, WorkerDied
+from potluck_wire.messages import (
+    Chunk,
+    Commit,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Drop,
+    Execute,
+    Failed,
+    FailureCause,
+    Freed,
+    Hello,
+    LoadSegment,
+    Measure,
+    Measured,
+    MeasuredTask,
+    MeasureTask,
+    Meter,
+    Prepare,
+    Probe,
+    RefusalCode,
+    Value,
+    WorkerReady,
+)
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
+    talk = Talk().begin().load(recv("x"), cut("x", "a"), send("a"))
+    talk.hear(Execute(run="r", epoch=1, program="p", step=4))
+    actions = talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
+    failed = Failed(run="r", epoch=1, program="p", step=4, cause=FailureCause.CRASHED, text="SIGSEGV")
+    assert actions == [ToPeer(OWNER_KEY, failed)]
+    (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=4))
+    why = "run r went with the worker: SIGSEGV"
+    assert answer == refused(Execute, RefusalCode.UNKNOWN_RUN, why, run="r", epoch=1)
+    prepared, *_ = talk.hear(Prepare(run="again", epoch=1), *plan(segments=("s",)))
+    assert prepared == StartWorker()  # lazily, when it is needed again
+    assert talk.work(WorkerReady(), READY) == [ToWorker(LoadSegment(slot="again/1/s"), (b"{}",))]
+
+
+@pytest.mark.parametrize(
+    ("is_committed", "dropped", "answer"),
+    [
+        (
+            True,
+            None,
+            refused(Prepare, RefusalCode.UNKNOWN_RUN, "run r went with the worker: SIGSEGV", run="r", epoch=2),
+        ),
+        (True, 1, refused(Prepare, RefusalCode.UNKNOWN_RUN, "run r went with the worker: SIGSEGV", run="r", epoch=2)),
+        (True, -1, StartWorker()),
+        (False, 1, StartWorker()),  # it was to take part later: its notebook may try again
+    ],
+)
+def test_a_run_that_went_with_its_worker_is_not_gone_on_with(is_committed, dropped, answer):
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1), *plan())
+    if is_committed:
+        talk.hear(Commit(run="r", epoch=1))
+    talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
+    if dropped is not None:
+        talk.hear(Drop(run="r", epoch=dropped))
+    said, *_ = talk.hear(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+    assert said == answer
+
+
+def test_a_crash_while_loading_refuses_the_plan():
+    talk = Talk().begin()
+    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    assert talk.core.handle(WorkerDied(FailureCause.MEMORY, "too big"), talk.now_s) == [
+        refused(Prepare, RefusalCode.MEMORY, "too big", run="r", epoch=1)
+    ]
+
+
+def test_a_worker_that_does_not_start_refuses_the_session():
+    talk = Talk()
+    talk.hear(Hello(major=1))
+    assert talk.core.handle(WorkerDied(FailureCause.CRASHED, "no torch"), talk.now_s) == [
+        refused(Hello, RefusalCode.BACKEND, "the worker does not start: no torch")
+    ]
+    assert talk.hear(Hello(major=1)) == [StartWorker()]
+
+
+def test_a_hung_worker_is_killed_after_the_time_it_may_be_silent():
+    talk = Talk(grace_s=1000.0).begin().load(recv("x"), cut("x", "a"))
+    talk.hear(Execute(run="r", epoch=1, program="p"))
+    assert talk.tick(100.0) == []  # nothing was asked of it
+    (*_, compute) = talk.hear(
+        Value(run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64), b"12345678"
+    )
+    assert isinstance(compute.message, Compute)
+    assert talk.tick(30.0) == []
+    kill, failed = talk.tick(0.5)
+    assert kill == KillWorker("the worker was silent for 30 s")
+    assert (failed.message.cause, failed.message.text) == (FailureCause.HUNG, "the worker was silent for 30 s")
+
+
+HOLDERS = {  # who holds the place of x, which is 128 bytes at 0: its program, and what has come of it
+    "it is still coming in": ([recv("x"), cut("x", "a")], 1),
+    "it is to be sent on": ([recv("x"), send("x", "phone")], 2),
+    "it is to be sent on, and the worker has let go already": ([recv("x"), cut("x", "a"), send("x", "phone")], 2),
+}
+
+
+@pytest.mark.parametrize("freed", [Freed(offset=0), Computed(tag=9, freed=(0,))], ids=["alone", "with a task"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, freed):
+    rows, n_chunks = HOLDERS[holder]
+    talk = Talk(inbound_bytes=256).begin().roster().load(*rows)
+    talk.hear(value(nbytes=128), bytes(64))
+    for index in range(1, n_chunks):
+        talk.hear(Chunk(transfer=1, index=index), bytes(64))
+    for _ in range(3):
+        talk.work(freed, *[b"[]"] * isinstance(freed, Computed))
+    assert talk.hear(value(step=1, transfer=2, nbytes=128), bytes(64))[0] == Store(128, bytes(64))  # not over x
+    if n_chunks == 1:
+        assert talk.hear(Chunk(transfer=1, index=1), bytes(64))[0] == Store(64, bytes(64))
+    else:
+        sent = [action for action in talk.hear(RUN) if isinstance(action, ToPeer)]
+        assert sent[0].buffers == (Span("inbound", 0, 128),)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_measure_is_handed_on_and_answered():
+    talk = Talk().begin()
+    request = Measure(task="t", train=True, rows=(1, 2), repeats=3)
+    assert talk.hear(request, b"graph") == [
+        ToWorker(MeasureTask(task="t", train=True, rows=(1, 2), repeats=3), (b"graph",))
+    ]
+    numbers = {"rows": (1, 2), "forward_s": (0.1, 0.2), "backward_s": (0.2, 0.3), "memory_bytes": (5, 6)}
+    assert talk.work(MeasuredTask(task="t", **numbers)) == [ToPeer(OWNER_KEY, Measured(task="t", **numbers))]
+    assert talk.work(MeasuredTask(task="t", **numbers)) == []
+
+
+def test_a_layer_that_cannot_be_measured_is_refused():
+    talk = Talk().begin()
+    talk.hear(Measure(task="t", rows=(1,)), b"graph")
+    assert talk.work(ComputeFailed(slot="t", cause=RefusalCode.OPERATOR, text="aten.secret")) == [
+        refused(Measure, RefusalCode.OPERATOR, "t: aten.secret")
+    ]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Measure(rows=(1,)), Measure(task="t"), Measure(task="t", rows=(0,)), Measure(task="t", kind="x", rows=(1,))],
+)
+def test_refuses_measures_that_make_no_sense(request_):
+    (answer,) = Talk().begin().hear(request_, b"graph")
+    assert answer.message.code == RefusalCode.DOCUMENT
+
+
+@pytest.mark.parametrize("request_", [Probe(task="t", peer="nobody"), Probe(task="t", peer="home", repeats=65)])
+def test_refuses_probes_that_make_no_sense(request_):
+    (answer,) = Talk().begin().hear(request_)
+    assert answer.message.code == RefusalCode.DOCUMENT
+
+
+def test_readings_come_at_the_rate_that_was_asked_for():
+    talk = Talk().begin()
+    talk.hear(Meter(period_s=1.0))
+    due = [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0)]
+    assert [talk.tick(), talk.tick(0.5), talk.tick(0.5), talk.tick(1.0)] == [due, [], due, due]
+    assert talk.core.wake_s() == talk.now_s + 1.0
+    talk.hear(Meter(period_s=0.0))
+    assert talk.tick(5.0) == []

@@ -1,0 +1,114 @@
+"""Links to other devices: names of hosts are resolved elsewhere, a few at once, and never where pulses are answered."""
+
+import threading
+
+import pytest
+import zmq
+from tests.agent.core.core_talk import MEMBER_KEY, OTHER_KEY
+from tests.timeouts import PATIENCE_S
+
+from potluck_agent.core.events import LinkReset, Member
+from potluck_agent.keys import Identity
+from potluck_agent.net.peer_connections import ASK_AGAIN_S, Links
+from potluck_agent.net.poller import Sources
+from potluck_agent.net.resolving import AT_ONCE, UNKNOWN, Resolver, resolve
+
+
+class Names:
+    """A name server that answers when it is told to, and writes down who asked, and in which thread."""
+
+    def __init__(self, **known):
+        self.known, self.may_answer = known, threading.Event()
+        self.asked, self.threads = [], set()
+
+    def __call__(self, host):
+        self.asked.append(host)
+        self.threads.add(threading.current_thread())
+        assert self.may_answer.wait(PATIENCE_S)
+        return self.known.get(host, UNKNOWN)
+
+    def answer(self):
+        self.may_answer.set()
+        for thread in tuple(self.threads):
+            thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def open_links():
+    context, sources, opened = zmq.Context(), Sources(), []
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+
+    def make(names):
+        events = []
+        links = Links(
+            context, sources, Identity(public=public, secret=secret), events.append, pytest.fail, Resolver(names)
+        )
+        opened.append(links)
+        return links, events
+
+    yield make
+    for links in opened:
+        links.close()
+    sources.close()
+    context.destroy(0)
+
+
+def endpoints(links, *members):
+    return [
+        link.socket.last_endpoint if link.socket is not None else None
+        for link in (links.get(member.key) for member in members)
+    ]
+
+
+def test_a_name_is_resolved_away_from_the_loop_and_then_connected(open_links):
+    names = Names(**{"phone.local": "127.0.0.1"})
+    links, events = open_links(names)
+    phone = Member("phone", MEMBER_KEY, "phone.local:47600")
+    links.set((phone,))  # comes back though nobody answers
+    links.tick(1.0)
+    assert endpoints(links, phone) == [None]
+    assert MEMBER_KEY in links  # the other device may come in all the same
+    names.answer()
+    links.tick(2.0)
+    assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]
+    assert events == [LinkReset(MEMBER_KEY, incoming=False)]  # what was for it meanwhile goes out again
+    assert threading.current_thread() not in names.threads
+
+
+def test_an_address_needs_nobody(open_links):
+    names = Names()
+    links, _ = open_links(names)
+    members = (Member("a", MEMBER_KEY, "127.0.0.1:47600"), Member("b", OTHER_KEY, "[::1]:47604"))
+    links.set(members)
+    assert endpoints(links, *members) == [b"tcp://127.0.0.1:47602", b"tcp://[::1]:47606"]
+    assert names.asked == []
+
+
+def test_a_roster_of_names_takes_a_few_threads_and_no_more(open_links):
+    names = Names()
+    links, _ = open_links(names)
+    links.set(tuple(Member(f"d{i}", f"{i:040d}", f"d{i}.local:47600") for i in range(64)))
+    for now_s in range(5):
+        links.tick(float(now_s))
+    assert len(names.threads) <= AT_ONCE
+    names.answer()
+
+
+def test_a_name_that_nobody_knows_is_asked_for_again_later(open_links):
+    names = Names()
+    names.may_answer.set()
+    links, events = open_links(names)
+    links.set((Member("phone", MEMBER_KEY, "phone.local:47600"),))
+    names.answer()
+    links.tick(100.0)  # the answer is fetched: unknown
+    links.tick(100.0 + ASK_AGAIN_S / 2)
+    assert names.asked == ["phone.local"]
+    links.tick(100.0 + ASK_AGAIN_S)
+    names.answer()
+    assert names.asked == ["phone.local"] * 2
+    assert not any(isinstance(event, LinkReset) for event in events)
+
+
+@pytest.mark.parametrize("host", ["nobody.invalid", "x" * 200, "a..b"])
+def test_a_name_that_cannot_be_resolved_raises_nothing(host):
+    assert resolve(host) == UNKNOWN

@@ -1,0 +1,121 @@
+"""The command line: light to start, one clear line for an error, the exit codes promised."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from potluck import cli, errors
+
+HEAVY = (
+    "torch",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "zmq",
+    "zeroconf",
+    "onnx",
+    "onnxruntime",
+    "rich",
+    "asyncio",
+    "IPython",
+)
+
+
+def modules_of(*arguments: str, program: str = "potluck") -> tuple[set[str], str]:
+    """Top-level names of everything that `python -m PROGRAM ARGUMENTS` imports, and what it prints."""
+    command = [sys.executable, "-X", "importtime", "-m", program, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "100"})
+    timed = [line.rsplit("|", 1)[1].strip() for line in run.stderr.splitlines() if line.startswith("import time:")]
+    return {name.split(".")[0] for name in timed} | set(timed), run.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], *([name, "--help"] for name in cli.COMMANDS if name not in ("agent", "demo"))],
+)
+def test_help_and_version_import_nothing_heavy(arguments):
+    modules, printed = modules_of(*arguments)
+    assert "argparse" in modules
+    assert modules.isdisjoint(HEAVY)
+    assert printed
+
+
+def test_help_of_the_agent_waits_for_nothing_of_the_agent():
+    modules, printed = modules_of("--help", program="potluck_agent")
+    ours = {name for name in modules if name.startswith("potluck_agent.")}
+    assert ours == {"potluck_agent.cli.arguments"}
+    assert modules.isdisjoint({*HEAVY, "dataclasses", "msgpack"})
+    assert "forget" in printed
+
+
+def test_top_level_help_imports_no_command_and_names_every_one():
+    modules, printed = modules_of("--help")
+    assert not any(name.startswith("potluck.commands") for name in modules)
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in printed
+
+
+def test_no_command_shows_the_help_as_wrong_usage(capsys):
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["bench"], ["bench", "nonsense"]])
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: potluck" in capsys.readouterr().err
+
+
+def command(monkeypatch, error):
+    def main(args):
+        raise error
+
+    module = types.SimpleNamespace(add_arguments=lambda parser: None, main=main)
+    monkeypatch.setitem(sys.modules, "potluck.commands.devices", module)
+
+
+def test_an_error_of_the_tree_is_one_line_and_exit_code_1(monkeypatch, capsys):
+    error = errors.DeviceGone("stopped\nanswering \x1b[2J", device="phone", next_step="Is it on?")
+    command(monkeypatch, error)
+    assert cli.main(["devices"]) == 1
+    assert capsys.readouterr().err == "potluck: phone: stopped answering �[2J Is it on?\n"
+
+
+def test_an_interrupt_exits_with_130_and_no_traceback(monkeypatch, capsys):
+    command(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["devices"]) == 130
+    assert capsys.readouterr().err == "potluck: interrupted\n"
+
+
+def test_an_error_that_is_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    command(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["devices"])
+
+
+def test_the_version_is_that_of_the_wire(capsys):
+    from potluck_wire import __version__
+
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"potluck {__version__}\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="exec is for other systems")
+def test_agent_hands_over_all_its_arguments(monkeypatch):
+    called = []
+
+    def execv(path, command):
+        called.append((path, command))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(SystemExit):
+        cli.main(["agent", "--port", "0", "--help"])
+    assert called == [(sys.executable, [sys.executable, "-m", "potluck_agent", "--port", "0", "--help"])]

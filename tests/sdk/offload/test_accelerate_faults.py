@@ -1,0 +1,180 @@
+"""A shared request is answered whatever becomes of the helper, the device's worker, or the values in it."""
+
+import threading
+
+import psutil
+import pytest
+from tests.sdk.graph.families import family
+from tests.sdk.offload.accelerating import check, fast_of, wait_until
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.errors import RequestFailed
+from potluck.lab.agent_specs import Spec
+from potluck.offload import accelerated as fast_module
+from potluck.offload import drift
+from potluck.offload.plan.search_spec import Wishes
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("nobody_asks")
+
+
+class Picked(torch.nn.Module):
+    """Which row of the table a pixel is, is computed: nobody can see beforehand that there is no such row."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = torch.nn.Embedding(8, 6), torch.nn.Conv2d(6, 3, 1)
+
+    def forward(self, x):
+        return self.out(self.table((x.abs() * 2).to(torch.int64)).permute(0, 3, 1, 2)), x
+
+
+def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    net, good = Picked().eval(), torch.rand(2, 9, 4)
+    wrong = good.clone()
+    wrong[0, 8, 1] = 99.0
+    with torch.no_grad(), fast_of(home, net, good) as fast:
+        fast.bytes_per_s = 1e8
+        for _ in range(2):
+            with pytest.raises(RequestFailed, match=r"local-.: .*look at the inputs"):
+                fast(wrong)
+            check(fast(good), net(good))
+            assert set(fast.kept[-1][0].timelines) == {"local-1", "local-2"}
+        assert (fast.failure, fast.stats.fallbacks) == (None, 0)
+
+
+def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    net, good = Picked().eval(), torch.rand(2, 9, 4)
+    wrong = {"input": torch.full((2, 9, 4), 99.0)}
+    with torch.no_grad(), fast_of(home, net, good) as fast:
+        fast.bytes_per_s = 1e8
+        crew = fast._loaded.crew
+        execute = crew.execute
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                crew,
+                "execute",
+                lambda *args, **more: execute(*args, **(more | {"batch": wrong} if args[0] else more)),
+            )
+            check(fast(good), net(good))
+        assert (type(fast.failure), fast.stats.fallbacks) == (RequestFailed, 1)
+        wait_until(lambda: fast.is_helped)
+        fast.bytes_per_s = 1e8
+        check(fast(good), net(good))
+        assert fast.stats.fallbacks == 1
+
+
+@pytest.fixture
+def robot_home(request):
+    """A robot, and a server that is so many times slower than it."""
+    torch.set_num_threads(1)
+    with potluck.Home.lab([Spec(name="robot"), Spec(name="server", slowdown=request.param)]) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("robot_home", [200], indirect=True)
+def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps_again_when_it_is_back(
+    robot_home, monkeypatch
+):
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)  # it takes its time, and shall not be taken for late
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(robot_home, net, x, slow_s=1.0, fast_s=1e-3) as fast:
+        fast.bytes_per_s = 1e8
+        assert fast.table.at(1e8).program is not None
+        answers = []
+        before = fast._loaded._n_steps
+        request = threading.Thread(target=lambda: answers.append(fast(x)))
+        request.start()
+        wait_until(lambda: fast._loaded._n_steps > before)  # both have their orders; the helper takes its time
+        robot_home._lab.agents.kill("server")
+        request.join(PATIENCE_S)
+        check(answers[0], expected)
+        assert fast.kept[-1][1] is fast.alone
+        assert fast.failure is not None
+        check(fast(x), expected)  # it is not there from the start
+        assert fast.kept[-1][1] is fast.alone
+
+        robot_home._lab.agents.restart("server")
+        wait_until(lambda: fast.is_helped)
+        fast.bytes_per_s = 1e8
+        check(fast(x), expected)
+        assert set(fast.kept[-1][0].timelines) >= {"server"}
+
+
+@pytest.mark.parametrize("robot_home", [200], indirect=True)
+def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(robot_home, net, x, slow_s=0.01, fast_s=1e-4) as fast:
+        fast.bytes_per_s = 1e8
+        robot_home._lab.agents.freeze("server")
+        check(fast(x), expected)
+        assert fast.kept[-1][1] is fast.alone
+        check(fast(x), expected)
+        robot_home._lab.agents.thaw("server")
+
+
+@pytest.mark.parametrize("robot_home", [10], indirect=True)
+def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch):
+    monkeypatch.setattr(drift, "SHOWN", 1)
+    net, x = family("vgg")
+    with fast_of(robot_home, net, x, slow_s=2e-4, fast_s=1e-6) as fast:
+        fast.bytes_per_s = 1e8
+        assert fast.table.at(1e8).program is not None
+        told_s = fast.explain(1e8).latency_s
+
+        def found_out():
+            fast.bytes_per_s = 1e8
+            fast(x)
+            return fast.table.at(1e8).program is None
+
+        wait_until(found_out)
+        assert fast.explain(1e8).latency_s != told_s
+        fast(x)
+        assert fast.stats.answers[-1].way == "alone"
+
+
+@pytest.mark.parametrize("robot_home", [1], indirect=True)
+def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_helps_again(robot_home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(robot_home, net, x) as fast:
+        fast.bytes_per_s = 1e8
+        for worker in psutil.Process(robot_home._lab.agents.process("robot").pid).children(recursive=True):
+            worker.kill()
+        check(fast(x), expected)
+        assert fast.stats.answers[-1].way == "alone"
+        wait_until(lambda: fast.is_helped)
+        check(fast(x), expected)
+
+
+@pytest.mark.parametrize("robot_home", [10], indirect=True)
+def test_closing_ends_a_search_that_is_under_way(robot_home, monkeypatch):
+    net, x = family("vgg")
+    begun, ended = threading.Event(), threading.Event()
+    with fast_of(robot_home, net, x) as fast:
+
+        def searches_on(self, sharing, *, told, **more):
+            begun.set()
+            try:
+                while not ended.is_set():
+                    told(1)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(Wishes, "search", searches_on)
+        monkeypatch.setattr(fast._speeds, "wrong", lambda: {"robot": 2.0})
+        assert begun.wait(PATIENCE_S)
+        late = threading.Timer(PATIENCE_S, ended.set)
+        late.start()
+        fast.close()
+        late.cancel()
+    assert str(fast.failure) == "this accelerated model is closed."

@@ -1,0 +1,113 @@
+"""An accelerated model in careless hands: each use of it works, or is answered with what would."""
+
+import threading
+
+import pytest
+from tests.sdk.graph.families import family
+from tests.sdk.offload.accelerating import case, check, fast_of
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.display import units
+from potluck.errors import HomeError, ModelError, UserError
+from potluck.handle import Task
+from potluck.offload import accelerated as fast_module
+from potluck.offload.accelerate import accelerate
+from potluck.offload.accelerated import Fast
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("nobody_asks")
+
+
+def test_a_file_that_is_not_there_and_an_example_of_another_shape_are_named(home, tmp_path):
+    with pytest.raises(potluck.errors.FileError, match=r"nothing\.onnx cannot be read"):
+        accelerate(tmp_path / "nothing.onnx", torch.zeros(1, 3), helper=home["local-2"])
+    with pytest.raises(ModelError, match=r"to have 3 channels, but got 4.*Does net\(example\) run"):
+        accelerate(torch.nn.Conv2d(3, 2, 1), torch.zeros(1, 4, 8, 8), helper=home["local-2"])
+
+
+def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(home, net, x) as fast:
+        for inputs, says in (
+            ((x.numpy(),), "input is an array; a tensor is expected.*as_tensor"),
+            (([x],), "input is a list"),
+            ((None,), "input is a NoneType"),
+            ((), "1 tensor is expected"),
+            ((x, x), "1 tensor is expected"),
+            ((x.half(),), r"Convert it: \.to\(torch\.float32\)"),
+        ):
+            with pytest.raises(ModelError, match=says):
+                fast(*inputs)
+        for rate in (-1.0, float("nan"), float("inf"), "5 MB/s"):
+            with pytest.raises(UserError, match="a bandwidth is in bytes per second"):
+                fast.explain(rate)
+        turned = x.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+        check(fast(turned), expected)
+
+
+def test_a_model_in_training_mode_with_dropout_in_half_precision_answers_as_it_does_in_evaluation(home, monkeypatch):
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.Conv2d(3, 4, 3, padding=1),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Dropout(),
+        torch.nn.Conv2d(4, 2, 3),
+    ]
+    net, x = torch.nn.Sequential(*layers).half().train(), torch.randn(2, 3, 9, 7).half()
+    with fast_of(home, net, x) as fast, torch.no_grad():
+        fast.bytes_per_s = 1e8
+        (got,) = fast(x)
+        assert "local-2" in fast.stats.answers[-1].by
+        assert net.training
+        assert torch.allclose(got, net.eval()(x), atol=1e-2)
+
+
+def test_requests_of_several_threads_are_answered_one_after_the_other(home):
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    answers = []
+    with fast_of(home, net, x) as fast:
+        threads = [threading.Thread(target=lambda: answers.append(fast(x))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert len(answers) == 3
+    for answer in answers:
+        check(answer, expected)
+
+
+def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twice(home):
+    net, x = family("vgg")
+    fast = fast_of(home, net, x)
+    fast.bytes_per_s = 1e8
+    fast(x)
+    fast.bytes_per_s = 1e8
+    said = repr(fast)
+    assert "Accelerated: local-1 with local-2" in said
+    assert f"{units.rate(1e8)}, as transfers have shown" in said
+    assert "local-2 computes" in said
+    assert "1 request, typically" in said
+    fast.bytes_per_s = 0.0
+    assert "local-1 answers alone" in repr(fast)
+    assert fast._repr_html_().count("<svg") == 1
+    fast.close()
+    fast.close()
+    assert "closed" in repr(fast)
+    for use in (lambda: fast(x), fast.__enter__, lambda: fast.like("device")):
+        with pytest.raises(HomeError, match="closed"):
+            use()
+    assert fast.stats.requests == 1
+
+
+def test_it_can_be_closed_after_its_home(fresh_home):
+    net, x = family("vgg")
+    fast = Fast(fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task())
+    fresh_home.close()
+    fast.close()
+    assert not fast._upkeep.thread.is_alive()

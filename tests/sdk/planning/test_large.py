@@ -1,0 +1,122 @@
+"""Homes of many devices: an end by any clock, work that grows slowly, and no plan of others that is better."""
+
+from dataclasses import replace
+
+import pytest
+
+from potluck.bench.large_homes import KINDS, NETWORKS, WORKLOADS, LargeHome
+from potluck.planning import check_plan, make_plans
+from potluck.planning.bounds.latency import quick_bound_s
+from potluck.planning.planner import rivals
+from potluck.planning.registry import RIVALS
+from potluck.planning.search import anytime
+from potluck.planning.search import work_budget as tally_module
+from potluck.planning.search.anytime import Board, search
+from potluck.planning.search.subset_dp import SubsetSearch
+from potluck.planning.search.work_budget import Late, MeteredTable, Tally, given_s, in_time
+from potluck.simulate.cost import CostTable
+from potluck.simulate.direct import Direct
+
+ENOUGH_S = 0.3  # counted
+
+
+def small(home, n_layers=8, batch=16):
+    """A home of many devices with a model of few layers."""
+    problem = home.problem()
+    costs = {name: rows[:n_layers] for name, rows in problem.costs.items()}
+    workload = replace(problem.workload, batch=min(problem.workload.batch, batch))
+    return replace(problem, layers=problem.layers[:n_layers], costs=costs, workload=workload)
+
+
+def labels_of(n_devices):
+    """Counted seconds of one search over groups of alike devices, without a limit."""
+    problem = small(LargeHome(n_devices, "alike", "switch", "training", 0))
+    tally = Tally()
+    SubsetSearch(CostTable(problem), 2, range(9), beam=60, tally=tally).run()
+    return tally()
+
+
+def test_the_search_over_alike_devices_grows_like_a_polynomial():
+    """States are how many are taken, not which: squared with the devices, times the sizes of groups."""
+    few, many = labels_of(12), labels_of(48)
+    assert 0 < many <= few * (48 / 12) ** 3
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
+    """Every look at the clock takes a second: a hundred looks are all there is."""
+    problem = small(LargeHome(64, "alike", network, "training", 1))
+    looks = iter(range(10**9))
+    best = make_plans(problem, clock=lambda: float(next(looks)), budget_s=100.0).best
+    check_plan(best, problem)
+    assert next(looks) < 200
+    alone_s = min(Direct(problem).run(plan).latency_s for plan in rivals(problem, CostTable(problem)))
+    assert quick_bound_s(problem) <= best.latency_s <= alone_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [24, 64])
+def test_what_is_counted_ends_the_search(n, kind):
+    problem = small(LargeHome(n, kind, "sites", "streaming", 2))
+    table, tally = CostTable(problem), Tally()
+    board = Board(problem, table, Direct(problem, table), tally=tally)
+    search(board, (), lambda: tally() >= ENOUGH_S)
+    assert board.scores
+    assert ENOUGH_S <= tally() < 2 * ENOUGH_S  # the last piece of work goes beyond
+
+
+def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
+    problem, made = small(LargeHome(24, "alike", "switch", "training", 2)), []
+    table = CostTable(problem)
+
+    def passes(_board, _sizes, efforts):
+        made.extend((effort.n_cuts, effort.pipelines_only) for effort in efforts)
+        return iter(())
+
+    monkeypatch.setattr(anytime, "_passes", passes)
+    monkeypatch.setattr(anytime, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked"))
+    search(Board(problem, table, Direct(problem, table)), borrow=False)
+    assert len(made) == len(set(made)) == len(anytime.EFFORTS)
+
+
+def test_without_a_clock_the_outcome_is_always_the_same(monkeypatch):
+    monkeypatch.setattr(tally_module, "GIVEN_S", ENOUGH_S)
+    problem = small(LargeHome(24, "mixed", "sites", "single", 3))
+    assert make_plans(problem).best == make_plans(problem).best
+
+
+def test_more_devices_get_more_work():
+    homes = [LargeHome(n, "alike", "wifi", "single", 0).problem() for n in (24, 64)]
+    assert given_s(homes[0]) < given_s(homes[1]) < 8 * given_s(homes[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(("kind", "network", "seed"), [
+    ("alike", "switch", 4), ("two kinds", "sites", 5), ("mixed", "sites", 6), ("mixed", "wifi", 7),
+])  # fmt: skip
+def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, workload):
+    problem = small(LargeHome(24, kind, network, workload, seed), n_layers=12)
+    table = CostTable(problem)
+    direct, best = Direct(problem, table), make_plans(problem).best
+    for name, planner in RIVALS.items():
+        steps = iter(range(2000))
+        plans = in_time(planner, problem, Tally(), lambda steps=steps: next(steps, None) is None)
+        least_s = min((direct.run(plan).latency_s for plan in plans[:8]), default=float("inf"))
+        assert best.latency_s <= least_s * (1 + 1e-6), name
+
+
+@pytest.mark.parametrize("name", ["asteroid", "dora", "dapple"])
+def test_a_planner_that_knows_no_clock_is_ended(name):
+    problem, tally = small(LargeHome(64, "alike", "switch", "training", 8)), Tally()
+    in_time(RIVALS[name], problem, tally, lambda: tally() > 0.05)
+    assert 0.05 < tally() < 0.06
+
+
+def test_a_metered_table_tells_the_same_until_time_is_up():
+    problem = small(LargeHome(24, "mixed", "wifi", "training", 9))
+    table, tally = CostTable(problem), Tally()
+    metered = MeteredTable(problem, tally, lambda: tally() > 0)
+    assert metered.forward_s("d3", 1, 4, 8) == table.forward_s("d3", 1, 4, 8)
+    with pytest.raises(Late):
+        sum(metered.backward_s("d3", 1, 4, 8) for _ in range(1000))

@@ -1,0 +1,70 @@
+"""Plans ranked by what an order of their transfers makes of them."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from tests.sdk.planning.homes import random_home
+
+from potluck.contention.transfer_order import in_turns
+from potluck.errors import UserError
+from potluck.planning import make_plans
+from potluck.planning.api import solve
+from potluck.planning.evaluate import compile_plan
+from potluck.planning.rerank import N_PLANS, put_in_order
+from potluck.records import Inference, QoE, Training
+from potluck.simulate.predict import foretell
+
+
+def congested(seed, workload=None):
+    return random_home(seed, workload or Training(batch=8, micro_batch=2), devices=4, layers=5, capacity=2e4)
+
+
+def ways(plan):
+    return plan.stages, plan.micro_batch
+
+
+def step_s(problem, plan):
+    """The steady time of a step of the plan's programs as they are deployed."""
+    programs = in_turns(compile_plan(problem, plan), problem)
+    return median(foretell(programs, problem).step_s)
+
+
+def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
+    problem = congested(30)
+    before, after = make_plans(problem), make_plans(problem, turns=True)
+    assert ways(after.best) != ways(before.best)
+    assert {ways(plan) for plan in after} == {ways(plan) for plan in before}
+    looked_at = [plan for plan in before[:N_PLANS] if ways(plan) in {ways(other) for other in after[:N_PLANS]}]
+    foretold_s = {ways(plan): step_s(problem, plan) for plan in looked_at}
+    assert [plan.latency_s for plan in after[:N_PLANS]] == pytest.approx(sorted(foretold_s.values()))
+    assert after.best.latency_s < foretold_s[ways(before.best)]
+    assert after.best.energy_j == pytest.approx(sum(after.best.device_energy_j.values()))
+    assert after.best.gap_frac is None  # what is certified is one step alone
+
+
+def test_a_plan_that_would_break_a_limit_step_after_step_goes():
+    problem = congested(30)
+    plans = list(make_plans(problem))
+    slow = max(put_in_order(problem, plans)[:N_PLANS], key=lambda pair: pair[1].latency_s)
+    limit = QoE(latency_s=0.999 * slow[1].latency_s)
+    left = [ways(plan) for plan, _ in put_in_order(replace(problem, qoe=limit), plans)]
+    assert ways(slow[0]) not in left
+    assert len(left) >= len(plans) - N_PLANS
+
+
+def test_limits_that_no_plan_holds_step_after_step_leave_plans_as_they_were_judged():
+    problem = replace(congested(30), qoe=QoE(energy_j=1e-6))
+    plans = list(make_plans(congested(30)))[:N_PLANS]
+    assert put_in_order(problem, plans) == [(plan, plan) for plan in plans]
+
+
+def test_requests_that_stream_are_left_as_they_are():
+    problem = congested(30, Inference(batch=4, streaming=True))
+    plans = list(make_plans(problem))
+    assert [plan for _, plan in put_in_order(problem, plans)] == plans
+
+
+def test_other_planners_know_no_turns():
+    with pytest.raises(UserError, match=r"not what 'dora' plans"):
+        solve(congested(30), "dora", turns=True)

@@ -1,0 +1,91 @@
+"""Small homes of every kind: our plans against brute force over all rows, orders and depths, and every rival's."""
+
+from itertools import islice
+from math import inf
+
+import pytest
+from tests.sdk.planning.homes import every_plan
+
+from potluck.bench import small_homes
+from potluck.bench.optimality import best_s, measure
+from potluck.errors import Infeasible
+from potluck.planning import make_plans
+from potluck.planning.evaluate import judge
+from potluck.planning.feasibility import breaches
+from potluck.planning.registry import RIVALS
+from potluck.planning.search.local_search import fits
+from potluck.simulate.cost import CostTable
+from potluck.simulate.direct import Direct
+
+SMALL = {"devices": 3, "layers": 4}
+LARGER = {"devices": 4, "layers": 7}
+
+
+def ours_s(problem, **options):
+    try:
+        best = make_plans(problem, **options).best
+    except Infeasible:
+        return inf
+    assert not breaches(problem, judge(problem, best))
+    return best.latency_s
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", small_homes.KINDS)
+def test_our_own_search_is_within_1_percent_of_brute_force(kind, seed):
+    """Of the plans that memory holds by the closed form and as simulated."""
+    problem = small_homes.draw(kind, f"brute force {seed}", SMALL)
+    table = CostTable(problem)
+    plans = (plan for plan in every_plan(problem) if fits(table, plan, plan.stages))
+    assert ours_s(problem, borrow=False) <= best_s(problem, Direct(problem, table), plans) * 1.01
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_home_is_infeasible_only_if_no_plan_at_all_holds_when_simulated(seed):
+    problem = small_homes.draw("tight", f"infeasible {seed}", SMALL)
+    simulator = Direct(problem)
+    assert (ours_s(problem) == inf) == (best_s(problem, simulator, every_plan(problem)) == inf)
+
+
+@pytest.mark.parametrize("seed", [*range(6), 18, 19, 21, 24, 34, 37, 39])
+@pytest.mark.parametrize("kind", ["tight", "latency", "batch"])
+def test_is_never_worse_than_any_rival_with_and_without_their_plans(kind, seed):
+    problem = small_homes.draw(kind, f"0/{seed}", LARGER)
+    table = CostTable(problem)
+    simulator = Direct(problem, table)
+    with_theirs, without = ours_s(problem), ours_s(problem, borrow=False)
+    for name, planner in RIVALS.items():
+        plans = sorted(islice(planner(problem, table), 4000), key=lambda plan: plan.latency_s or inf)[:24]
+        theirs = best_s(problem, simulator, plans)
+        assert with_theirs <= theirs * (1 + 1e-6), name
+        assert without <= theirs * 1.01, name
+
+
+@pytest.mark.parametrize("kind", small_homes.KINDS)
+def test_the_kinds_of_homes_are_what_they_say(kind):
+    problems = [small_homes.draw(kind, str(seed), LARGER) for seed in range(30)]
+    assert problems[0] == small_homes.draw(kind, "0", LARGER)
+    paths = [(p.network.path(a, b), p.network.path(b, a)) for p in problems for a, b in p.network.paths]
+    rates = [max(p.network.bandwidth(a, b) / p.network.bandwidth(b, a) for a, b in p.network.paths) for p in problems]
+    if kind == "tight":
+        assert any(ours_s(problem) == inf for problem in problems)
+        assert any(len({device.memory_bytes for device in problem.devices}) > 1 for problem in problems)
+    if kind == "asymmetric":
+        assert max(rates) > 10
+    if kind == "latency":
+        assert max(path.latency_s for path, _ in paths) > 0.5
+    if kind == "batch":
+        costs = [layer for problem in problems for layers in problem.costs.values() for layer in layers]
+        gains = [layer.forward_s[0] * layer.rows[-1] / layer.forward_s[-1] for layer in costs]
+        assert min(gains) < 1 < max(gains)
+    if kind == "powerline":
+        assert all(any(medium.name == "powerline" for medium in problem.network.media) for problem in problems)
+    if kind == "far":
+        assert all(any(medium.name == "site 0 up" for medium in problem.network.media) for problem in problems)
+
+
+def test_the_bench_reports_what_it_found():
+    row = measure("tight", "0/1", {"devices": 3, "layers": 4, "judged": 50, "rejudged": 4, "candidates": 100})
+    assert row.kind == "tight"
+    assert set(row.rivals_s) == set(RIVALS)
+    assert row.known_s == min(row.optimum_s, *row.rivals_s.values())

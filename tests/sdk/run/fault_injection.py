@@ -1,0 +1,161 @@
+"""Killing one process of a home at a chosen instruction: when the notebook says something, and so many events later.
+
+`python -m tests.sdk.run.fault_injection MOMENT AFTER LINKS` is a notebook that is killed itself, in the middle of a
+switch.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.sdk.lab.homes import write_home
+from tests.sdk.run.test_switching import FOREVER, A, B, C, make_data, make_model, open_lab, plan_of
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.errors import PotluckError
+from potluck.sessions.events import Received, Send
+from potluck_wire.messages import Commit, Execute, Message, Prepare
+
+AGENT_SIDE = Path(__file__).parent / "strike"
+NAMES = A, B, C
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When the notebook first sends such a message."""
+
+    kind: type[Message]
+    epoch: int
+    program: str = ""
+
+    def has_come(self, action):
+        if not isinstance(action, Send) or not isinstance(action.message, self.kind):
+            return False
+        return action.message.epoch == self.epoch and getattr(action.message, "program", "") == self.program
+
+
+DEPLOYING = {
+    "loading": Moment(Prepare, 0),
+    "committing the first plan": Moment(Commit, 0),
+    "sending weights": Moment(Execute, 0, "push"),
+}
+TRAINING = {
+    "training": Moment(Execute, 0, "train"),
+    "loading the bridge": Moment(Prepare, 1),
+    "loading shadows": Moment(Prepare, 2),
+    "going to the bridge": Moment(Execute, 1, "move"),
+    "fetching": Moment(Execute, 2, "fetch"),
+    "training on the bridge": Moment(Execute, 1, "train"),
+    "following": Moment(Execute, 2, "follow"),
+    "loading the new plan": Moment(Prepare, 3),
+    "going over": Moment(Execute, 3, "move"),
+    "committing": Moment(Commit, 3),
+    "training on the new plan": Moment(Execute, 3, "train"),
+}
+REQUESTS = {
+    "answering": Moment(Execute, 0, "infer"),
+    "loading the new plan": Moment(Prepare, 1),
+    "copying": Moment(Execute, 1, "move"),
+    "committing": Moment(Commit, 1),
+    "answering by the new plan": Moment(Execute, 1, "infer"),
+}
+
+
+def watch(home, moment, strike, after=0):
+    """Call `strike()` before the notebook does what it does at that moment, or so many messages to it later."""
+    controller = home._link._controller
+    handle, left = type(controller).handle, None
+
+    def watched(event, now_s):
+        nonlocal left
+        actions = handle(controller, event, now_s)
+        if left is None and any(moment.has_come(action) for action in actions):
+            left = after
+        elif left is not None and left > 0:
+            left -= isinstance(event, Received)
+        if left == 0:
+            left = -1
+            strike()
+        return actions
+
+    controller.handle = watched
+
+
+class Strike:
+    """At `moment`, and `after` more events of its agent, `whom` ("agent" or "worker") of `device` is killed."""
+
+    def __init__(self, home, moment, device, whom, after):
+        self.device, self.whom, self._agents = device, whom, home._lab.agents
+        self._folder, self._home = home._lab.agents.directory / device, home
+        self._order = f"{whom} {after + 1}"
+        watch(home, moment, self._give_order)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.mend()
+
+    def _give_order(self):
+        """The agent must not read it half written."""
+        (self._folder / "order").write_text(self._order)
+        (self._folder / "order").rename(self._folder / "strike")
+
+    @property
+    def struck(self):
+        return (self._folder / "struck").exists()
+
+    def mend(self):
+        """Bring back who was killed, or has died of something else."""
+        self._home._link._controller.__dict__.pop("handle", None)
+        (self._folder / "strike").unlink(missing_ok=True)
+        if self.struck:
+            (self._folder / "struck").unlink()
+            if self.whom == "agent":
+                self._agents.process(self.device).wait(PATIENCE_S)
+        if self._agents.process(self.device).poll() is not None:
+            self._agents.restart(self.device)
+        while self.device not in self._home.devices.ready:  # the link may not have noticed yet that it is gone
+            try:
+                self._home.devices.need([self.device])
+            except PotluckError:
+                continue
+
+
+def open_home(links, folder):
+    """Three devices, joined by user-space links or by namespaces."""
+    if links == "plain":
+        return open_lab()
+    return potluck.Home.lab(write_home(folder, devices=NAMES), links=links)
+
+
+def main(name, after, links, folder):
+    """Train and switch; at the moment, and so many messages later, be gone."""
+    home = open_home(links, Path(folder))
+    agents = home._lab.agents
+    sys.stdout.write(f"{agents.directory} {' '.join(str(agents.process(n).pid) for n in NAMES)}\n")
+    sys.stdout.flush()
+    watch(home, {**DEPLOYING, **TRAINING}[name], lambda: os.kill(os.getpid(), signal.SIGKILL), int(after))
+    model = make_model()
+    run = home.deploy(plan_of(model, "ab"), model).wait()
+    run.fit(make_data(), epochs=FOREVER)
+    run.switch(plan_of(model, "abc")).wait()
+    run.fit(make_data(), epochs=FOREVER).wait()
+
+
+def family_of(pids):
+    """These processes and all that they have started, of those that have not ended yet."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
