@@ -33,6 +33,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 dev: $(VENV)/torch
 	$(PIP) install --editable ".[dev]"

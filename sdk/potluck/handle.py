@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from potluck import shown
 from potluck.optional import missing
 
 T = TypeVar("T")
@@ -198,14 +199,10 @@ class Handle(Generic[T]):
         if self.done and not self._failed:
             render = getattr(self._future.result(), "_repr_html_", None)
             return render() if render else None
-        from potluck.display import html
-
-        return html.words(repr(self)) if self.done else html.progress(self._title, *self.progress)
+        return shown.words(repr(self)) if self.done else shown.progress_bar(self._title, *self.progress)
 
     def _ipython_display_(self) -> None:
-        from potluck.display import progress  # the last line of a cell: first how far it is, in the end its result
-
-        progress.show(self)
+        shown.show_in_cell(self)
 
     @property
     def _failed(self) -> bool:
@@ -217,13 +214,7 @@ def resolved(value: "Handle[T] | T") -> T:
     return value.wait() if isinstance(value, Handle) else value
 
 
-def _attach_default(handle: Handle[Any]) -> None:
-    from potluck.display import progress  # shows something in notebooks and terminals, nothing elsewhere
-
-    progress.attach(handle)
-
-
-_attach: Callable[[Handle[Any]], None] | None = _attach_default
+_attach: Callable[[Handle[Any]], None] | None = shown.watch
 
 
 def show_with(attach: Callable[[Handle[Any]], None] | None) -> None:

@@ -12,6 +12,7 @@ from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
 from potluck.sessions.link import Keys, Link
 from potluck.sessions.members import Member, Members
+from potluck.shown import Shown
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
@@ -31,7 +32,7 @@ DISCOVER_S = 3.0  # 0.1 s on one machine; a phone with a sleeping radio answers 
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
 
 
-class Home:
+class Home(Shown):
     """The devices of one home, and this notebook's connection to each. Close it, or use it as a context manager.
 
     Parameters
@@ -367,6 +368,11 @@ class Home:
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
     def close(self) -> None:
         """Say goodbye to every device and end local agents; safe to call twice."""
         if self._closed:
@@ -386,8 +392,3 @@ class Home:
 
     def __repr__(self) -> str:
         return "<Home, closed>" if self._closed else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.words(repr(self)) if self._closed else self._members._repr_html_()

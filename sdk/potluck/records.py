@@ -3,7 +3,7 @@
 Device, Medium, Path, Network: the home. Layer, LayerCost: the model and what it costs where. Training, Inference, QoE,
 Problem: what is asked. Stage, Plan: the answer. Tensor, Segment: a cut model's pieces. Event, Trace: what a plan did,
 predicted or measured.
-Pure: the standard library only. In notebooks, records show themselves through `display.html`, imported when asked.
+Pure: the standard library only. In notebooks, records show themselves: see `shown.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,9 @@ from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from potluck import shown
 from potluck.errors import PlanError, UserError
+from potluck.shown import Shown
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
@@ -277,7 +279,7 @@ class QoE:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Shown):
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
     `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
@@ -330,11 +332,6 @@ class Problem:
                 return device
         raise UserError(f"There is no device {name!r}; this home has {', '.join(d.name for d in self.devices)}.")
 
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.profile(self)
-
 
 def _check_edges(layers: Sequence[Layer]) -> None:
     """Raise `UserError` unless every edge leads to later layers, and every layer but the last has one."""
@@ -380,7 +377,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Shown):
     """Which layers where, in what shares: a document to read, edit and post back.
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are taken in micro-batches
@@ -435,20 +432,11 @@ class Plan:
 
     def explain(self) -> "Explanation":
         """Why these devices, what holds the plan up, and what would help."""
-        from potluck.planning.explain import explain
-
-        return explain(self)
+        return shown.explanation(self)
 
     def save(self, path: Any) -> None:
         """Write it as text to read, edit and load again with `potluck.load_plan`."""
-        from potluck.planning.api import save_plan
-
-        save_plan(self, path)
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.plan(self, self.problem)
+        shown.save_plan(self, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,7 +496,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Shown):
     """What happened, predicted or measured; time 0 is the start of the first step.
 
     `step_s`: each step (or request) from its start, or from the end of the one before where that was later: of a
@@ -541,8 +529,3 @@ class Trace:
     def whole_s(self) -> tuple[float, ...]:
         """Seconds of each step from its first event to its last, whatever else is under way meanwhile."""
         return tuple(stop_s - start_s for start_s, stop_s in self.spans)
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.trace(self)

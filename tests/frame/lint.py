@@ -27,36 +27,12 @@ PRINTS = {
     "sdk/potluck/lab/relay.py": "a process of its own, which reports over its standard output",
     "sdk/potluck/bench/ranks.py": "a process of its own, which reports over its standard output",
 }
-STARTS_AGENTS = {
-    "sdk/potluck/lab/local_agents.py": "starts agents on this machine",
-    "sdk/potluck/bench/interpreter.py": "measures the agent's interpreter against eager torch",
-    "sdk/potluck/testing/worker.py": "starts an agent whose worker was taken over",
-    "sdk/potluck/bench/split_lab.py": "measures a divided request in the agent's interpreter",
-}
 WALL_TIME = {
     "sdk/potluck/display/": "shows dates to people",
     "sdk/potluck/bench/": "dates a report",
     "device_agent/potluck_agent/keys.py": "notes when a peer was paired, for people",
     "sdk/potluck/discover/keyring.py": "notes when a device was paired, for people",
 }
-
-# The house of the SDK from the ground up: on loading, a folder imports what stands below it or beside it on its floor.
-# What a value shows of itself (`_repr_html_`, `explain`) may be asked for further up, when it is asked for.
-FLOORS = (
-    {"errors", "units", "handle", "optional"},
-    {"records", "sessions", "samples", "cli"},
-    {"graph", "discover"},
-    {"schedule"},
-    {"simulate"},
-    {"contention"},
-    {"planning"},
-    {"profile"},
-    {"lab"},
-    {"run"},
-    {"offload"},
-    {"home", "display"},
-    {"bench", "commands", "testing"},
-)
 
 # Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write files).
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "msgpack_numpy"}
@@ -148,45 +124,6 @@ def _ends(dotted: str) -> bool:
     return dotted not in SAFE and any(dotted == ending or dotted.endswith(f".{ending}") for ending in UNSAFE_ENDINGS)
 
 
-def arrows(path: str, source: str) -> list[str]:
-    """potluck -> potluck_wire <- potluck_agent, and nothing else but what starts agents."""
-    package = path.split("/")[1]
-    allowed = {
-        "potluck_wire": {"potluck_wire"},
-        "potluck_agent": {"potluck_agent", "potluck_wire"},
-        "potluck": {"potluck", "potluck_wire"},
-    }[package]
-    if path in STARTS_AGENTS:
-        allowed = allowed | {"potluck_agent"}
-    found = []
-    for line, name in _imports(_tree(source)):
-        target = name.split(".")[0]
-        if target in ("potluck", "potluck_agent", "potluck_wire") and target not in allowed:
-            found.append(f"{path}:{line}: {package} imports {name}")
-    return found
-
-
-def floors(path: str, source: str) -> list[str]:
-    """The folders of the SDK import downwards."""
-    floor = {name: level for level, names in enumerate(FLOORS) for name in names}
-    package, room = path.removesuffix(".py").split("/")[1:3]
-    if package != "potluck" or room.startswith("__"):
-        return []
-    tree = _tree(source)
-    later = {
-        line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    found = []
-    for line, name in _imports(tree):
-        target = name.split(".")[1] if name.startswith("potluck.") else room
-        if line not in later and floor.get(target, 0) > floor[room]:
-            found.append(f"{path}:{line}: {room} imports {name}, which stands above it")
-    return found
-
-
 def pure(path: str, source: str) -> list[str]:
     """No sockets, files, clocks, threads, prints or global random state in the pure packages."""
     if not is_pure(path):
@@ -248,5 +185,5 @@ def bare(path: str, source: str) -> list[str]:
     return found
 
 
-RULES = (unsafe, arrows, floors, pure, long, prints, wall_time, bare)
-EXCUSES = (LONG, PRINTS, STARTS_AGENTS, WALL_TIME)
+RULES = (unsafe, pure, long, prints, wall_time, bare)
+EXCUSES = (LONG, PRINTS, WALL_TIME)

@@ -45,18 +45,6 @@ PLANTED = {
         (AGENT, "import subprocess\nsubprocess.run(text, shell=True)"),
         (AGENT, "import os\nos.system(text)"),
     ],
-    lint.arrows: [
-        (WIRE, "import potluck_agent"),
-        (WIRE, "from potluck import errors"),
-        (AGENT, "import potluck.records"),
-        (AGENT, "def f():\n    from potluck.errors import PotluckError"),
-        (SDK, "from potluck_agent.core.machine import Core"),
-    ],
-    lint.floors: [
-        (PLAN, "from potluck.run.run import Run"),
-        (PLAN, "from potluck import display"),
-        (SDK, "import potluck.home"),
-    ],
     lint.pure: [
         (PLAN, "import time"),
         (PLAN, "def f():\n    import socket"),
@@ -82,15 +70,12 @@ PLANTED = {
 INNOCENT = [
     (AGENT, "import re\nre.compile('x')"),
     (AGENT, "module.eval()"),
-    (PLAN, "def f():\n    from potluck.display import html"),
     (AGENT, "import json\njson.load(f)"),
     (AGENT, "from safetensors.torch import load\nload(b)"),
     (AGENT, "import time\ntime.monotonic()"),
     (PLAN, "import random\nrandom.Random(1).random()"),
     (PLAN, "def plan(problem, rng):\n    return rng.random()"),
     (SDK, "x = 1\n" * 400),
-    (SDK, "from potluck_wire.frames import encode"),
-    ("sdk/potluck/lab/local_agents.py", "import potluck_agent"),
     ("sdk/potluck/commands/x.py", "print(1)"),
 ]
 SAMPLES = [(rule, *sample) for rule, samples in PLANTED.items() for sample in samples]

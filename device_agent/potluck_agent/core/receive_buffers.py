@@ -8,8 +8,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from potluck_agent.allocator import Allocator, ArenaFull
 from potluck_agent.core.events import Action, Buffer, Span, Store, ToPeer
-from potluck_agent.worker.arena import Allocator, ArenaFull
 from potluck_wire.chunks import Account, Assembly
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import WINDOW_BYTES

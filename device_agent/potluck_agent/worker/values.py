@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from potluck_agent.worker.arena import Allocator, Arena, ArenaFull
+from potluck_agent.allocator import Allocator, ArenaFull
+from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.limits import MAX_WORKER_ITEMS
 from potluck_wire.tensors import nbytes

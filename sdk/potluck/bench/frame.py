@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from potluck import units
 from potluck.bench import BENCHES
 from potluck.display import text as texts
-from potluck.display import units
 from potluck.display.tables import Table
 from potluck.errors import UserError
 

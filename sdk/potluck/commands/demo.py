@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import potluck
-from potluck import handle
-from potluck.display import chart, chrome, html, progress, tables, text, timeline, units
+from potluck import handle, units
+from potluck.display import chart, chrome, html, progress, tables, text, timeline
 from potluck.display.png import save_png
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.records import Plan, Trace

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from potluck.display import axes, units
+from potluck import units
+from potluck.display import axes
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Scene, Text, legend
 from potluck.records import Plan

@@ -1,6 +1,6 @@
 """What the tables of an explanation say: where a plan's time goes, and what would help. Pure."""
 
-from potluck.display import units
+from potluck import units
 from potluck.display.tables import Bar, Table
 from potluck.planning.explain import Explanation
 from potluck.planning.plans import order_notes

@@ -6,7 +6,8 @@ Pure: records in, a `Scene` or a `Table` out.
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from potluck.display import axes, timeline, units
+from potluck import units
+from potluck.display import axes, timeline
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, legend
 from potluck.display.tables import Bar, Table

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from potluck.display import units
+from potluck import units
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 
 

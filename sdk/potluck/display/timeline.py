@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
-from potluck.display import axes, units
+from potluck import units
+from potluck.display import axes
 from potluck.display.axes import Scale
 from potluck.display.scene import ON_COLOUR, Item, Line, Rect, Scene, Text, fitting, legend, text_width
 from potluck.display.tables import one_of, step_s

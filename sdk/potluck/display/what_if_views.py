@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from potluck.display import units
+from potluck import units
 from potluck.display.axes import Scale
 from potluck.display.chart import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, frame
 from potluck.display.scene import Dot, Item, Line, Scene, Text, legend

@@ -17,6 +17,7 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Line, line
 from potluck.graph.partition.layers import Layers, layers
+from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
@@ -34,7 +35,7 @@ MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs 
 _NO_LOSS = "this model has no loss, so it cannot be trained. Pass loss= to from_torch."
 
 
-class Model:
+class Model(Shown):
     """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`."""
 
     def __init__(
@@ -343,11 +344,6 @@ class Model:
         training = f", {len(self.layers(True))} in training" if self.trains else ""
         name = self.kinds()[0] if self._net is None else type(self._net).__name__
         return f"<Model {name}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.layers(self.layers(self.trains), repr(self).strip("<>"))
 
 
 def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -> ModelError:

@@ -37,6 +37,7 @@ from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
+from potluck.shown import Tabular
 from potluck.simulate.cost import energy_j
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ LATE = 1.5  # times what it should take, until the device begins to answer alone
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
 
-class Fast:
+class Fast(Tabular):
     """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager."""
 
     def __init__(
@@ -298,7 +299,8 @@ class Fast:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _state(self) -> str:
+    @property
+    def state(self) -> str:
         """Why nobody helps, where nobody does."""
         if self._closed.is_set():
             return "closed"
@@ -306,18 +308,6 @@ class Fast:
         return (
             "" if self.is_helped else f"{' and '.join(self.helpers)} cannot help now{why}: {self.device} answers alone"
         )
-
-    def __repr__(self) -> str:
-        from potluck.display import offload_views, text
-
-        return text.render(offload_views.at_work(self.explain(), self.stats, self._state()))
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html, offload_views, text
-
-        account = self.explain()
-        content = offload_views.at_work(account, self.stats, self._state())
-        return html.fragment("fast", text.render(content), offload_views.rows(account).svg(), html.table(content))
 
 
 def _in_order(inputs: tuple[Any, ...], named: dict[str, Any], arguments: Arguments) -> tuple[Any, ...]:

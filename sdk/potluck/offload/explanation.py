@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from potluck.offload.plan.problem import Operator
 from potluck.records import Trace
+from potluck.shown import Pictured
 
 Interval = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Account(Pictured):
     """A way to answer, by operator. `rows[device][place]`: the rows of operator `place` that it computes.
 
     `predicted` is one request by the simulator, at `bytes_per_s` between the device and its helpers. `notes` say what
@@ -36,20 +36,3 @@ class Account:
     def latency_s(self) -> float:
         """How long the request should take."""
         return max(self.predicted.step_s)
-
-    def save(self, path: str | Path) -> Path:
-        """Write the picture as a file: .png, .svg, or .html with the table."""
-        from potluck.display import html, offload_views
-
-        return html.save_picture(path, offload_views.picture(self), self._repr_html_())
-
-    def __repr__(self) -> str:
-        from potluck.display import offload_views, text
-
-        return text.render(offload_views.divided(self))
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html, offload_views, text
-
-        content = offload_views.divided(self)
-        return html.fragment("account", text.render(content), offload_views.picture(self).svg(), html.table(content))

@@ -91,7 +91,7 @@ class SplitCase:
 
     def request(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """The input of a request by its name. Raises ModelError, UserError where it is not as the example was."""
-        from potluck.display import units
+        from potluck import units
 
         rows = self.model.check_inputs(*inputs)
         if rows != self.batch:

@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import median
 
+from potluck.shown import Tabular
+
 ALONE, SHARED = "alone", "shared"
 
 
@@ -41,8 +43,8 @@ class Searched:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Stats(Tabular):
     """All requests so far, the oldest first. `searched`: None where all ways to share have been searched for."""
 
     answers: tuple[Answer, ...] = ()
@@ -88,15 +90,3 @@ class Stats:
         """The median of |predicted - measured| / measured, fallbacks left out."""
         errors = [abs(a.predicted_s - a.latency_s) / a.latency_s for a in self.answers if not a.fallback]
         return median(errors) if errors else None
-
-    def __repr__(self) -> str:
-        from potluck.display import offload_views, text
-
-        return text.render(offload_views.stats(self))
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html, offload_views, text
-
-        content = offload_views.stats(self)
-        pictures = [offload_views.over_time(self).svg()] if self.requests > 1 else []
-        return html.fragment("stats", text.render(content), *pictures, html.table(content))

@@ -14,6 +14,7 @@ from potluck.offload.plan.problem import Sharing
 from potluck.offload.plan.split import Split, Splitter
 from potluck.offload.sides import sharing_in
 from potluck.profile.library import HomeSpec, load_home
+from potluck.shown import Pictured
 
 if TYPE_CHECKING:
     from potluck.graph import Model
@@ -32,8 +33,8 @@ class Point:
     others: Mapping[str, Split]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prospect:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Prospect(Pictured):
     """What sharing a request comes to at several bandwidths; shows itself as a chart and a table.
 
     `splitter` answers for any other bandwidth: `share(bytes_per_s)`, `front(bytes_per_s)`.
@@ -48,26 +49,6 @@ class Prospect:
     def front(self, bytes_per_s: float, n: int = 8) -> tuple[Split, ...]:
         """From the fastest split at this bandwidth to the one with the fewest joules of the device."""
         return self.splitter.front(bytes_per_s, n)
-
-    def save(self, path: str | Path) -> Path:
-        """Write the picture as a file: .png, .svg, or .html with the table."""
-        from potluck.display import html
-        from potluck.display import what_if_views as prospect
-
-        return html.save_picture(path, prospect.chart(self), self._repr_html_())
-
-    def __repr__(self) -> str:
-        from potluck.display import text
-        from potluck.display import what_if_views as prospect
-
-        return text.render(prospect.table(self))
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html, text
-        from potluck.display import what_if_views as prospect
-
-        content = prospect.table(self)
-        return html.fragment("prospect", text.render(content), prospect.chart(self).svg(), html.table(content))
 
 
 def prospect(

@@ -16,6 +16,7 @@ from potluck.planning.planner import make_plans
 from potluck.planning.plans import preference
 from potluck.planning.search import candidates
 from potluck.records import HOME, Event, Network, Plan, Problem, Trace, Training
+from potluck.shown import Tabular
 from potluck.simulate import cost
 from potluck.simulate.spans import union_s
 
@@ -39,7 +40,7 @@ class Prospect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Explanation:
+class Explanation(Tabular):
     """Where the time goes, per device and per medium (the part of the step that it carries data), and what would help.
 
     `bottleneck` names the device or medium that is busy the longest, `bottleneck_frac` of the step. `alone`: the best
@@ -54,16 +55,6 @@ class Explanation:
     alone: Mapping[str, Plan]
     unused: Mapping[str, str]
     prospects: tuple[Prospect, ...]
-
-    def __repr__(self) -> str:
-        from potluck.display import text
-
-        return text.explanation(self)
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.explanation(self)
 
 
 def explain(plan: Plan, *, prospects: bool = True) -> Explanation:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import overload
 
 from potluck.records import Plan, Problem
+from potluck.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
-class Plans(Sequence[Plan]):
+class Plans(Shown, Sequence[Plan]):
     """All plans that hold the limits, best first."""
 
     items: tuple[Plan, ...]
@@ -55,11 +56,6 @@ class Plans(Sequence[Plan]):
         best = self.best
         said = f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, {best.latency_s:.4g} s>"
         return "\n".join((said, *self.notes))
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.plans(self.items, self.best)
 
 
 def _measures(plan: Plan) -> tuple[float, float, float]:

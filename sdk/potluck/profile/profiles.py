@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import PlanError
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Problem, QoE, Training
+from potluck.shown import Shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,7 @@ class Measurements:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Shown):
     """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured.
 
     `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
@@ -125,14 +126,13 @@ class Profile:
         modes = [name for name, item in (("training", self.training), ("inference", self.inference)) if item]
         return f"<Profile of {self.model} for {' and '.join(modes)} on {', '.join(d.name for d in self.devices)}>"
 
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
+    def largest(self) -> Problem:
+        """The problem of the most rows that were measured: training, if that was."""
         trains = self.training is not None and bool(self.training.costs)
         measured = self.training if trains else self.inference
         rows = max((cost.rows[-1] for costs in measured.costs.values() for cost in costs), default=1) if measured else 1
         workload = Training(batch=rows) if trains else Inference(batch=rows)
-        return html.profile(self.problem(workload), self.notes)
+        return self.problem(workload)
 
 
 def can_train(backends: Sequence[str]) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, median
 
+from potluck import shown
 from potluck.records import Event, Network, Trace
+from potluck.shown import Shown
 from potluck_wire.program import Program
 
 TERMS = ("compute", "link", "latency", "overhead")
@@ -28,7 +30,7 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Shown):
     """Pairs of predicted and measured: seconds, joules and bytes of a step; `terms` of a typical one add up to it."""
 
     predicted: Trace
@@ -77,14 +79,7 @@ class Comparison:
         return {name: (expected[name] / n, value / m) for name, value in found.items() if name in expected}
 
     def __str__(self) -> str:
-        from potluck.display import text
-
-        return text.compared(self)
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.compared(self)
+        return shown.text(self)
 
 
 def compare(predicted: Trace, measured: Trace, programs: Mapping[str, Program], network: Network) -> Comparison:

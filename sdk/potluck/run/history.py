@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
+from potluck.shown import Shown
 from potluck.simulate.spans import in_turn_s, union_s
 from potluck_wire.program import NETWORK
 
@@ -15,7 +16,7 @@ _LANES = {"send": "send", "recv": "receive"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes` for people,
     one for every batch concerned."""
 
@@ -30,11 +31,6 @@ class History:
         steps = f"{len(self.losses)} step{'s' if len(self.losses) > 1 else ''}"
         told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))
         return f"<History: {steps}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>{told}"
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return html.history(self.losses, self.step_s, tuple(dict.fromkeys(self.notes)))
 
 
 def measured_trace(

@@ -23,6 +23,7 @@ from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
+from potluck.shown import Shown
 from potluck.simulate.cost import energy_j
 from potluck.simulate.predict import IN_FLIGHT, foretell
 from potluck.simulate.spans import most_at_once
@@ -39,7 +40,7 @@ LOOK_S = 0.1  # how often a fit that waits for an earlier one looks whether it w
 OnStep = Callable[[int, float], None]
 
 
-class Run:
+class Run(Shown):
     """A plan at work on its devices; made by `home.deploy`."""
 
     def __init__(self, engine: Engine, link: Link) -> None:
@@ -80,6 +81,11 @@ class Run:
         members = self._engine.members
         found = {name: members[name].reading for name in self.plan.devices if name in members}
         return {name: reading for name, reading in found.items() if reading is not None}
+
+    @property
+    def measured(self) -> bool:
+        """Whether any step or request was measured yet."""
+        return bool(self._engine.kept)
 
     @property
     def trace(self) -> Trace:
@@ -137,14 +143,6 @@ class Run:
         what = f"{self.step} steps" if self.plan.training else f"{self._engine.n_requests} requests"
         state = f", ended: {self._engine.failed}" if self._engine.failed else ""
         return f"<Run of {self.plan.model} on {', '.join(self.plan.devices)}, {what}{state}>"
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        parts = [html.plan(self.plan, self.problem)]
-        if self._engine.kept:
-            parts.append(html.trace(self.trace, self.predicted))
-        return "".join(parts)
 
     # --- training -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, Po
 from potluck.sessions import failures
 from potluck.sessions.events import Address, Gather, Join, Leave, Session
 from potluck.sessions.link import Link
+from potluck.shown import Shown
 from potluck_wire.messages import Reading, Roster
 from potluck_wire.version import parse
 
@@ -21,7 +22,7 @@ SEARCH_S = (1.0, 2.0, 4.0, 8.0)  # between looks for a device that was lost: one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Shown):
     """One device. `key` is empty before it is paired; `error` says why there is no session."""
 
     name: str
@@ -62,13 +63,8 @@ class Member:
         where = f" at {self.addresses[0]}" if self.addresses else ""
         return f"<{self.name}: {self.status}{where}>"
 
-    def _repr_html_(self) -> str:
-        from potluck.display import html
 
-        return html.members([self], self.name)
-
-
-class Members(Mapping[str, Member]):
+class Members(Shown, Mapping[str, Member]):
     """All devices by name. Sessions are opened with `join`; the roster is theirs to know one another.
 
     A device that was lost is looked for until it is back, or until `close`.
@@ -99,11 +95,6 @@ class Members(Mapping[str, Member]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} devices: {', '.join(f'{m.name} ({m.status})' for m in self.values())}>"
-
-    def _repr_html_(self) -> str:
-        from potluck.display import html
-
-        return str(html.members(self.values()))
 
     # --- changing -----------------------------------------------------------------------------------------------------
 

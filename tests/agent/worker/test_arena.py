@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck_agent.worker.arena import ALIGN, Allocator, Arena, ArenaFull
+from potluck_agent.allocator import ALIGN, Allocator, ArenaFull
+from potluck_agent.worker.arena import Arena
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5000), st.integers(0, 10**6)), max_size=60))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from tests.timeouts import PATIENCE_S
 
-from potluck_agent.worker.arena import Allocator
+from potluck_agent.allocator import Allocator
 from potluck_agent.worker.launch import WorkerLink, start
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from potluck.display import units
+from potluck import units
 
 CASES = [
     (units.duration, 0, "0 s"),

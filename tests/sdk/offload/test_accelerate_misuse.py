@@ -8,7 +8,7 @@ from tests.sdk.offload.accelerating import case, check, fast_of
 from tests.timeouts import PATIENCE_S
 
 import potluck
-from potluck.display import units
+from potluck import units
 from potluck.errors import HomeError, ModelError, UserError
 from potluck.handle import Task
 from potluck.offload import accelerated as fast_module

@@ -57,7 +57,7 @@ class Split:
         return (self.divisions, self.tiles) == (other.divisions, other.tiles)
 
     def __repr__(self) -> str:  # the rows of hundreds of operators tell nobody anything
-        from potluck.display import units
+        from potluck import units
 
         moved = f"{units.size(self.sent_bytes)} there, {units.size(self.received_bytes)} back"
         return f"<Split: {units.duration(self.latency_s)}, {units.energy(self.energy_j)}, {moved}>"

@@ -1,1 +1,0 @@
-"""Following what changes while a home works: pure, time comes in as an argument."""

@@ -1,0 +1,146 @@
+"""The view of every kind of value: which tables and pictures show it, as HTML and as text."""
+
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from potluck.display import html, offload_views, text, what_if_views
+from potluck.graph.model import Model
+from potluck.home import Home
+from potluck.offload.accelerated import Fast
+from potluck.offload.explanation import Account
+from potluck.offload.stats import Stats
+from potluck.offload.what_if import Prospect
+from potluck.planning.explain import Explanation
+from potluck.planning.plans import Plans
+from potluck.profile.profiles import Profile
+from potluck.records import Plan, Problem, Trace
+from potluck.run.comparison import Comparison
+from potluck.run.history import History
+from potluck.run.run import Run
+from potluck.sessions.members import Member, Members
+
+
+@singledispatch
+def as_html(value: Any) -> str:
+    """A fragment for a notebook."""
+    raise TypeError(f"nothing shows a {type(value).__name__}")
+
+
+@singledispatch
+def as_text(value: Any) -> str:
+    """Text for a terminal."""
+    raise TypeError(f"nothing shows a {type(value).__name__}")
+
+
+@singledispatch
+def _picture(value: Any) -> Any:
+    raise TypeError(f"there is no picture of a {type(value).__name__}")
+
+
+def save(value: Any, path: str | Path) -> Path:
+    """The picture of a value as a file: .png, .svg, or a page with its table."""
+    return html.save_picture(path, _picture(value), as_html(value))
+
+
+as_html.register(Problem, html.profile)
+as_html.register(Trace, html.trace)
+as_html.register(Explanation, html.explanation)
+as_html.register(Comparison, html.compared)
+as_text.register(Explanation, text.explanation)
+as_text.register(Comparison, text.compared)
+_picture.register(Account, offload_views.picture)
+_picture.register(Prospect, what_if_views.chart)
+
+
+@as_html.register
+def _(plan: Plan) -> str:
+    return html.plan(plan, plan.problem)
+
+
+@as_html.register
+def _(plans: Plans) -> str:
+    return html.plans(plans.items, plans.best)
+
+
+@as_html.register
+def _(profile: Profile) -> str:
+    return html.profile(profile.largest(), profile.notes)
+
+
+@as_html.register
+def _(model: Model) -> str:
+    return html.layers(model.layers(model.trains), repr(model).strip("<>"))
+
+
+@as_html.register
+def _(member: Member) -> str:
+    return html.members([member], member.name)
+
+
+@as_html.register
+def _(members: Members) -> str:
+    return html.members(members.values())
+
+
+@as_html.register
+def _(home: Home) -> str:
+    return html.words(repr(home)) if home.closed else as_html(home.devices)
+
+
+@as_html.register
+def _(history: History) -> str:
+    return html.history(history.losses, history.step_s, tuple(dict.fromkeys(history.notes)))
+
+
+@as_html.register
+def _(run: Run) -> str:
+    measured = [html.trace(run.trace, run.predicted)] if run.measured else []
+    return "".join([html.plan(run.plan, run.problem), *measured])
+
+
+@as_html.register
+def _(stats: Stats) -> str:
+    content = offload_views.stats(stats)
+    pictures = [offload_views.over_time(stats).svg()] if stats.requests > 1 else []
+    return html.fragment("stats", text.render(content), *pictures, html.table(content))
+
+
+@as_text.register
+def _(stats: Stats) -> str:
+    return text.render(offload_views.stats(stats))
+
+
+@as_html.register
+def _(account: Account) -> str:
+    content = offload_views.divided(account)
+    return html.fragment("account", text.render(content), offload_views.picture(account).svg(), html.table(content))
+
+
+@as_text.register
+def _(account: Account) -> str:
+    return text.render(offload_views.divided(account))
+
+
+@as_html.register
+def _(fast: Fast) -> str:
+    account = fast.explain()
+    content = offload_views.at_work(account, fast.stats, fast.state)
+    return html.fragment("fast", text.render(content), offload_views.rows(account).svg(), html.table(content))
+
+
+@as_text.register
+def _(fast: Fast) -> str:
+    return text.render(offload_views.at_work(fast.explain(), fast.stats, fast.state))
+
+
+@as_html.register
+def _(prospect: Prospect) -> str:
+    content = what_if_views.table(prospect)
+    picture = what_if_views.chart(prospect)
+    return html.fragment("prospect", text.render(content), picture.svg(), html.table(content))
+
+
+@as_text.register
+def _(prospect: Prospect) -> str:
+    return text.render(what_if_views.table(prospect))

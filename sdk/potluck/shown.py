@@ -1,0 +1,94 @@
+"""How values show themselves, and what a plan says of itself: asked for here, answered by what stands above.
+
+Values stand below the code that draws them. This file alone looks up, and only when somebody looks at a value.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from potluck.planning.explain import Explanation
+    from potluck.records import Plan
+
+
+class Shown:
+    """A value that notebooks show as HTML: see `display/views.py`."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from potluck.display import views
+
+        return views.as_html(self)
+
+
+class Tabular(Shown):
+    """A value whose text is a table, too."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        from potluck.display import views
+
+        return views.as_text(self)
+
+
+class Pictured(Tabular):
+    """A value with a picture that can be saved."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as a file: .png, .svg, or .html with the table."""
+        from potluck.display import views
+
+        return views.save(self, path)
+
+
+def text(value: Any) -> str:
+    """A value as text."""
+    from potluck.display import views
+
+    return views.as_text(value)
+
+
+def words(said: str) -> str:
+    """A sentence as HTML."""
+    from potluck.display import html
+
+    return html.words(said)
+
+
+def progress_bar(title: str, done_frac: float, said: str) -> str:
+    """How far some work is, as HTML."""
+    from potluck.display import html
+
+    return html.progress(title, done_frac, said)
+
+
+def watch(handle: Any) -> None:
+    """Show how far a `Handle` is while it works, in notebooks and terminals; nothing elsewhere."""
+    from potluck.display import progress
+
+    progress.attach(handle)
+
+
+def show_in_cell(handle: Any) -> None:
+    """Show a `Handle` as the last line of a cell: first how far it is, in the end its result."""
+    from potluck.display import progress
+
+    progress.show(handle)
+
+
+def explanation(plan: "Plan") -> "Explanation":
+    """Why a plan is as it is."""
+    from potluck.planning.explain import explain
+
+    return explain(plan)
+
+
+def save_plan(plan: "Plan", path: str | Path) -> None:
+    """Write a plan as text to read, edit and load again."""
+    from potluck.planning.api import save_plan as save
+
+    save(plan, path)
