@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
+from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
 
 IDENTITY, PEERS = "identity.json", "peers.json"
@@ -37,15 +38,6 @@ class Peer:
     key: str
     role: str = OWNER
     date: str = ""
-
-
-def fingerprint(key: str) -> str:
-    """25 characters to compare by eye: `k3f2q-...`, the first 125 bits of the key's SHA-256 in base 32."""
-    import hashlib  # here and below: --help needs neither this nor json
-
-    digest = int.from_bytes(hashlib.sha256(key.encode()).digest()) >> (256 - 125)
-    letters = "".join("abcdefghijklmnopqrstuvwxyz234567"[digest >> shift & 31] for shift in range(120, -1, -5))
-    return "-".join(letters[start : start + 5] for start in range(0, 25, 5))
 
 
 def default_state_dir() -> Path:

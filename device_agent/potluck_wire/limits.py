@@ -97,3 +97,6 @@ def clip(text: str) -> str:
     """As much of `text` as a text field may carry, cut between characters."""
     raw = text.encode(errors="replace")
     return raw.decode() if len(raw) <= MAX_STR_BYTES else raw[:MAX_STR_BYTES].decode(errors="ignore")
+
+
+PROBE = "probe"  # the program of values without a run: they are measured and thrown away

@@ -10,6 +10,14 @@ from potluck_wire.errors import WireCode, WireError
 
 VERSION: tuple[int, int] = (1, 5)
 
+# The versions that have a feature.
+COMMON_BEGIN = (1, 1)  # `Execute.begin_s`
+AFTER_STEP = (1, 2)  # `Execute.after_step`
+TAKES = (1, 3)  # the attribute `takes` of `run`
+ABORT = (1, 3)  # `Abort`
+MEMORY_AT_COMMIT = (1, 4)  # `Commit.memory_bytes`
+PIGGYBACKED_CREDIT = (1, 5)  # `Value.received` and `Prepare.credit_along`
+
 _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 

@@ -11,6 +11,7 @@ from potluck_agent import control_files, keys
 from potluck_agent.cli import arguments, options
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer
+from potluck_wire.fingerprint import fingerprint
 
 KEYS = [zmq.curve_keypair()[0].decode() for _ in range(3)]
 
@@ -81,7 +82,7 @@ def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
 
 
 def test_fingerprints_are_25_characters_and_differ():
-    first, second = (keys.fingerprint(key) for key in KEYS[:2])
+    first, second = (fingerprint(key) for key in KEYS[:2])
     assert first != second
     assert [len(part) for part in first.split("-")] == [5] * 5
 

@@ -15,6 +15,7 @@ from potluck_agent import control_files, keys
 from potluck_agent.cli import options
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
+from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
 
 MIN_ARENA_BYTES = 64 * 1024**2
@@ -213,7 +214,7 @@ def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
         _say(sys.stdout, line)
     elif chosen.ready_fd is None:
         _say(sys.stdout, f"{chosen.name} listens on {chosen.bind}, ports {port}-{port + 3}")
-        _say(sys.stdout, f"fingerprint {keys.fingerprint(key)}")
+        _say(sys.stdout, f"fingerprint {fingerprint(key)}")
         if code:
             from potluck_wire.pairing import show_secret
 
@@ -256,7 +257,7 @@ def _await_peer(directory: Path, before: set[str]) -> int:
     while time.monotonic() < deadline_s:
         for peer in keys.load_peers(directory):
             if peer.key not in before:
-                _say(sys.stdout, f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+                _say(sys.stdout, f"paired with {peer.name} ({fingerprint(peer.key)})")
                 return 0
         left_before, left = left, control_files.tries_left(directory, otherwise=left)
         if left <= 0:
@@ -290,9 +291,9 @@ def _open_window(directory: Path, secret: str, window_s: float | None) -> None:
 
 
 def _peers(directory: Path, _: Any) -> int:
-    _say(sys.stdout, f"this device    {keys.fingerprint(keys.identity(directory).public)}")
+    _say(sys.stdout, f"this device    {fingerprint(keys.identity(directory).public)}")
     for peer in keys.load_peers(directory):
-        _say(sys.stdout, f"{peer.name:14} {keys.fingerprint(peer.key)}  {peer.role}  {peer.date}")
+        _say(sys.stdout, f"{peer.name:14} {fingerprint(peer.key)}  {peer.role}  {peer.date}")
     return 0
 
 

@@ -9,7 +9,7 @@ from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import Outgoing, Parcel
 from potluck_agent.core.worker_proxy import Laborer
 from potluck_wire.answers import check_timings
-from potluck_wire.limits import MAX_ITEMS, MIB, is_identifier
+from potluck_wire.limits import MAX_ITEMS, MIB, PROBE, is_identifier
 from potluck_wire.messages import (
     HOME,
     ComputeFailed,
@@ -25,7 +25,6 @@ from potluck_wire.messages import (
 )
 from potluck_wire.statement import BACKEND_OF
 
-PROBE = "probe"  # a value without a run and of this program is measured and thrown away
 PROBE_PRIORITY = 2**53  # behind everything that is needed
 MAX_PROBE_BYTES = 64 * MIB
 MAX_REPEATS = 64

@@ -9,12 +9,13 @@ from typing import Any
 from potluck_agent.core.events import Buffer, LinkReset
 from potluck_agent.core.execution import Unwanted
 from potluck_agent.core.execution_engine import Work
-from potluck_agent.core.measurements import PROBE, Measuring
+from potluck_agent.core.measurements import Measuring
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import Incoming
 from potluck_agent.core.send_queue import Outgoing, Parcel
 from potluck_agent.core.worker_proxy import Laborer
 from potluck_wire.errors import WireError
+from potluck_wire.limits import PROBE
 from potluck_wire.messages import Chunk, Credit, FailureCause, Message, RefusalCode, Rejected, Value
 
 

@@ -47,6 +47,7 @@ from potluck_agent.net.poller import Sources
 from potluck_agent.net.server_sockets import Door, check_library, self_test
 from potluck_agent.net.worker_supervisor import Workplace
 from potluck_wire.errors import WireError
+from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES, clip
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
@@ -231,7 +232,7 @@ class Net:
         except AgentError as error:
             self._note(str(error))
             return False
-        self._note(f"paired with {peer.name} ({keys.fingerprint(peer.key)})")
+        self._note(f"paired with {peer.name} ({fingerprint(peer.key)})")
         return True
 
     def _sender(self, key: str) -> Sender | None:

@@ -19,9 +19,10 @@ from potluck_agent.net.multipart import receive
 from potluck_agent.net.poller import Sources
 from potluck_agent.net.resolving import UNKNOWN, Resolver
 from potluck_agent.net.server_sockets import Socket, endpoint
+from potluck_wire.dealers import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
-from potluck_wire.limits import DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES
+from potluck_wire.limits import DATA_OFFSET
 from potluck_wire.messages import Channel
 
 AT_ONCE = 32  # messages of one link in one round
@@ -123,16 +124,9 @@ class Links:
             link.ask_s = now_s + ASK_AGAIN_S
             return False
         dealer = self._context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.ipv6 = ":" in host
-        dealer.maxmsgsize = MAX_FRAME_BYTES
-        dealer.handshake_ivl = int(HANDSHAKE_S * 1000)
-        dealer.sndhwm = 0  # bounded by the credit window, in bytes
+        set_up_dealer(dealer, host, link.member.key, self._identity.public, self._identity.secret)
         dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
         dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
-        dealer.curve_serverkey = link.member.key.encode()
-        dealer.curve_publickey = self._identity.public.encode()
-        dealer.curve_secretkey = self._identity.secret.encode()
         monitor = dealer.get_monitor_socket(_WATCHED)
         dealer.connect(endpoint(host, port + DATA_OFFSET))
         self._sources.register(dealer)

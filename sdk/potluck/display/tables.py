@@ -1,7 +1,5 @@
 """What each table says: records in, a `Table` of finished texts out; `text` and `html` only draw it. Pure."""
 
-import base64
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -9,6 +7,7 @@ from typing import Any
 
 from potluck import units
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
+from potluck_wire.fingerprint import fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +90,6 @@ def peers(known: Iterable[Any], own_key: str) -> Table:
     )
     note = f"this computer's own fingerprint: {fingerprint(own_key)}"
     return Table(title="Trusted devices", columns=("device", "fingerprint", "addresses"), rows=rows, notes=(note,))
-
-
-def fingerprint(key: str) -> str:
-    """25 characters to compare by eye, as agents show them: the first 125 bits of the key's SHA-256 in base 32."""
-    digits = base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().lower()[:25]
-    return "-".join(digits[start : start + 5] for start in range(0, 25, 5))
 
 
 def links(network: Network) -> Table:

@@ -13,9 +13,9 @@ from potluck.sessions.events import Execution, Gather, Launch
 from potluck.sessions.failures import sizes
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
-from potluck.sessions.pending import ALONE, ALONG
 from potluck.sessions.traffic import Raw
 from potluck_wire.messages import Commit, Drop, Meter
+from potluck_wire.version import MEMORY_AT_COMMIT, PIGGYBACKED_CREDIT
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class Crew:
         self._members.need(requests)
         self.check_memory(requests)
         self.devices = tuple(dict.fromkeys((*self.devices, *requests)))
-        along = all(self._members[device].speaks(ALONG) for device in self.devices)
+        along = all(self._members[device].speaks(PIGGYBACKED_CREDIT) for device in self.devices)
         orders = {name: (replace(order, credit_along=along), parts) for name, (order, parts) in requests.items()}
         try:
             self.link.ask(Gather(requests=orders)).result()
@@ -68,7 +68,7 @@ class Crew:
         """Put an epoch into force on all of them; older ones go. `memory`: bytes per device that it needs alone."""
         requests = {}
         for device in devices:
-            alone = (memory or {}).get(device, 0) if self._members[device].speaks(ALONE) else 0
+            alone = (memory or {}).get(device, 0) if self._members[device].speaks(MEMORY_AT_COMMIT) else 0
             requests[device] = (Commit(run=self.run, epoch=epoch, memory_bytes=alone), ())
         if requests:
             self.link.ask(Gather(requests=requests)).result()

@@ -45,8 +45,8 @@ from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
-from potluck.sessions.pending import COMMON_BEGIN, TAKES
 from potluck.simulate import simulate
+from potluck_wire.version import COMMON_BEGIN, TAKES
 
 if TYPE_CHECKING:
     import torch

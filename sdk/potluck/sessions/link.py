@@ -42,9 +42,10 @@ from potluck.sessions.events import (
     Tick,
 )
 from potluck.sessions.resolving import UNKNOWN, Resolver
+from potluck_wire.dealers import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, HANDSHAKE_S, MAX_FRAME_BYTES, PULSE_OFFSET
+from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PULSE_OFFSET
 from potluck_wire.messages import Channel, Goodbye
 
 TICK_S = 0.1
@@ -312,16 +313,9 @@ class Link:
         device, port = connection.wanted.device, connection.wanted.address.port
         for channel, offset in _OFFSETS.items():
             socket = self._context.socket(zmq.DEALER)
-            socket.linger = 0
-            socket.maxmsgsize = MAX_FRAME_BYTES
-            socket.handshake_ivl = int(HANDSHAKE_S * 1000)
-            socket.sndhwm = 0  # bounded by our own credit window, in bytes
+            set_up_dealer(socket, host, connection.wanted.key, self._keys.public, self._keys.secret)
             socket.rcvhwm = 1000
             socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
-            socket.ipv6 = ":" in host
-            socket.curve_serverkey = connection.wanted.key.encode()
-            socket.curve_publickey = self._keys.public.encode()
-            socket.curve_secretkey = self._keys.secret.encode()
             monitor = socket.get_monitor_socket(_WATCHED)
             connection.sockets[channel], connection.monitors[channel] = socket, monitor
             self._register(socket, device, channel, False)

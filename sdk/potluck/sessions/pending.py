@@ -10,13 +10,8 @@ from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import answers
 from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare
+from potluck_wire.version import ABORT, AFTER_STEP, COMMON_BEGIN
 
-COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
-BEHIND = (1, 2)  # the version that has `Execute.after_step`
-TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
-ABORT = (1, 3)  # the version that has `Abort`
-ALONE = (1, 4)  # the version that has `Commit.memory_bytes`
-ALONG = (1, 5)  # the version that has `Value.received` and `Prepare.credit_along`
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
@@ -53,7 +48,7 @@ class Peer:
     @property
     def keeps_order(self) -> bool:
         """Whether the device understands that an execution shall begin behind another."""
-        return self.session is not None and self.session.version >= BEHIND
+        return self.session is not None and self.session.version >= AFTER_STEP
 
     @property
     def can_abort(self) -> bool:

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 
 from potluck_wire.chunks import Account, Assembly, Departure
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES
+from potluck_wire.limits import CHUNK_BYTES, PROBE, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
 
 Buffers = tuple[bytes | bytearray | memoryview, ...]
 Letter = tuple[Message, Buffers]
 Place = tuple[str, int, str, int]  # run, epoch, program, step: the execution that a value belongs to
-
-PROBE = "probe"  # a value without a run and of this program is measured and thrown away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

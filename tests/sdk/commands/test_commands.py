@@ -114,13 +114,6 @@ def test_forgetting_a_stranger_is_an_error_that_names_who_is_known(capsys):
     assert "nobody" in capsys.readouterr().err
 
 
-def test_the_fingerprint_is_the_one_that_agents_show():
-    from potluck.display.tables import fingerprint
-    from potluck_agent.keys import fingerprint as shown_by_agents
-
-    assert fingerprint(KEY) == shown_by_agents(KEY)
-
-
 VERSIONS = [
     ({"pyzmq": "27.3.0", "torch": "2.13"}, "pyzmq 27.3.0", doctor.GOOD),
     ({"pyzmq": "26.9"}, "encrypts slowly", doctor.HINT),

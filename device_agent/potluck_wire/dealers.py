@@ -1,0 +1,17 @@
+"""The sockets that open connections: encrypted, bounded, and closed to every server but the one of a known key."""
+
+from typing import Any
+
+from potluck_wire.limits import HANDSHAKE_S, MAX_FRAME_BYTES
+
+
+def set_up_dealer(socket: Any, host: str, server_key: str, public_key: str, secret_key: str) -> None:
+    """Options of a ZeroMQ DEALER before it connects to `host`; keys as Z85 text."""
+    socket.linger = 0
+    socket.ipv6 = ":" in host
+    socket.maxmsgsize = MAX_FRAME_BYTES
+    socket.handshake_ivl = int(HANDSHAKE_S * 1000)
+    socket.sndhwm = 0  # bounded by the credit window, in bytes
+    socket.curve_serverkey = server_key.encode()
+    socket.curve_publickey = public_key.encode()
+    socket.curve_secretkey = secret_key.encode()
