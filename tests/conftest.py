@@ -13,7 +13,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from potluck.lab.local_agents import LocalAgents
+from potluck.sessions.local_agents import LocalAgents
 from potluck_agent import fault_log
 
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from potluck.graph import Model
     from potluck.handle import Handle
     from potluck.home import Home
-    from potluck.lab.agent_specs import Spec
     from potluck.offload.accelerate import accelerate
     from potluck.offload.what_if import prospect
     from potluck.planning.api import judge, load_plan, plan
     from potluck.profile.estimate import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
     from potluck.run.optimizers import SGD, AdamW
+    from potluck.sessions.agent_specs import Spec
     from potluck_wire import __version__
 
 _WHERE = {
@@ -43,7 +43,7 @@ _WHERE = {
     "QoE": "potluck.records",
     "Plan": "potluck.records",
     "Device": "potluck.records",
-    "Spec": "potluck.lab.agent_specs",
+    "Spec": "potluck.sessions.agent_specs",
     "Handle": "potluck.handle",
     "AdamW": "potluck.run.optimizers",
     "SGD": "potluck.run.optimizers",

@@ -17,7 +17,6 @@ from potluck.shown import Shown
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
     from potluck.graph import Model
-    from potluck.lab.agent_specs import Spec
     from potluck.lab.lab import JoinedLab, Lab
     from potluck.lab.scenario import Script
     from potluck.offload.accelerate import Place
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from potluck.run.optimizers import Optimizer
     from potluck.run.run import Run
     from potluck.schedule.policies import Policy
+    from potluck.sessions.agent_specs import Spec
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Home(Shown):
     @classmethod
     def local(cls, n: int = 2, *, extra: Sequence[str] = ()) -> "Home":
         """A home of `n` agents on this machine, each as fast as it is, paired silently with keys made for it."""
-        from potluck.lab.agent_specs import local_specs
+        from potluck.sessions.agent_specs import local_specs
 
         return cls._of_lab(local_specs(n), extra=extra)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from potluck.bench.frame import Result
 from potluck.bench.played import Case, of_home
-from potluck.lab.agent_specs import DEMO, Spec
+from potluck.sessions.agent_specs import DEMO, Spec
 from potluck.units import parse_rate
 
 if TYPE_CHECKING:

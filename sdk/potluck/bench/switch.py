@@ -27,7 +27,7 @@ FOREVER = 1_000_000
 def run(settings: Mapping[str, float]) -> Result:
     """Training, then requests, on two agents."""
     from potluck.home import Home
-    from potluck.lab.agent_specs import Spec
+    from potluck.sessions.agent_specs import Spec
 
     rate = f"{settings['link_mbit_per_s']:g} Mbit/s"
     figures: dict[str, float] = {}

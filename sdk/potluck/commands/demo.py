@@ -58,9 +58,9 @@ def main(args: argparse.Namespace) -> int:
 @contextmanager
 def _demo_home() -> Iterator[potluck.Home]:
     """Start four agents, find them by mDNS, pair with the code that each shows."""
-    from potluck.lab.agent_specs import DEMO
-    from potluck.lab.local_agents import READY_S, LocalAgents
+    from potluck.sessions.agent_specs import DEMO
     from potluck.sessions.events import Address
+    from potluck.sessions.local_agents import READY_S, LocalAgents
 
     _heading("A home of four devices")
     agents = LocalAgents(DEMO, trust=None, announce=True, extra=["--pair"])

@@ -11,9 +11,9 @@ from pathlib import Path as FilePath
 from typing import TypeVar
 
 from potluck.errors import UserError
-from potluck.lab.agent_specs import Spec
 from potluck.profile.library import HomeSpec, load_home
 from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
+from potluck.sessions.agent_specs import Spec
 
 # One encrypted stream between two agents that share two x86 cores with others carries some 150 MB/s.
 MAX_LINK_BYTES_PER_S = 60e6

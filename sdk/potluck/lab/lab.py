@@ -8,15 +8,15 @@ import zmq
 
 from potluck.discover.claim import Claim, claim
 from potluck.errors import HomeError, UserError
-from potluck.lab.agent_specs import NAMED, Spec, specs_of
 from potluck.lab.emulation import Emulation, emulation
-from potluck.lab.local_agents import LocalAgents, Started
 from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find, lock
 from potluck.lab.relayed import Relayed
 from potluck.lab.runner import Director, Happened, log
 from potluck.lab.scenario import Bandwidth, Cast, Happening, Loss, Script, check, read
+from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.link import Keys
+from potluck.sessions.local_agents import LocalAgents, Started
 from potluck.units import parse_rate
 
 if TYPE_CHECKING:

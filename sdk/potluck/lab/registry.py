@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from potluck.errors import FileError, UserError
-from potluck.lab.local_agents import Started
 from potluck.sessions.events import Address
+from potluck.sessions.local_agents import Started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from potluck.errors import HomeError
-from potluck.lab.local_agents import Started
 from potluck.lab.relay import HOST, network_document
 from potluck.records import Network
 from potluck.sessions.events import Address
+from potluck.sessions.local_agents import Started
 
 STOP_S = 5.0
 

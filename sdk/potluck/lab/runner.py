@@ -16,7 +16,7 @@ from potluck.units import parse_rate
 
 
 class Devices(Protocol):
-    """What can be done to the devices; `potluck.lab.local_agents.LocalAgents` can."""
+    """What can be done to the devices; `potluck.sessions.local_agents.LocalAgents` can."""
 
     def kill(self, name: str) -> None: ...
     def stop(self, name: str) -> None: ...

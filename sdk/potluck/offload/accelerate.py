@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import ModelError, UserError
 from potluck.graph.traced import SEQUENCE
 from potluck.handle import Handle, Task, resolved
-from potluck.lab.agent_specs import Spec
-from potluck.lab.local_agents import LocalAgents
 from potluck.offload.accelerated import Fast
 from potluck.offload.cache import SplitStore, default_directory
 from potluck.offload.plan.lowering import Shareable
@@ -30,6 +28,8 @@ from potluck.offload.split_table import (
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.batches import as_tuple
+from potluck.sessions.agent_specs import Spec
+from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Member
 from potluck.simulate.cost import interpolate
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
 from potluck.graph.arguments import Arguments
 from potluck.handle import Task
-from potluck.lab.local_agents import LocalAgents
 from potluck.offload.cache import SplitStore
 from potluck.offload.compile import computing, transfers
 from potluck.offload.deployment import Loaded
@@ -36,6 +35,7 @@ from potluck.run.history import measured_trace
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
+from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Members
 from potluck.shown import Tabular
 from potluck.simulate.cost import energy_j

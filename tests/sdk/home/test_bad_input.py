@@ -24,7 +24,7 @@ from potluck.errors import (
     ProtocolError,
     WorkerFailed,
 )
-from potluck.lab.agent_specs import Spec
+from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Address
 from potluck_agent import control_files as agent_state
 

@@ -10,9 +10,9 @@ import pytest
 import potluck
 from potluck.discover.addresses import parse_address
 from potluck.errors import EmptyHome, HomeError, UserError
-from potluck.lab.agent_specs import DEMO, Spec, specs_of
-from potluck.lab.local_agents import sweep
+from potluck.sessions.agent_specs import DEMO, Spec, specs_of
 from potluck.sessions.events import Address
+from potluck.sessions.local_agents import sweep
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_lab_emulates_what_its_specs_say():
 
 def test_devices_are_found_paired_and_remembered(tmp_path):
     """mDNS on this machine, the code that the device shows, and a second visit without any of it."""
-    from potluck.lab.local_agents import LocalAgents
+    from potluck.sessions.local_agents import LocalAgents
 
     name = f"found-{uuid.uuid4().hex[:8]}"  # others on this network may run this test, too
     agents = LocalAgents([Spec(name=name)], None, announce=True, extra=["--pair"])

@@ -16,9 +16,9 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.errors import FileError, UserError
 from potluck.lab import registry
-from potluck.lab.local_agents import Started
 from potluck.lab.namespaces import missing
 from potluck.sessions.events import Address
+from potluck.sessions.local_agents import Started
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import RequestFailed
-from potluck.lab.agent_specs import Spec
 from potluck.offload import accelerated as fast_module
 from potluck.offload import drift
 from potluck.offload.plan.search_spec import Wishes
+from potluck.sessions.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")

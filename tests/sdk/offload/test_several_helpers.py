@@ -7,9 +7,9 @@ from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import UserError
-from potluck.lab.agent_specs import Spec
 from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
+from potluck.sessions.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")

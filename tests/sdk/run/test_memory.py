@@ -7,8 +7,8 @@ from tests.sdk.graph.models import CASES
 from tests.sdk.run.conftest import make_plan, train_alone
 
 import potluck
-from potluck.lab.agent_specs import Spec
 from potluck.profile.measure import FLOOR_BYTES
+from potluck.sessions.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"

@@ -8,7 +8,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import ModelError, PlanError
-from potluck.lab.agent_specs import Spec
+from potluck.sessions.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")

@@ -11,7 +11,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.errors import DeviceGone, OutOfMemory, PlanError
 from potluck.handle import CancelledError
-from potluck.lab.agent_specs import Spec
+from potluck.sessions.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
 

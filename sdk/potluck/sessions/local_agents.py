@@ -18,22 +18,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import psutil
 
 import potluck_agent
 from potluck.errors import DeviceError, HomeError
-from potluck.lab.agent_specs import Spec
+from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Address
 from potluck_wire.limits import PORT
-
-if TYPE_CHECKING:
-    from potluck.lab.namespaces import Namespaces
 
 READY_S = 30.0  # under 1 s alone; ten at once on two busy cores took 6 s
 STOP_S = 5.0
 PREFIX = "potluck-lab-"
+
+
+class Networks(Protocol):
+    """Networks of their own for the devices of a home."""
+
+    def command(self, device: str) -> list[str]:
+        """What to put before a command so that it runs in the network of a device."""
+
+    def address(self, device: str) -> str:
+        """The host of a device."""
+
+    def close(self) -> None:
+        """All of them are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +77,7 @@ class LocalAgents:
         *,
         announce: bool = False,
         extra: Sequence[str] = (),
-        inside: "Namespaces | None" = None,
+        inside: Networks | None = None,
         bind: str = "127.0.0.1",
     ) -> None:
         self._bind = bind
