@@ -98,7 +98,7 @@ class ControllerPlay:
         )
 
     def _launch(self, rng: random.Random) -> Any:
-        values = {device: rng.choice((("x",), ("x", "y"), ())) for device in DEVICES}
+        values = {device: rng.choice(({"x": 8}, {"x": 8, "y": 300}, {})) for device in DEVICES}
         return Launch(
             ticket=self._new(), run=rng.choice(RUNS), epoch=1, program="p", step=rng.choice((0, 1, 2)), devices=DEVICES,
             feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {}, expects=values, lane=rng.choice(("", "train")),

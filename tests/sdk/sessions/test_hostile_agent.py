@@ -33,7 +33,7 @@ def friend(link):
 def ask_all(link, device):
     """All that a notebook asks of a device, at once."""
     launch = Launch(run=device, epoch=1, program="p", step=0, devices=(device,), feeds={device: {"x": FEED}},
-                    expects={device: ("y",)})  # fmt: skip
+                    expects={device: {"y": 8}})  # fmt: skip
     questions = (
         Gather(requests={device: (Prepare(run=device, epoch=1), (b"{}",))}),
         Gather(requests={device: (Measure(task="t", rows=(1, 2)), (b"{}",))}),
