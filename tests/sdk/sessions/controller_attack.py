@@ -10,6 +10,7 @@ from typing import Any
 from tests.agent.core_play import RUNS, document, message
 from tests.fuzz import RAW, some
 from tests.sdk.sessions.controller_play import FEED, STATEMENT
+from tests.sdk.sessions.held import check_held
 
 from potluck.errors import DeviceGone
 from potluck.sessions.controller import Controller
@@ -58,6 +59,7 @@ class ControllerPlay:
                 self.sent = [*self.sent[-7:], action]
             elif isinstance(action, Resolve):
                 repr(action.result)
+        check_held(self.controller)
 
     def _new(self) -> int:
         self._ticket += 1

@@ -5,8 +5,9 @@ import zmq
 from tests.patience import PATIENCE_S
 
 from potluck.errors import PotluckError
+from potluck.sessions.connections import Keys
 from potluck.sessions.events import Gather, Join, Launch, Leave
-from potluck.sessions.link import Keys, Link
+from potluck.sessions.link import Link
 from potluck.sessions.traffic import Raw
 from potluck.testing.agent import DOES, HONEST, TakenOver
 from potluck_wire.messages import Measure, Prepare, Probe
