@@ -149,7 +149,7 @@ class Hoarder:
 
     def _value(self, rng: random.Random) -> None:
         said = {"run": rng.choice(("", "r", "r", "r", "q")), "step": rng.choice((0, 1)), "name": rng.choice("yt")}
-        said |= {"program": rng.choice(("p", "probe")), "transfer": rng.choice((1, 2, 3, 4, 5, self.ticket))}
+        said |= {"program": "p" if said["run"] else "probe", "transfer": rng.choice((1, 2, 3, 4, 5, self.ticket))}
         made = value(rng.choice((0, 1, 8, 8, 16, 900)), rng.choice((4, 8, 900)), **said)
         self.play.hear("a", made, bytes(min(made.nbytes, made.chunk_bytes)))
 
