@@ -42,7 +42,7 @@ WALL_TIME = {
 # The house of the SDK from the ground up: on loading, a folder imports what stands below it or beside it on its floor.
 # What a value shows of itself (`_repr_html_`, `explain`) may be asked for further up, when it is asked for.
 FLOORS = (
-    {"errors", "units", "adapt", "handle", "optional"},
+    {"errors", "units", "adapt", "handle", "optional", "texts"},
     {"records", "sessions", "samples", "cli"},
     {"graph", "discover"},
     {"schedule", "simulate"},

@@ -5,6 +5,8 @@ A row says what is promised today. `gap` says plainly what is not.
 
 from dataclasses import dataclass
 
+from tests.security.notebook_rows import TAKEN_OVER_AGENTS
+
 
 @dataclass(frozen=True)
 class Row:
@@ -230,7 +232,8 @@ ROWS: dict[str, Row] = {
     ),
     "S6": Row(
         "spoiled frames; a worker or an agent that was taken over",
-        "nothing but wire errors; the agent answers the next message, and the notebook's other devices work on",
+        "nothing but wire errors; the agent answers the next message, and the notebook's other devices work on; a "
+        "notebook holds no more of a device's values than it asked for, and shows nothing of its texts that hides",
         _tests(
             "security/test_wire_fuzz:test_s6_spoiled_frames_only_ever_raise_wire_errors "
             "test_s6_many_more_spoiled_frames",
@@ -239,12 +242,8 @@ ROWS: dict[str, Row] = {
             "agent/test_agent_process:test_broken_frames_of_a_paired_peer_are_answered_or_dropped",
             "agent/test_hostile_worker:test_the_agent_outlives_its_worker",
             "agent/test_core_worker:test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place",
-            "sdk/sessions/test_hostile_agent:test_the_link_outlives_an_agent",
-            "sdk/sessions/test_controller_failures:"
-            "test_a_value_that_was_promised_and_does_not_come_ends_the_step_by_name "
-            "test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress "
-            "test_a_large_value_on_a_slow_link_has_all_the_time_it_needs",
-        ),
+        )
+        + TAKEN_OVER_AGENTS,
     ),
     "S7": Row(
         "spoiled graphs, and operators with hostile arguments",

@@ -109,9 +109,9 @@ def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError
     if failure.tries_left == 0 and failure.code == WRONG_CODE:
         tries = " The window is closed now."
     return PairingError(
-        f"not paired ({failure.code}): {clean(failure.text)}.{tries}",
+        f"not paired ({clean(failure.code)}): {clean(failure.text)}.{tries}",
         device=label,
         next_step=_NEXT_STEP.get(failure.code, ""),
-        code=failure.code,
+        code=clean(failure.code),
         tries_left=failure.tries_left,
     )

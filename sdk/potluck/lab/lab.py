@@ -16,7 +16,7 @@ from potluck.lab.registry import Entry, find, lock
 from potluck.lab.relayed import Relayed
 from potluck.lab.script import Bandwidth, Cast, Happening, Loss, Script, check, read
 from potluck.lab.specs import NAMED, Spec, specs_of
-from potluck.sessions.link import Keys
+from potluck.sessions.connections import Keys
 from potluck.units import parse_rate
 
 if TYPE_CHECKING:

@@ -206,7 +206,10 @@ class Engine:
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
             named = {port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)}
             compiled = edition.compiled[INFER]
-            future = self.crew.execute(edition.epoch, compiled, number, batch=named, request=True)
+            foretold = self.model.traced_line().traced.output_bytes(rows)
+            future = self.crew.execute(
+                edition.epoch, compiled, number, batch=named, output_bytes=foretold, request=True
+            )
             self.n_requests += 1
             under_way = self._requests.setdefault(edition.epoch, set())
             under_way.difference_update([other for other in under_way if other.done()])

@@ -6,9 +6,11 @@ from typing import Any
 
 from potluck.errors import PotluckError
 from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
+from potluck.sessions.permits import Permits
 from potluck.sessions.pulse import Pulse
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import answers
+from potluck_wire.errors import WireCode, WireError
 from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare
 
 COMMON_BEGIN = (1, 1)  # the version that has `Execute.begin_s`
@@ -17,6 +19,7 @@ TAKES = (1, 3)  # the version that knows the attribute `takes` of `run`
 ABORT = (1, 3)  # the version that has `Abort`
 ALONE = (1, 4)  # the version that has `Commit.memory_bytes`
 ALONG = (1, 5)  # the version that has `Value.received` and `Prepare.credit_along`
+ROW_BYTES = 128  # of a timeline, at most: a small integer and two floats
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
@@ -27,8 +30,13 @@ def is_over(drop: Drop, asked: Message | Launch) -> bool:
     return asked.run == drop.run and drop.epoch in (-1, asked.epoch)
 
 
-def read_timeline(message: Done, document: Any, offset_s: float) -> Timeline:
-    """What a device did, on our clock. WireError where it does not hold."""
+def read_timeline(message: Done, document: Any, offset_s: float, most_rows: int) -> Timeline:
+    """What a device did, on our clock. WireError where it does not hold, or tells more than there was to do.
+
+    That is looked at first: of 8 MiB, every list takes its time to be read, however empty.
+    """
+    if len(document) > (most_rows + 1) * ROW_BYTES or bytes(document).count(b"[") > most_rows + 1:
+        raise WireError(WireCode.SIZE, f"a timeline of {len(document)} bytes for {most_rows} instructions")
     rows = tuple([(i, start + offset_s, stop + offset_s) for i, start, stop in answers.read_timeline(document)])
     return Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
 
@@ -39,6 +47,7 @@ class Peer:
     key: str
     join_ticket: int
     deadline_s: float
+    permits: Permits
     traffic: Traffic
     pulse: Pulse
     session: Session | None = None
