@@ -28,6 +28,7 @@ from potluck_wire.graph import (
 from . import sizes
 from .convert import Converter
 from .exporting import TRY, export, first_line
+from .flow import learning
 from .learning import check_learning
 from .means import NEXT_STEP, check_apart, check_loss
 from .memory import check_forgets
@@ -102,6 +103,8 @@ def trace(
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
         with modes_of(net, training=loss is not None):
+            if loss is not None:
+                check_learning(module, tensors, traced)
             check_forgets(module, tensors)
     return traced
 
@@ -150,6 +153,8 @@ def _traced(
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         tallies=tallies or (),
     )
+    if train:
+        traced = replace(traced, graph=learning(traced))
     if meta:
         return traced
     if not train:
@@ -159,7 +164,6 @@ def _traced(
     unproven = check_loss(traced)
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
-    check_learning(module, tensors)
     return replace(traced, unproven=unproven)
 
 
