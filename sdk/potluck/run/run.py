@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
+from potluck.graph.autocast import check_autocast
 from potluck.handle import Handle, Task
 from potluck.profile.learning import learned
 from potluck.records import Plan, Problem, Trace
@@ -162,6 +163,8 @@ class Run:
             A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors to be taken
             `plan.batch` rows at a time. A batch of any other size is one step, too, with the mean over its own rows:
             the plan's micro-batches and a smaller one. Where batch norm learns, no row that had company is alone in it.
+            Replicas normalise their shares of a micro-batch each by itself; after a step, running statistics are the
+            mean of theirs, weighted by the rows of the whole step that each had.
             Mappings, as collators make them, are matched by name: inputs as `forward` calls them; targets as their
             example or the loss does, and a single one as "labels" or another usual name.
         optimizer
@@ -170,6 +173,7 @@ class Run:
             Called with (step, loss) after each step, in the background thread; it may do anything with the run.
         """
         self._engine.check(training=True)
+        check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
         if not isinstance(data, Iterable):
@@ -267,6 +271,7 @@ class Run:
             Where an operator failed over these inputs; the run goes on.
         """
         self._engine.check()
+        check_autocast("it is called")
         if self.plan.training:
             return self._evaluating()(*inputs, **named)
         engine = self._engine

@@ -4,7 +4,7 @@ import pytest
 from tests.sdk.run.conftest import make_plan
 
 import potluck
-from potluck.errors import UserError
+from potluck.errors import ModelError, UserError
 
 np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
@@ -92,6 +92,22 @@ def test_a_request_takes_arrays_and_refuses_no_rows(run):
     assert torch.equal(run(x), run(torch.from_numpy(x)))
     with pytest.raises(UserError, match="one row or more"):
         run(torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_around_a_run_is_refused_and_switched_off_it_is_nothing(home, run, dtype):
+    """It would convert on one machine, and not on devices, whose types were settled when the model was made."""
+    before, score = run.step, torch.nn.functional.cross_entropy
+    uses = (lambda: run(DATA[0]), lambda: run.fit(DATA).wait(), lambda: run.evaluate(DATA, score))
+    with torch.autocast("cpu", dtype=dtype):
+        for use in uses:
+            with pytest.raises(ModelError, match=r"under torch\.autocast\('cpu'\).*outside that block"):
+                use()
+        assert run.step == before
+        with torch.autocast("cpu", enabled=False):
+            for use in uses:
+                use()
+    assert run.step == before + 2
 
 
 def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):
