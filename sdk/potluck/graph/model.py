@@ -236,6 +236,11 @@ class Model:
         """Whether this is the module that it was made from."""
         return module is self._net
 
+    def trained_dtypes(self) -> frozenset[str]:
+        """Of which types the weights are that it trains; none where it cannot be trained."""
+        graphs = [] if self._training is None else [self._training.line.traced.graph]
+        return frozenset(p.dtype for graph in graphs for p in graph.parameters if p.trainable)
+
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers."""
         _, graph = self.segment(start, stop, train=train)

@@ -184,7 +184,7 @@ class Run:
                 next_step="Give it a DataLoader or a list of batches.",
             )
         if optimizer is not None:
-            check_optimizer(optimizer)
+            check_optimizer(optimizer, self._engine.model.trained_dtypes())
         earlier = self._fitting
 
         def work(task: Task) -> History:
@@ -338,15 +338,13 @@ class Run:
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
         """All weights and buffers of the model as they are on the devices now, by the module's own names."""
-        return self._engine.model.state_dict(self._state())
+        return dict(self._engine.model.state_dict(self._state()))
 
     def _state(self) -> "dict[str, torch.Tensor]":
         """All that devices keep, as it is on them now: what belongs to the loss, too."""
         self._engine.check()
-        if not self.plan.training:
-            return self._engine.model.state()
         with self._engine.boundary():
-            return {**self._engine.model.state(), **self._engine.pull()}
+            return {**self._engine.model.state(), **(self._engine.pull() if self.plan.training else {})}
 
     def load_into(self, module: Any = None) -> None:
         """Bring the weights back into a module. Default: the one that the model was made from, and its loss.

@@ -57,6 +57,11 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
         (lambda home, run: run.fit(DATA, epochs=-1), "epochs is a whole number of 1 or more, got -1"),
         (lambda home, run: run.fit(DATA, optimizer="adam"), "the optimizer is one of potluck's, got str"),
+        (lambda home, run: run.fit(DATA, optimizer=potluck.SGD(1e39)), r"SGD\(lr=1e\+39.*takes no step on weights"),
+        (
+            lambda home, run: home.deploy(run.plan, optimizer=potluck.SGD(weight_decay=1e39)).wait(),
+            r"SGD\(.*weight_decay=1e\+39.*takes no step on weights of float32",
+        ),
         (lambda home, run: run.load_into(torch.nn.Sequential(torch.nn.Linear(4, 2))), "none of this model's weights"),
         (lambda home, run: potluck.Training(batch="64"), "batch must be a number, got '64'"),
         (lambda home, run: potluck.Home(peers="192.168.1.7"), "peers is a list of addresses"),
