@@ -297,15 +297,19 @@ def _symbols(names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]
 
 
 def _state(program: Any, module: torch.nn.Module, targets: dict[Any, str]) -> dict[Any, tuple[str, torch.Tensor]]:
-    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor)."""
+    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor).
+
+    A tensor of the model's that has several names, of which its loss may give it one, has one of the model's in every
+    graph.
+    """
     own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
+    in_net = {id(tensor): name for name, tensor in own.items() if name.startswith("net.")}
     found = {}
     for holder, target in targets.items():
         tensor = own[target] if target in own else program.constants[target]
-        name = (
-            target.removeprefix("net.") if target.startswith("net.") else f"own-{target}"
-        )  # no attribute has a hyphen
+        path = in_net.get(id(tensor), target)
+        name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"  # no attribute has a hyphen
         found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
     return found
 

@@ -1,6 +1,5 @@
 """Whether a module is ready to be exported, and whether its loss teaches its weights by backward passes of torch's."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from potluck.errors import ModelError
 
+from .memory import spared
 from .traced import Traced
 
 
@@ -35,9 +35,13 @@ def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor], tra
     Also where a backward is the user's own: what is exported is the forward pass, and a `torch.autograd.Function` would
     lose its backward without a word.
     """
-    buffers = {name: copy.deepcopy(buffer.detach()) for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        loss = torch.func.functional_call(module, buffers, tuple(tensors))
+    with (
+        spared(module),
+        torch.random.fork_rng(devices=()),
+        torch.enable_grad(),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        loss = module(*tensors)
     if not loss.requires_grad:
         raise ModelError(
             "no weight learns from the loss: it does not depend on any parameter that requires a gradient.",

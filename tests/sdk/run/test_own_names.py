@@ -109,6 +109,37 @@ def test_a_saved_run_goes_on_with_what_its_loss_had_learned(home, tmp_path):
     resumed.close()
 
 
+class Holds(nn.Module):
+    """A loss that has the network itself as a part: its weights go by two names."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.rate = net, nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(output, target) + self.rate.sigmoid() * self.net.head.weight.pow(2).mean()
+
+
+def test_weights_that_the_loss_holds_too_are_one_and_the_same(home):
+    net, _, _, x, y = make()
+    loss = Holds(net)
+    model = potluck.Model.from_torch(net, x[:6], loss=loss, example_targets=y[:6])
+    alone_loss = copy.deepcopy(loss)
+    alone = alone_loss.net
+    run = trained(home, model, x, y, ((A,), (8,)))
+    optimizer = torch.optim.AdamW(alone_loss.parameters(), 0.01)
+    for start in range(0, ROWS, BATCH):
+        alone_loss(alone(x[start : start + BATCH]), y[start : start + BATCH]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    check_same(run.state_dict(), alone.state_dict())
+    with torch.no_grad():
+        assert torch.allclose(run(x), alone.eval()(x), atol=1e-5)
+    run.load_into()
+    check_same(loss.state_dict(), alone_loss.state_dict())
+    run.close()
+
+
 def test_a_run_that_only_answers_has_the_names_of_the_module(home):
     net, _, model, _, _ = make()
     run = home.deploy(make_plan(model, ((A,), (8,)), micro_batch=BATCH, training=False), model).wait()
