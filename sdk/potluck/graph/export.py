@@ -29,7 +29,7 @@ from . import sizes
 from .convert import Converter
 from .exporting import TRY, export, first_line
 from .flow import learning
-from .learning import check_learning
+from .learning import check_learning, check_norms
 from .means import NEXT_STEP, check_apart, check_loss
 from .memory import check_forgets
 from .modes import check_modes, modes_of
@@ -95,6 +95,7 @@ def trace(
     module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
+        check_norms(module)
         program, lengths = export(module, tensors, dims)
     structure = program.call_spec.out_spec
     traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)

@@ -78,7 +78,14 @@ def _in_words(error: Exception) -> ModelError:
     if "Constraints violated" in text or "specialized" in text:
         return ModelError(
             f"it works only for one size of batch (or sequence){where}: {first_line(text)}",
-            next_step="Write -1 or x.shape[0] for the batch in views and reshapes.",
+            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of the example. "
+            "In views and reshapes, -1 does, too.",
+        )
+    if fixed := re.search(r"'(\w+)' is not differentiable with respect to argument '(\w+)'", text):
+        return ModelError(
+            f"{fixed[1]} has no derivative by its {fixed[2]}, which requires a gradient{where}.",
+            next_step="requires_grad_(False) leaves it as it is. To learn a weight, multiply by it: "
+            '(weight[target] * cross_entropy(output, target, reduction="none")).mean()',
         )
     if stranger := re.search(r"Found <class '([^']+)'> in output", text):
         return _strange_output(stranger[1])

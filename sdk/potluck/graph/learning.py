@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.jit._script import RecursiveScriptModule
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from potluck.errors import ModelError
@@ -26,6 +27,23 @@ def check_module(net: torch.nn.Module) -> None:
             raise ModelError(
                 f"it is quantised{where}, and devices compute with plain tensors.",
                 next_step="Pass the module as it was before.",
+            )
+
+
+def check_norms(net: torch.nn.Module) -> None:
+    """Raise ModelError for a normalisation that is to average its statistics over all batches that it ever saw."""
+    for name, module in net.named_modules():
+        path = name.removeprefix("net").removeprefix(".")
+        if (
+            isinstance(module, _BatchNorm)
+            and module.training
+            and module.momentum is None
+            and module.track_running_stats
+        ):
+            raise ModelError(
+                f"{type(module).__name__}{f' (the module {path})' if path else ''} averages its statistics over all "
+                "batches that it ever saw (momentum=None), which devices do not compute.",
+                next_step="Give it a momentum, such as 0.1; or eval(), which keeps its statistics as they are.",
             )
 
 
@@ -54,7 +72,17 @@ def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor], tra
             f"the backward pass of {own} is Python code of its own, which devices do not run.",
             next_step="Write it with torch's operators. (In torch.utils.checkpoint: use_reentrant=False.)",
         )
-    _check_same({id(f.variable) for f in functions if hasattr(f, "variable")}, module, traced)
+    weights = [f.variable for f in functions if hasattr(f, "variable")]
+    own_weights = {id(parameter) for parameter in module.parameters()}
+    strangers = [w for w in weights if id(w) not in own_weights]
+    if strangers:
+        raise ModelError(
+            f"a gradient reaches a tensor {list(strangers[0].shape)} that belongs to no module, so that nothing would "
+            "train it.",
+            next_step="Make it a parameter of the network, or of a loss that is a torch.nn.Module; "
+            "requires_grad_(False) leaves it as it is.",
+        )
+    _check_same({id(weight) for weight in weights}, module, traced)
 
 
 def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> None:

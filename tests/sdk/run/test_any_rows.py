@@ -282,3 +282,39 @@ def test_statistics_of_replicas_are_their_mean_by_rows_of_the_step(home, cut, de
     alone = copy.deepcopy(net)
     assert history.losses == pytest.approx(alone_by_shares(alone, plan, segments, batches), rel=1e-4)
     assert_same_state(state, alone)
+
+
+class Twice(torch.nn.Module):
+    """One norm at two places: its statistics and its counter move twice in a forward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(self.norm(x))))
+
+
+@pytest.mark.parametrize("device", [A, B])
+def test_a_norm_that_is_called_twice_is_one_norm(home, device):
+    net, batches = Twice(), batches_of(BATCHES)
+    model = potluck.Model.from_torch(
+        net, batches[0][0], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1]
+    )
+    plan = make_plan(model, ((device,), (MICRO,)), micro_batch=MICRO, n_micro_batches=2)
+    history, state = trained(home, model, plan, batches)
+    alone = copy.deepcopy(net)
+    assert history.losses == pytest.approx(alone_on(alone, batches), rel=1e-4)
+    assert_same_state(state, alone)
+
+
+def test_an_empty_batch_is_refused_and_training_goes_on(home):
+    _, model = make_model("mlp")
+    run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=MICRO), model, optimizer=potluck.SGD(LR)).wait()
+    x, y = make_data("mlp", 8)
+    with pytest.raises(potluck.errors.UserError, match="a batch to train on needs one row or more, got none"):
+        run.fit([(x, y), (x[:0], y[:0])]).wait()
+    assert run.step == 1
+    assert run.fit([(x, y)]).wait().rows == (8,)
+    run.close()
