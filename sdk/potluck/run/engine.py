@@ -18,7 +18,7 @@ from itertools import dropwhile, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import PlanError, PotluckError, RequestFailed
+from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.crew import Crew, loss_of, states_of
@@ -136,6 +136,8 @@ class Engine:
         self.check(training=True)
         plan = self.edition.plan
         rows = self.model.check_inputs(*batch, train=True)
+        if rows == 0:
+            raise UserError("a batch to train on needs one row or more, got none.", next_step="Leave empty ones out.")
         if rows > plan.batch:
             self._note(f"batches of {rows} rows are trained on as one step each; this plan foretells {plan.batch}.")
         name = train_name(rows, plan)
