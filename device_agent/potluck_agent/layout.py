@@ -35,6 +35,11 @@ class Layout:
         """The program's name."""
         return self.program.name
 
+    @property
+    def n_instructions(self) -> int:
+        """How many there are."""
+        return len(self.waits)
+
     def lasts_s(self, index: int) -> float:
         """How long it shall last on an emulated device; 0: nobody says."""
         return self.program.lasts_s[index] if self.program.lasts_s else 0.0

@@ -281,12 +281,14 @@ class Net:
         self._feed(FromPeer(sender, message, buffers))
 
     def _feed(self, event: Event) -> None:
+        self._perform(self._handle(event))
+
+    def _handle(self, event: Event) -> list[Action]:
         now_s = time.monotonic()
         try:
-            actions = self._core.handle(event, now_s)
+            return self._core.handle(event, now_s)
         except Exception as error:  # the last line of defence: whoever it came from is given up, the agent goes on
-            actions = self._core.survive(event, error, now_s)
-        self._perform(actions)
+            return self._core.survive(event, error, now_s)
 
     def _blame(self, key: str, error: Exception) -> None:
         """What this peer sent could not even be read, for a reason that nobody foresaw."""
@@ -295,14 +297,14 @@ class Net:
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
-        undone = []
-        for action in actions:
-            try:
-                self._do(action)
-            except Exception as error:  # the others are carried out all the same: the core counts on them
-                undone.append(Undone(action, _what_failed(action, error)))
-        for event in undone:
-            self._feed(event)
+        while actions:
+            undone = []
+            for action in actions:
+                try:
+                    self._do(action)
+                except Exception as error:  # the others are carried out all the same: the core counts on them
+                    undone.append(Undone(action, _what_failed(action, error)))
+            actions = [action for event in undone for action in self._handle(event)]
 
     def _do(self, action: Action) -> None:
         match action:
