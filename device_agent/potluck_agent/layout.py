@@ -27,7 +27,7 @@ class Layout:
     sends: Mapping[str, int]
     receives: Mapping[str, tuple[int, str]]
     exchanged: Mapping[str, int]
-    attrs: tuple[bytes, ...]  # of each instruction, as JSON
+    attrs: tuple[bytes, ...]  # of each instruction for the worker, as JSON
     took_s: list[float]
 
     @property
@@ -83,6 +83,6 @@ def lay_out(program: Program) -> Layout:
         sends=sends,
         receives={i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"},
         exchanged=Counter(peer for peer in peers if trains and peer != HOME),
-        attrs=tuple(dump(dict(instruction.attrs)) for instruction in program.instructions),
+        attrs=tuple(b"" if i.op in NETWORK else dump(dict(i.attrs)) for i in program.instructions),
         took_s=[math.inf] * len(followers),
     )

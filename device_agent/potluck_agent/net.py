@@ -53,6 +53,7 @@ from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, 
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
+BYTES_AT_ONCE = 512 * 1024  # of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
@@ -245,13 +246,15 @@ class Net:
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def _read_router(self, channel: Channel) -> None:
-        router = self._door.routers[channel]
+        router, n_bytes = self._door.routers[channel], 0
         for _ in range(AT_ONCE[channel]):
             route, *frames = receive(router)
+            n_bytes += sum(map(len, frames))
             if frames:
                 self._take(channel, route.bytes, frames)
             reopened = self._door.routers.get(channel) is not router
-            if reopened or not self._sources.has_message(router):
+            is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
+            if reopened or not self._sources.has_message(router) or is_enough:
                 return
 
     def _take(self, channel: Channel, route: bytes, frames: list[Any]) -> None:
