@@ -9,7 +9,7 @@ from potluck_agent.outbox import Outbox
 from potluck_agent.outgoing import Outgoing, Parcel
 from potluck_agent.plans import refusal_code
 from potluck_wire.answers import check_timings
-from potluck_wire.limits import MAX_ITEMS, MIB, is_identifier
+from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, is_identifier
 from potluck_wire.messages import (
     HOME,
     ComputeFailed,
@@ -81,6 +81,13 @@ class Measuring:
             )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
+        n_waiting = sum(owner == key for owner, _ in self._measures.values())
+        crowded = self._laborer.crowded(sum(map(len, buffers)))
+        if n_waiting >= MAX_MEASURES:
+            crowded = f"{n_waiting} measurements wait already; ask again when one of them is answered"
+        if crowded:
+            self._out.refuse(key, message, RefusalCode.BUSY, crowded)
+            return
         self._measures[message.task] = (key, message)
         self._laborer.need(now_s)
         order = MeasureTask(
@@ -130,6 +137,11 @@ class Measuring:
         if not peer_key or not sound or message.nbytes > MAX_PROBE_BYTES:
             text = f"a member, a new task, up to {MAX_PROBE_BYTES} bytes and 1 to {MAX_ITEMS} repeats are expected"
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
+        n_waiting = sum(other.key == key for other in self._probes)
+        if n_waiting >= MAX_PROBES:
+            text = f"{n_waiting} probes are under way already; ask again when one of them is answered"
+            self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
         self._probes[about] = Series(message, peer_key)
         self._send_probe(about)
@@ -189,8 +201,9 @@ class Measuring:
     def leave(self, key: str) -> None:
         """A notebook is gone."""
         self._meters.pop(key, None)
-        for about in [about for about in self._probes if about.key == key]:
+        probes = {about for about in self._probes if about.key == key}
+        self._outgoing.cancel(probes)
+        for about in probes:
             del self._probes[about]
-            self._outgoing.cancel(about)
         for task in [task for task, (owner, _) in self._measures.items() if owner == key]:
             del self._measures[task]

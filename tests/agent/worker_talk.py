@@ -113,11 +113,11 @@ class Talk:
 
 def begin(
     memory_bytes: int = 64 * MIB, slowdown: float = 1.0, inbound: int = MIB, outbound: int = MIB,
-    backends: tuple[str, ...] = (),
+    backends: tuple[str, ...] = (), threads: int = 1,
 ) -> Talk:  # fmt: skip
     """A worker that is ready."""
     link = start(
-        memory_bytes=memory_bytes, threads=1, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound,
+        memory_bytes=memory_bytes, threads=threads, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound,
         backends=backends,
     )  # fmt: skip
     talk = Talk(link, inbound=Allocator(inbound))
