@@ -31,7 +31,8 @@ def parse(data: Buffer, what: str, check: Check, max_bytes: int = MAX_DOCUMENT_B
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper(raw):
         raise WireError(WireCode.DOCUMENT, f"{what} is nested deeper than {MAX_DEPTH}, or not JSON")
     try:
-        document = _decode(raw.decode())
+        decode = _decode if _LARGE.search(raw) else _decode_small
+        document = decode(raw.decode())
         if b"\\u" in raw:
             json.dumps(document, ensure_ascii=False).encode()  # half of a character cannot be encoded
     except WireError as error:
@@ -58,10 +59,14 @@ def dump(document: Any) -> bytes:
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # an open one goes to the end: no second try
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NOT_COUNTED = bytes(set(_NO_BRACKETS) - set(b'"'))
+_LARGE = re.compile(rb"[0-9]{16}")  # digits that an integer past 2**53 has
 
 
 def _is_deeper(raw: bytes) -> bool:
     """Whether brackets nest deeper than `MAX_DEPTH`, or do not match: layer after layer is taken off, from inside."""
+    if b"\\" not in raw:  # then two quotes in a row have nothing between them that counts, and most strings go at once
+        raw = raw.translate(None, _NOT_COUNTED).replace(b'""', b"")
     brackets = _STRING.sub(b"", raw).translate(_AS_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"")
@@ -97,4 +102,5 @@ def _finite(digits: str) -> float:
 _decode = json.JSONDecoder(
     object_pairs_hook=_once, parse_constant=_refuse, parse_int=_whole, parse_float=_finite
 ).decode
+_decode_small = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite).decode
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -38,6 +38,15 @@ WINDOW_BYTES = WINDOW_CHUNKS * MAX_CHUNK_BYTES  # the most: fills 160 MiB/s at 1
 CREDIT_CHUNKS = 4  # taken in and not yet credited, of all values of a peer: then credit is due for each of them
 CREDIT_BYTES = WINDOW_BYTES // 4  # the same for large chunks: credit is back before the window is used up
 
+# --- what waits at one agent ------------------------------------------------------------------------------------------
+
+MAX_EXECUTIONS = 256  # under way, or behind another one; a stream of requests has 4, training 2
+MAX_UNDER_WAY = 400_000  # instructions of these executions: four programs of the largest size
+MAX_PLANS_BYTES = 32 * MIB  # JSON documents of all plans that are loaded; each takes some 25 times that of memory
+MAX_MEASURES = 256  # layers that one notebook wants timed; profiling asks for one after the other
+MAX_PROBES = 256  # links that one notebook wants timed, likewise
+MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES  # what the worker has not come to yet: it may be busy for minutes
+
 # --- sockets ----------------------------------------------------------------------------------------------------------
 
 HANDSHAKE_S = 2.0  # silent connections are dropped after it (default 30 s: 500 of them held 500 files)

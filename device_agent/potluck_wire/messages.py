@@ -163,8 +163,8 @@ class Execute(Message):
 
     `begin_s`: when all devices begin this step together, by this device's own clock (that of its `Pong`); the
     program's `release_s` count from then. 0: nobody knows, nothing is held back.
-    `after_step`: begin behind the execution of this program at that step, if it is under way here: once nothing is left
-    of it but tasks that its worker has. Where that one fails, this one is cancelled.
+    `after_step`: begin behind the execution of this program at that step, if that is under way or waits here: once
+    nothing is left of it but tasks that its worker has. Where that one fails, this one is cancelled.
     """
 
     run: str = ""
@@ -547,7 +547,7 @@ class RefusalCode:
 
     VERSION = "version"  # another major version
     NOT_PAIRED = "not-paired"
-    BUSY = "busy"  # another controller's run is on
+    BUSY = "busy"  # another controller's run is on, or too much waits already
     MEMORY = "memory"  # more than the owner allows
     OPERATOR = "operator"  # not on the allow-list
     BACKEND = "backend"  # torch or onnxruntime is not installed here

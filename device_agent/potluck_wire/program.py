@@ -212,9 +212,11 @@ def _instruction(index: int, row: Any) -> Instruction:
     if type(op) is not str or op not in OPERATIONS:
         raise _Wrong("unknown operation")
     for word, values, (fewest, most) in zip(("inputs", "outputs"), (inputs, outputs), ARITY[op], strict=True):
-        if type(values) is not list or not fewest <= len(values) <= most or not all(map(is_value_name, values)):
+        if type(values) is not list or not fewest <= len(values) <= most or not set(map(type, values)) <= _STRINGS:
             raise _Wrong(f"{word} must be {fewest} to {most} names of values")
-    if type(after) is not list or not all(_is_int(other, 0, index - 1) for other in after):
+    if not all(map(is_value_name, outputs)):  # an input is one of them, see `_connect`
+        raise _Wrong("outputs must be names of values")
+    if type(after) is not list or (after and (set(map(type, after)) != _INTEGERS or not _are_within(after, index))):
         raise _Wrong("after must name earlier instructions")
     if not _is_int(priority, -MAX_INT, MAX_INT):
         raise _Wrong("priority must be an integer within 2**53")
@@ -251,9 +253,9 @@ def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str,
 
     `loose` tells of each value that was sent whether that was to another program; such a value is sent once.
     """
-    for value in instruction.inputs:
-        if value not in made:
-            raise _Wrong(f"the value {value!r:.60} is not made before it")
+    if not made.issuperset(instruction.inputs):
+        missing = next(value for value in instruction.inputs if value not in made)
+        raise _Wrong(f"the value {missing!r:.60} is not made before it")
     for value in instruction.outputs:
         if value in made:
             raise _Wrong(f"the value {value!r:.60} is made twice")
@@ -267,6 +269,13 @@ def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str,
         if value in loose and (loose[value] or is_loose):
             raise _Wrong(f"{value!r:.60} goes to another program, so it is sent once")
         loose[value] = is_loose
+
+
+_STRINGS, _INTEGERS = {str}, {int}  # a set of types is found without a call for each value
+
+
+def _are_within(numbers: list[int], stop: int) -> bool:
+    return min(numbers) >= 0 and max(numbers) < stop
 
 
 def _is_int(value: Any, low: int, high: int) -> bool:

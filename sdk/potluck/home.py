@@ -10,7 +10,8 @@ from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
-from potluck.sessions.link import Keys, Link
+from potluck.sessions.connections import Keys
+from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck.shown import Shown
 

@@ -26,8 +26,19 @@ def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
     """Raise `UserError` unless `value` is a finite number above zero (or None: not known)."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
         raise UserError(f"{what} must be a number, got {value!r}.")
-    if value is not None and (not isfinite(value) or value < 0 or (value == 0 and not zero)):
+    try:
+        finite = value is None or isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        finite = False
+    if value is not None and (not finite or value < 0 or (value == 0 and not zero)):
         raise UserError(f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}.")
+
+
+def _given(what: str, value: float | None, *, zero: bool = False) -> None:
+    """The same for what is no limit if it is left out, and must not be None."""
+    if value is None:
+        raise UserError(f"{what} must be a number, got None.", next_step="Leave it out instead.")
+    _positive(what, value, zero=zero)
 
 
 def _rows(what: str, value: int | None) -> None:
@@ -274,8 +285,15 @@ class QoE:
     def __post_init__(self) -> None:
         _positive("QoE latency_s", self.latency_s)
         _positive("QoE energy_j", self.energy_j)
+        _given("QoE lambda_j_per_s", self.lambda_j_per_s, zero=True)
+        for what in ("memory_bytes", "device_energy_j"):
+            if not isinstance(limits := getattr(self, what), Mapping):
+                raise UserError(
+                    f"QoE {what} must say a limit for each device by its name, got {limits!r}.",
+                    next_step=f'{what}={{"laptop": 1e9}}',
+                )
         for name, limit in (*self.memory_bytes.items(), *self.device_energy_j.items()):
-            _positive(f"QoE limit of {name}", limit)
+            _given(f"QoE limit of {name}", limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import socket
 import struct
+import sys
 from contextlib import ExitStack, suppress
 
 import msgpack
@@ -15,34 +17,7 @@ from tests.timeouts import PATIENCE_S
 
 from potluck_wire import limits, statement
 from potluck_wire.frames import encode
-from potluck_wire.messages import (
-    MESSAGES,
-    Channel,
-    Chunk,
-    Commit,
-    Committed,
-    Credit,
-    Done,
-    Execute,
-    Failed,
-    FailureCause,
-    Goodbye,
-    Hello,
-    Meter,
-    Ping,
-    Pong,
-    Prepare,
-    Prepared,
-    Probe,
-    Probed,
-    Reading,
-    RefusalCode,
-    Refused,
-    Roster,
-    RosterSet,
-    Value,
-    Welcome,
-)
+from potluck_wire.messages import MESSAGES, Channel, Chunk, Commit, Committed, Credit, Done, Execute, Failed, FailureCause, Goodbye, Hello, Meter, Ping, Pong, Prepare, Prepared, Probe, Probed, Reading, RefusalCode, Refused, Roster, RosterSet, Value, Welcome
 
 ADA, STRANGER = Keys(), Keys()
 EIGHT = b"12345678"
@@ -236,6 +211,25 @@ def test_failures_in_the_worker_are_named_and_the_agent_lives(jetson, ada):
     failed, _ = ada.hear()
     assert (type(failed), failed.step, failed.cause) == (Failed, 1, FailureCause.CRASHED)
     assert isinstance(ada.ask(Prepare(run="g", epoch=1), *plan(recv("x"))), Prepared)  # and there is a new one
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL])
+def test_native_code_that_crashes_ends_the_step_by_name_and_the_worker_starts_again(jetson, ada, number):
+    assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
+    rows = [recv("x"), cut("x", "a", 0, 1)]
+    assert isinstance(ada.ask(Prepare(run="c", epoch=1), *plan(*rows)), Prepared)
+    ada.say(Execute(run="c", epoch=1, program="p"))
+    assert isinstance(ada.ask(Prepare(run="c", epoch=1), *plan(*rows)), Prepared)  # so the execution has begun
+    (worker,) = psutil.Process(jetson.process.pid).children()
+    worker.send_signal(number)
+    failed, _ = ada.hear()
+    assert (type(failed), failed.cause) == (Failed, FailureCause.CRASHED)
+    assert number.name in failed.text
+    assert isinstance(ada.ask(Prepare(run="d", epoch=1), *plan(recv("x"))), Prepared)
+    (other,) = psutil.Process(jetson.process.pid).children()
+    assert other.pid != worker.pid
 
 
 @pytest.mark.slow

@@ -3,47 +3,29 @@
 A row says what is promised today. `gap` says plainly what is not.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row: `tests` as FILE::TEST, all of them in `make test` unless they are marked long."""
-
-    fault: str
-    promise: str
-    tests: tuple[str, ...]
-    gap: str = ""
-
-
-def _tests(*rows: str) -> tuple[str, ...]:
-    """`FOLDER/FILE:TEST TEST ...` as FILE::TEST."""
-    found = []
-    for row in rows:
-        file, _, names = row.partition(":")
-        found += [f"tests/{file}.py::{name}" for name in names.split()]
-    return tuple(found)
-
+from tests.security.known_attacks import ATTACKS
+from tests.security.notebook_rows import TAKEN_OVER_AGENTS
+from tests.security.row import Row, tests_of
 
 _NO_RECOVERY = "a run does not go on by itself: it is deployed again, from its last saved file"
-_STRIKES = _tests(
+_STRIKES = tests_of(
     "sdk/run/test_faults:test_killed_while_a_plan_is_deployed test_killed_in_training_and_its_switch "
     "test_killed_while_requests_are_answered"
 )
-_CHAOS = _tests("security/test_resume:test_f14_chaos_changes_nothing_that_is_learned")
+_CHAOS = tests_of("security/test_resume:test_f14_chaos_changes_nothing_that_is_learned")
 
 ROWS: dict[str, Row] = {
     "F1": Row(
         "an agent is killed, at any moment of a run",
         "the run ends and names the device; the other agents live and are free; from its saved file the run equals the "
         "undisturbed one to the bit, no step lost or applied twice",
-        _STRIKES + _CHAOS + _tests("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
+        _STRIKES + _CHAOS + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
         _NO_RECOVERY,
     ),
     "F2": Row(
         "the notebook's kernel is killed",
         "agents drop what it had and wait for the next notebook; a saved run goes on as if uninterrupted",
-        _tests(
+        tests_of(
             "sdk/run/test_faults:test_killing_the_notebook_leaves_nothing",
             "agent/test_core_sessions:test_a_notebook_that_is_gone_leaves_nothing_behind",
             "sdk/run/test_training:test_a_saved_run_goes_on_as_if_uninterrupted",
@@ -53,7 +35,7 @@ ROWS: dict[str, Row] = {
     "F3": Row(
         "a worker dies (signal, memory, abort)",
         "its agent lives and starts another; the run ends with device and cause; from its file it goes on equal",
-        _CHAOS + _tests(
+        _CHAOS + tests_of(
             "sdk/run/test_failures:test_a_killed_worker_is_named_and_its_agent_lives",
             "agent/test_agent_process:test_failures_in_the_worker_are_named_and_the_agent_lives",
             "agent/test_worker_bounds:test_a_worker_that_dies_says_how "
@@ -65,7 +47,7 @@ ROWS: dict[str, Row] = {
     "F4": Row(
         "a device stands still and wakes up again",
         "its silence is noticed; what it says of an older epoch is refused",
-        _tests(
+        tests_of(
             "sdk/run/test_failures:test_a_stopped_agent_is_noticed_by_its_silence",
             "sdk/sessions/test_controller:test_silence_is_noticed "
             "test_our_own_standstill_is_not_taken_for_silence",
@@ -75,7 +57,7 @@ ROWS: dict[str, Row] = {
     "F5": Row(
         "a worker hangs",
         "it is killed and named; its agent answers meanwhile",
-        _tests(
+        tests_of(
             "agent/test_agent_process:test_a_worker_that_hangs_is_killed_and_named",
             "agent/test_core_worker:test_a_hung_worker_is_killed_after_the_time_it_may_be_silent",
             "sdk/sessions/test_controller:test_a_busy_worker_without_progress_hangs",
@@ -84,7 +66,7 @@ ROWS: dict[str, Row] = {
     "F6": Row(
         "a silent partition",
         "who is cut off is named; values that were on their way arrive once and whole when the link is back",
-        _tests(
+        tests_of(
             "agent/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
             "agent/test_core_transfers:test_a_member_that_stays_away_ends_what_waits_for_it",
             "sdk/sessions/test_controller_failures:test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while",
@@ -95,12 +77,12 @@ ROWS: dict[str, Row] = {
     "F7": Row(
         "links lose packets",
         "the result equals one machine's; only time is lost",
-        _tests("sdk/lab/test_relay:test_a_step_over_a_relay_that_loses_packets_equals_one_machine"),
+        tests_of("sdk/lab/test_relay:test_a_step_over_a_relay_that_loses_packets_equals_one_machine"),
     ),
     "F8": Row(
         "a link becomes slower during a run",
         "nobody is taken for dead; training and requests stay right over slow links",
-        _tests(
+        tests_of(
             "sdk/run/test_switching:test_every_request_during_switches_over_slow_links_is_answered_once",
             "sdk/lab/test_lab:test_links_change_as_the_script_says",
             "agent/test_chunk_sizes:test_a_link_gets_the_largest_chunk_that_it_carries_in_time",
@@ -111,7 +93,7 @@ ROWS: dict[str, Row] = {
         "plans are switched under load, and something dies meanwhile",
         "training equals one machine to the bit; a switch that fails leaves the old plan at work; each request is "
         "answered once",
-        _STRIKES[1:] + _tests(
+        _STRIKES[1:] + tests_of(
             "sdk/run/test_switching:test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit "
             "test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work "
             "test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on"
@@ -120,7 +102,7 @@ ROWS: dict[str, Row] = {
     "F10": Row(
         "clocks of the wall jump",
         "nothing that decides reads one",
-        _tests(
+        tests_of(
             "security/test_clock:test_f10_no_wall_clock_is_read_anywhere "
             "test_f10_a_core_that_is_told_of_years_goes_on"
         ),
@@ -128,7 +110,7 @@ ROWS: dict[str, Row] = {
     "F11": Row(
         "a disk is full, a file is cut anywhere",
         "the last good file stays whole and loads; the error names the file",
-        _tests(
+        tests_of(
             "security/test_resume:test_f11_a_file_cut_at_any_place_or_a_full_disk_leaves_the_last_good_one",
             "sdk/discover/test_keyring:test_a_corrupt_file_is_an_error_and_stays",
             "agent/test_keys:test_a_corrupt_key_file_is_an_error_and_stays_as_it_is",
@@ -137,7 +119,7 @@ ROWS: dict[str, Row] = {
     "F12": Row(
         "duplicates, another order, older epochs, unknown runs",
         "each value and each step is applied once, or refused by name",
-        _tests(
+        tests_of(
             "wire/test_session:test_refuses_and_nothing_changes test_repeats_are_no_error "
             "test_what_was_on_its_way_when_the_other_side_dropped_or_reconnected_is_no_error",
             "agent/test_core_work:test_a_value_in_two_transfers_at_once_is_applied_once "
@@ -150,7 +132,7 @@ ROWS: dict[str, Row] = {
     "F13": Row(
         "a device leaves and comes back elsewhere",
         "it is known by its key, whatever its address; another key at its address is not talked to",
-        _tests(
+        tests_of(
             "sdk/lab/test_relay:test_a_device_that_came_back_as_another_process_is_known",
             "agent/test_agent_life:test_the_key_stays_the_same_over_a_restart "
             "test_a_device_that_changed_its_identity_is_not_talked_to",
@@ -168,7 +150,7 @@ ROWS: dict[str, Row] = {
         "both machines in virtual time",
         "every value arrives once and whole, whatever the order and however often links break; nothing that peers or a "
         "worker say, in any order, raises anything",
-        _tests(
+        tests_of(
             "agent/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
             "agent/test_credit:test_values_that_overtake_one_another_all_arrive_the_most_urgent_first",
             "wire/test_session:test_a_whole_session_with_a_switch_of_plans",
@@ -181,7 +163,7 @@ ROWS: dict[str, Row] = {
     "S1": Row(
         "a stranger says anything",
         "it is told nothing, on any channel, with any or no key",
-        _tests(
+        tests_of(
             "agent/test_agent_process:test_a_stranger_gets_nothing_whatever_it_says "
             "test_a_client_that_expects_another_device_gets_nothing",
             "security/test_strangers:test_s1_a_name_and_a_password_are_no_key",
@@ -190,7 +172,7 @@ ROWS: dict[str, Row] = {
     "S2": Row(
         "the authenticator fails, or the library cannot encrypt",
         "nobody comes in, and the agent says why it does not start",
-        _tests(
+        tests_of(
             "agent/test_door:test_an_authenticator_that_fails_lets_nobody_in "
             "test_without_any_authenticator_nobody_comes_in "
             "test_an_authenticator_that_is_dead_keeps_the_agent_from_starting "
@@ -201,7 +183,7 @@ ROWS: dict[str, Row] = {
     "S3": Row(
         "strangers in numbers: silent, garbage, huge frames",
         "memory grows by less than 32 MiB; those who are paired are answered all the time",
-        _tests(
+        tests_of(
             "security/test_strangers:test_s3_silent_connections_are_cut_off "
             "test_s3_garbage_takes_nothing_from_those_who_are_paired test_s3_a_frame_of_a_gibibyte_takes_no_memory",
             "agent/test_agent_process:test_a_huge_frame_before_the_handshake_takes_no_memory",
@@ -210,7 +192,7 @@ ROWS: dict[str, Row] = {
     "S4": Row(
         "guessing, changing or replaying a pairing",
         "three tries, one success, and no key that somebody exchanged on the way",
-        _tests(
+        tests_of(
             "agent/test_pairing:test_whatever_is_exchanged_on_the_way_ends_the_attempt "
             "test_a_reflected_message_is_refused test_three_tries_in_all_then_even_the_right_code_is_refused "
             "test_expired_after_its_time_even_for_whoever_is_at_the_desk "
@@ -221,7 +203,7 @@ ROWS: dict[str, Row] = {
     "S5": Row(
         "hostile multicast",
         "names and addresses that cannot be are dropped, of others 64 are kept; keys decide, never addresses",
-        _tests(
+        tests_of(
             "sdk/discover/test_mdns:test_refuses test_keeps_every_candidate_address_because_keys_decide "
             "test_a_flood_of_names_stops_at_the_cap",
             "agent/test_agent_life:test_two_devices_of_one_name_are_both_announced",
@@ -230,8 +212,9 @@ ROWS: dict[str, Row] = {
     ),
     "S6": Row(
         "spoiled frames; a worker or an agent that was taken over",
-        "nothing but wire errors; the agent answers the next message, and the notebook's other devices work on",
-        _tests(
+        "nothing but wire errors; the agent answers the next message, and the notebook's other devices work on; a "
+        "notebook holds no more of a device's values than it asked for, and shows nothing of its texts that hides",
+        tests_of(
             "security/test_wire_fuzz:test_s6_spoiled_frames_only_ever_raise_wire_errors "
             "test_s6_many_more_spoiled_frames",
             "wire/test_frames:test_arbitrary_bytes_only_ever_raise_wire_errors "
@@ -239,17 +222,13 @@ ROWS: dict[str, Row] = {
             "agent/test_agent_process:test_broken_frames_of_a_paired_peer_are_answered_or_dropped",
             "agent/test_hostile_worker:test_the_agent_outlives_its_worker",
             "agent/test_core_worker:test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place",
-            "sdk/sessions/test_hostile_agent:test_the_link_outlives_an_agent",
-            "sdk/sessions/test_controller_failures:"
-            "test_a_value_that_was_promised_and_does_not_come_ends_the_step_by_name "
-            "test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress "
-            "test_a_large_value_on_a_slow_link_has_all_the_time_it_needs",
-        ),
+        )
+        + TAKEN_OVER_AGENTS,
     ),
     "S7": Row(
         "spoiled graphs, and operators with hostile arguments",
         "refused before memory is taken or native code runs; no crash, and no result depends on what lay in memory",
-        _tests(
+        tests_of(
             "security/test_wire_fuzz:test_s7_spoiled_graphs_only_ever_raise_segment_errors "
             "test_s7_many_more_spoiled_graphs",
             "security/test_operators:test_no_call_crashes_or_reads_what_is_not_its_own test_many_more_calls "
@@ -263,12 +242,12 @@ ROWS: dict[str, Row] = {
     "S9": Row(
         "a notebook is forgotten while it is connected",
         "it is cut off at once",
-        _tests("agent/test_agent_life:test_a_forgotten_notebook_is_cut_off_at_once"),
+        tests_of("agent/test_agent_life:test_a_forgotten_notebook_is_cut_off_at_once"),
     ),
     "S10": Row(
         "a session is recorded and played again; bits are flipped on the way",
         "nothing is said twice; messages are lost, never changed",
-        _tests(
+        tests_of(
             "security/test_strangers:test_s10_a_recorded_session_played_again_says_nothing "
             "test_s10_flipped_bits_lose_messages_and_never_change_one"
         ),
@@ -276,120 +255,49 @@ ROWS: dict[str, Row] = {
     "S11": Row(
         "a line that guards something is taken away",
         "a test fails",
-        _tests(
+        tests_of(
             "security/test_mutations:test_every_guard_is_where_it_is_looked_for "
             "test_s11_the_tests_pass_with_every_guard test_s11_a_guard_that_is_gone_is_missed"
         ),
     ),
+    "S12": Row(
+        "a paired notebook asks for more than a busy worker gets done, or for one thing that leads to thousands",
+        "it is refused as busy before memory grows without bound; the agent never goes deeper, and looks at the others "
+        "in between",
+        tests_of(
+            "agent/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
+            "test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too "
+            "test_values_are_rejected_while_too_much_waits test_instructions_of_executions_have_an_end "
+            "test_plans_have_an_end test_the_answers_that_are_kept_have_an_end "
+            "test_aborted_sends_to_nobody_are_not_kept",
+            "agent/test_core_chains:test_loose_sends_that_wait_for_one_another_all_leave_in_order "
+            "test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_end "
+            "test_values_that_wait_for_one_place_all_get_it test_executions_that_end_for_one_anothers_room_all_end",
+            "agent/test_rounds:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
+            "test_the_work_of_reading_a_plan_is_bounded_by_its_bytes",
+        ),
+        "one plan of the largest size is read in one piece, about a second on a slow device",
+    ),
+    "S13": Row(
+        "a worker that was taken over turns on its agent, or makes noise instead of answering",
+        "on Linux it sends no signal but to itself, changes no limit of another process and has no children; only "
+        "answers that are due count",
+        tests_of(
+            "agent/test_worker_seccomp:test_the_filter_refuses "
+            "test_a_worker_that_was_taken_over_cannot_touch_its_agent "
+            "test_every_thread_of_a_worker_at_work_is_filtered",
+            "agent/test_core_worker:test_a_worker_that_says_anything_but_what_is_due_is_silent "
+            "test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says",
+        ),
+        "other systems have no such filter; the priority of its agent is not guarded",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",
-        _tests("security/test_load:test_l1_memory_stays_flat_under_load"),
+        tests_of("security/test_load:test_l1_memory_stays_flat_under_load"),
         "one agent; not eight, and not for an hour",
     ),
-    "A1": Row(
-        "objects that run code where they are read (pickle)",
-        "nothing here reads such objects or evaluates text",
-        _tests(
-            "security/test_attacks:test_a1_nothing_unpickles_or_evaluates "
-            "test_a1_a_pickle_is_no_message_on_any_channel",
-            "agent/test_agent_process:test_a_pickle_on_any_socket_is_no_message",
-        ),
-    ),
-    "A2": Row(
-        "arrays of objects", "no such type",
-        _tests("security/test_attacks:test_a2_an_array_of_objects_has_no_type_here"),
-    ),
-    "A3": Row(
-        "msgpack's Unpacker used again after an error",
-        "not used; the mended version is required",
-        _tests("security/test_attacks:test_a3_msgpack_is_new_enough_and_no_unpacker_is_used_twice"),
-    ),
-    "A4": Row(
-        "torch.load", "never called", _tests("security/test_attacks:test_a4_torch_load_is_not_reached")
-    ),
-    "A5": Row(
-        "saved programs (torch.export, torch.fx)",
-        "refused before any loader, none of which is there",
-        _tests(
-            "security/test_attacks:test_a5_a_saved_program_is_refused_before_any_loader "
-            "test_a5_no_loader_of_programs_is_named"
-        ),
-    ),
-    "A6": Row(
-        "ONNX tensors in other files",
-        "refused in graphs, subgraphs, attributes, sparse tensors and functions",
-        _tests(
-            "security/test_attacks:test_a6_files_beside_an_onnx_model_are_refused_in_every_place",
-            "sdk/graph/test_onnx_files:test_the_device_refuses",
-        ),
-    ),
-    "A7": Row(
-        "a model in memory that names a file of the current folder",
-        "refused; the worker stands in a folder that does not exist",
-        _tests(
-            "security/test_attacks:test_a7_a_model_in_memory_reads_no_file_of_the_folder_it_is_in",
-            "agent/test_worker_bounds:test_files_memory_and_network_are_out_of_reach",
-        ),
-    ),
-    "A8": Row(
-        "offsets, null buffers, unknown words, numbers as addresses",
-        "every integer is checked, unknown words are refused, no field is an address",
-        _tests(
-            "security/test_attacks:test_a8_every_integer_of_every_message_is_checked "
-            "test_a8_an_unknown_word_is_refused_not_guessed test_a8_no_field_is_an_address"
-        ),
-    ),
-    "A9": Row(
-        "a verb without a check",
-        "every verb of the table is said by a stranger; a new one is in the test by itself",
-        _tests(
-            "security/test_attacks:test_a9_every_verb_is_said_by_strangers",
-            "agent/test_agent_process:test_a_stranger_gets_nothing_whatever_it_says",
-        ),
-    ),
-    "A10": Row(
-        "a switch that takes the encryption away",
-        "there is none",
-        _tests("security/test_attacks:test_a10_no_switch_takes_the_encryption_away"),
-    ),
-    "A11": Row(
-        "a libzmq with known holes",
-        "the agent does not start",
-        _tests(
-            "security/test_attacks:test_a11_the_library_has_the_known_holes_mended",
-            "agent/test_door:test_without_encryption_or_with_an_old_library_it_says_so",
-        ),
-    ),
-    "A12": Row(
-        "zeroconf with known holes",
-        "the mended version is required",
-        _tests("security/test_attacks:test_a12_multicast_is_read_by_a_library_with_the_known_holes_mended"),
-    ),
-    "A13": Row(
-        "a stranger uses resources up",
-        "small caps before the handshake, and everything ends after 2 s",
-        _tests(
-            "security/test_attacks:test_a13_who_waits_at_the_door_takes_little",
-            "security/test_strangers:test_s3_silent_connections_are_cut_off",
-        ),
-    ),
-    "A14": Row(
-        "a guard that is defined and never used",
-        "each is taken away in the long tests, and missed",
-        _tests(
-            "security/test_attacks:test_a14_what_guards_is_used",
-            "security/test_mutations:test_s11_a_guard_that_is_gone_is_missed",
-        ),
-    ),
-    "A15": Row(
-        "files of weights that do not hold",
-        "named errors; agents read no such files at all",
-        _tests(
-            "security/test_attacks:test_a15_a_file_of_weights_that_does_not_hold_is_named "
-            "test_a15_the_agent_reads_no_such_file"
-        ),
-    ),
+    **ATTACKS,
 }  # fmt: skip
 
 

@@ -57,6 +57,20 @@ guard(
     DOOR,
     PROCESS,
 )
+guard(
+    "a worker signals nobody else",
+    WORKER + "limits.py",
+    '"signals": seccomp.refuse(os.getpid())',
+    '"signals": "refused, but to itself"',
+    "tests/agent/test_worker_seccomp.py",
+)
+guard(
+    "what waits for the worker is bounded",
+    AGENT + "laborer.py",
+    "if not behind_bytes or behind_bytes + nbytes <= MAX_BEHIND_BYTES:",
+    "if True:",
+    "tests/agent/test_core_crowded.py",
+)
 guard("sockets are encrypted", AGENT + "door.py", "router.curve_server = True", "router.curve_server = False", DOOR)
 guard(
     "frames have a largest size",
@@ -232,7 +246,7 @@ guard(
 )
 guard(
     "older epochs",
-    AGENT + "work.py",
+    AGENT + "plans.py",
     """            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")""",
     "            pass",
     "tests/agent/core/test_core_work.py",

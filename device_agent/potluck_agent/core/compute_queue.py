@@ -8,8 +8,12 @@ import heapq
 from dataclasses import dataclass
 
 from potluck_agent.core.execution import Execution
+from potluck_agent.core.execution import Execution
+from potluck_wire.limits import MIB
 
 DEPTH = 2  # with the worker at least: one at work, one behind it
+AHEAD_BYTES = 4 * MIB  # about as much as orders of tasks may take that it is not at work on
+VALUE_BYTES = 512  # a name, with that of its execution, up to three times in one order
 AHEAD_S = 0.05  # more, while they take less than this in all, as they did before: so long may an urgent one wait
 
 
@@ -24,6 +28,13 @@ class Task:
     def usual_s(self) -> float:
         """How long it took when it was done before."""
         return self.execution.layout.took_s[self.index]
+
+    @property
+    def nbytes(self) -> int:
+        """About how long the order for it is."""
+        instruction = self.execution.instruction(self.index)
+        n_values = len(instruction.inputs) + len(instruction.outputs)
+        return len(self.execution.layout.attrs[self.index]) + VALUE_BYTES * n_values
 
 
 class Lane:
@@ -57,7 +68,10 @@ class Lane:
 
     def _has_room(self) -> bool:
         with_worker = self._with_worker.values()
-        return len(with_worker) < DEPTH or sum([task.usual_s for task in with_worker]) < AHEAD_S
+        if len(with_worker) < DEPTH:
+            return True
+        ahead_s, ahead_bytes = sum([task.usual_s for task in with_worker]), sum([task.nbytes for task in with_worker])
+        return ahead_s < AHEAD_S and ahead_bytes < AHEAD_BYTES
 
     def finish(self, tag: int, took_s: float | None = None) -> Task | None:
         """The worker is through with it, after so long; None: it failed."""

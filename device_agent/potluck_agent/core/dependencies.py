@@ -27,13 +27,18 @@ class Layout:
     sends: Mapping[str, int]
     receives: Mapping[str, tuple[int, str]]
     exchanged: Mapping[str, int]
-    attrs: tuple[bytes, ...]  # of each instruction, as JSON
+    attrs: tuple[bytes, ...]  # of each instruction for the worker, as JSON
     took_s: list[float]
 
     @property
     def name(self) -> str:
         """The program's name."""
         return self.program.name
+
+    @property
+    def n_instructions(self) -> int:
+        """How many there are."""
+        return len(self.waits)
 
     def lasts_s(self, index: int) -> float:
         """How long it shall last on an emulated device; 0: nobody says."""
@@ -78,6 +83,6 @@ def lay_out(program: Program) -> Layout:
         sends=sends,
         receives={i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"},
         exchanged=Counter(peer for peer in peers if trains and peer != HOME),
-        attrs=tuple(dump(dict(instruction.attrs)) for instruction in program.instructions),
+        attrs=tuple(b"" if i.op in NETWORK else dump(dict(i.attrs)) for i in program.instructions),
         took_s=[math.inf] * len(followers),
     )

@@ -12,26 +12,15 @@ from potluck_agent.core.execution import Name, slot_of
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
 from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.events import Buffer
+from potluck_agent.core.execution import Name, Unwanted, slot_of
+from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
 from potluck_wire.errors import WireError
-from potluck_wire.limits import is_identifier
-from potluck_wire.messages import (
-    Abort,
-    Commit,
-    Committed,
-    ComputeFailed,
-    Done,
-    Drop,
-    Dropped,
-    Execute,
-    Failed,
-    FailureCause,
-    Forget,
-    LoadSegment,
-    Prepare,
-    Prepared,
-    RefusalCode,
-    SegmentLoaded,
-)
+from potluck_wire.limits import MAX_PLANS_BYTES, is_identifier
+from potluck_wire.messages import Abort, Commit, Committed, ComputeFailed, Done, Drop, Dropped, Execute, Failed, FailureCause, Forget, LoadSegment, Prepare, Prepared, RefusalCode, SegmentLoaded, Value
 
 CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
 
@@ -67,6 +56,9 @@ class Plans:
             if not known.loading:
                 self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
             return
+        if crowded := self._crowded(buffers):
+            self._out.refuse(key, message, RefusalCode.BUSY, crowded)
+            return
         try:
             load = read_load(buffers, message.run, message.epoch)
         except WireError as error:
@@ -77,6 +69,7 @@ class Plans:
         slots = {piece.name: slot_of(this, piece.name) for piece in load.segments}
         run.epochs[message.epoch] = Epoch(
             number=message.epoch,
+            document_bytes=len(buffers[0]),
             memory_bytes=message.memory_bytes,
             layouts=load.layouts,
             loading=set(slots.values()),
@@ -111,6 +104,14 @@ class Plans:
         if message.memory_bytes > available_bytes:
             return RefusalCode.MEMORY, f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
         return None
+
+    def _crowded(self, buffers: Sequence[Buffer]) -> str:
+        """Why these documents are not even looked at now; empty: they are."""
+        loaded_bytes = sum(epoch.document_bytes for run in self.runs.values() for epoch in run.epochs.values())
+        if loaded_bytes + len(buffers[0]) > MAX_PLANS_BYTES:
+            return f"plans of {loaded_bytes} bytes are loaded, at most {MAX_PLANS_BYTES} at once; drop one"
+        nbytes = sum(map(len, buffers[1:]))
+        return self._laborer.crowded(nbytes)
 
     def loaded(self, message: SegmentLoaded) -> None:
         """The worker has a segment; the last one completes its epoch."""
@@ -188,6 +189,23 @@ class Plans:
             failed = Failed(**name._asdict(), cause=FailureCause.INTERNAL, text=text)
             run.answered(name, (failed, ()))
             self._out.say(run.owner, failed)
+
+    def taker(self, value: Value) -> tuple[Run, str]:
+        """The run that takes this value, and from which device; `Unwanted` where none does."""
+        run = self.runs.get(value.run)
+        if run is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, self.why_not(value.run))
+        epoch = run.epochs.get(value.epoch)
+        if epoch is None and value.epoch <= run.committed:
+            self.n_old += 1
+            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
+        if epoch is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, f"epoch {value.epoch} is not prepared here")
+        layout = epoch.layouts.get(value.program)
+        receive = layout.receives.get(value.name) if layout else None
+        if receive is None:
+            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")
+        return run, receive[1]
 
     def layout(self, key: str, message: Execute | Abort, run: Run) -> Layout | None:
         """The program that is asked for; None, and the message is refused, where it is not here."""

@@ -14,10 +14,11 @@ from potluck_agent.core.send_queue import Parcel
 from potluck_wire.answers import read_exports
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
-from potluck_wire.limits import MAX_INT
+from potluck_wire.limits import MAX_INT, MAX_WORKER_HEADER_BYTES, MAX_WORKER_ITEMS
 from potluck_wire.messages import Compute, Value
 from potluck_wire.program import SURELY_TOLD, Instruction
 
+_NAME_BYTES, _FIELDS_BYTES = 3, 2048  # of msgpack before a name; all that an order says beside values
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -295,6 +296,8 @@ def check_tellable(run: str, epoch: int, layout: Layout) -> None:
         values = (*instruction.inputs, *instruction.outputs)
         if layout.is_network(instruction.id) or len(values) <= SURELY_TOLD:
             continue
+        if _most_bytes(execution, instruction) <= MAX_WORKER_HEADER_BYTES and len(values) <= MAX_WORKER_ITEMS:
+            continue
         order = compute_of(execution, instruction.id, MAX_INT, tuple(dict.fromkeys(values)), is_told_times=True)
         try:
             encode(order, (layout.attrs[instruction.id],))
@@ -302,3 +305,11 @@ def check_tellable(run: str, epoch: int, layout: Layout) -> None:
             where = f"program {layout.name}, instruction {instruction.id} ({instruction.op})"
             text = f"{where}: its {len(values)} values are more than a worker can be told at once ({error.text})"
             raise WireError(WireCode.DOCUMENT, text) from None
+
+
+def _most_bytes(execution: Execution, instruction: Instruction) -> int:
+    """More than the names of an instruction take in the message to the worker; much sooner known than made."""
+    n_inputs, n_outputs = len(instruction.inputs), len(instruction.outputs)
+    prefix_bytes = len(execution.name.prefix) + _NAME_BYTES
+    names_bytes = 2 * sum(map(len, instruction.inputs)) + 3 * sum(map(len, instruction.outputs))
+    return names_bytes + (2 * n_inputs + 3 * n_outputs) * prefix_bytes + _FIELDS_BYTES

@@ -4,7 +4,9 @@
 is on the links; here they are put together.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from potluck_agent.core.compute_queue import Lane, Task
 from potluck_agent.core.epochs import Plans
@@ -15,23 +17,19 @@ from potluck_agent.core.receive_buffers import WORKER, Arrival, Incoming, Step
 from potluck_agent.core.run_state import Run
 from potluck_agent.core.send_queue import Outgoing, Parcel
 from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.behind import Ask, Behind, crowded
+from potluck_agent.core.events import Buffer, Member, Span
+from potluck_agent.core.execution import Early, Execution, Located, Name, Ready, SendOf, Unwanted, compute_of, parcel_of
+from potluck_agent.core.receive_buffers import WORKER, Arrival, Incoming, Step
+from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.compute_queue import Lane, Task
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.epochs import Plans
+from potluck_agent.core.run_state import Run
+from potluck_agent.turns import Turns
 from potluck_wire.documents import dump
-from potluck_wire.messages import (
-    HOME,
-    Abort,
-    Computed,
-    ComputeFailed,
-    Done,
-    Execute,
-    Failed,
-    FailureCause,
-    Forget,
-    Message,
-    Put,
-    RefusalCode,
-    Release,
-    Value,
-)
+from potluck_wire.messages import HOME, Abort, Computed, ComputeFailed, Done, Execute, Failed, FailureCause, Forget, Message, Put, RefusalCode, Release, Value
 
 MAX_EARLY = 1024  # executions that values came for before they began
 
@@ -55,7 +53,8 @@ class Work:
         self.plans = Plans(settings, out, laborer, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
         self._early: dict[Name, dict[str, Early]] = {}
-        self._behind: dict[Name, tuple[str, Execute]] = {}  # by the execution ahead: who asked, and what for
+        self._behind = Behind()
+        self._turns = Turns()
         self._loose: set[SendOf] = set()
         self._n_executions = 0
 
@@ -80,11 +79,15 @@ class Work:
             else:
                 self._out.say(key, *answer)
             return
-        if name in self._executions or (layout := self.plans.layout(key, message, run)) is None:
+        is_known = name in self._executions or name in self._behind
+        if is_known or (layout := self.plans.layout(key, message, run)) is None:
             return
-        ahead = self._executions.get(name._replace(step=message.after_step))
-        if ahead is not None and not ahead.only_computing:
-            self._behind[ahead.name] = key, message
+        if text := crowded(self._executions.values(), self._behind, layout) or self._laborer.crowded():
+            self._out.refuse(key, message, RefusalCode.BUSY, text)
+            return
+        ahead = name._replace(step=message.after_step)
+        if ahead in self._behind or (ahead in self._executions and not self._executions[ahead].only_computing):
+            self._behind.put(Ask(name, key, message, layout.n_instructions), ahead)
             return
         self._n_executions += 1
         execution = self._executions[name] = Execution(name, layout, key, self._n_executions, message.begin_s)
@@ -97,12 +100,12 @@ class Work:
 
     def _go_on(self, execution: Execution, ready: Ready, now_s: float) -> None:
         """What has become ready: tasks are offered, sends are posted, and perhaps that was all."""
-        self._laborer.n_finished += len(ready.done)
-        for index in ready.tasks:
-            self._lane.offer(execution, index)
-        for index in ready.sends:
-            if not execution.over:
-                self._post(execution, index, now_s)
+        self._offer(execution, ready)
+        sends = deque(ready.sends)
+        while sends and not execution.over:
+            more = self._post(execution, sends.popleft(), now_s)
+            self._offer(execution, more)
+            sends.extendleft(reversed(more.sends))  # what follows a loose send leaves next
         if execution.complete and not execution.over:
             done = Done(
                 **execution.name._asdict(),
@@ -113,10 +116,15 @@ class Work:
         elif execution.only_computing and not execution.over:
             self._let_follow(execution, now_s)
 
+    def _offer(self, execution: Execution, ready: Ready) -> None:
+        self._laborer.n_finished += len(ready.done)
+        for index in ready.tasks:
+            self._lane.offer(execution, index)
+
     def _let_follow(self, execution: Execution, now_s: float) -> None:
-        """The execution that waits behind this one begins."""
-        if (waiting := self._behind.pop(execution.name, None)) is not None:
-            self.execute(*waiting, now_s)
+        """The executions that wait behind this one begin."""
+        for ask in self._behind.take(execution.name):
+            self._turns.do(partial(self.execute, ask.key, ask.message, now_s))
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
@@ -155,49 +163,51 @@ class Work:
             self._fail(task.execution, message.cause, message.text, now_s, instruction=task.index)
         return True
 
-    def _post(self, execution: Execution, index: int, now_s: float) -> None:
-        """Hand a value to the network lane."""
+    def _post(self, execution: Execution, index: int, now_s: float) -> Ready:
+        """Hand a value to the network lane; what may go on at once because of that."""
         instruction = execution.instruction(index)
         peer = instruction.attrs["peer"]
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
         located, to = execution.places.get(instruction.inputs[0]), instruction.attrs.get("to", "")
         if to and not key and located is not None:  # nobody is there to have it
-            self._let_go(execution, index, now_s)
             self._give_back(located.span, now_s)
-            return
+            return self._let_go(execution, index, now_s)
         if not key or located is None:
             cause = FailureCause.PEER_LOST if not key else FailureCause.INTERNAL
             text = f"{peer} is not in the roster" if not key else f"{instruction.inputs[0]} is not here"
             self._fail(execution, cause, text, now_s, instruction=index)
-            return
+            return Ready()
         self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
         execution.posted(index)
-        if to:
-            self._loose.add(SendOf(execution.name, index, loose=True))
-            self._let_go(execution, index, now_s)
+        if not to:
+            return Ready()
+        self._loose.add(SendOf(execution.name, index, loose=True))
+        return self._let_go(execution, index, now_s)
 
-    def _let_go(self, execution: Execution, index: int, now_s: float) -> None:
-        """A loose send counts as done; the execution does not hold its place any more."""
+    def _let_go(self, execution: Execution, index: int, now_s: float) -> Ready:
+        """A loose send counts as done, and what follows is ready; the execution does not hold its place any more."""
         ready, _ = execution.sent(index, now_s, now_s)  # such a value has no other send
         del execution.places[execution.instruction(index).inputs[0]]
-        self._go_on(execution, ready, now_s)
+        return ready
 
-    def _landed(self, about: SendOf, parcel: Parcel, now_s: float) -> None:
-        """A loose parcel has arrived, or nobody wants it."""
-        self._loose.discard(about)
-        self._give_back(parcel.place, now_s)
+    def _send_of(self, parcel: Parcel, now_s: float) -> tuple[Execution, int] | None:
+        """The execution and the send that this parcel is of; of a loose one, which is over now, and others: None."""
+        about = parcel.about
+        if not isinstance(about, SendOf):
+            return None
+        if about.loose:
+            self._loose.discard(about)
+            self._give_back(parcel.place, now_s)
+            return None
+        execution = self._executions.get(about.name)
+        return None if execution is None else (execution, about.index)
 
     def delivered(self, parcel: Parcel, now_s: float) -> None:
         """A value of ours has arrived where it should."""
-        about = parcel.about
-        if isinstance(about, SendOf) and about.loose:
-            self._landed(about, parcel, now_s)
+        if (sent := self._send_of(parcel, now_s)) is None:
             return
-        execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
-        if execution is None or not isinstance(about, SendOf):
-            return
-        index = about.index
+        execution, index = sent
         start_s = parcel.start_s if parcel.start_s is not None else now_s
         ready, last = execution.sent(index, start_s, now_s)
         self._laborer.n_finished += 1
@@ -207,18 +217,15 @@ class Work:
 
     def refused(self, parcel: Parcel, code: str, text: str, now_s: float) -> None:
         """The receiver does not want a value of ours."""
-        about = parcel.about
-        if isinstance(about, SendOf) and about.loose:
-            self._landed(about, parcel, now_s)
-            return
-        execution = self._executions.get(about.name) if isinstance(about, SendOf) else None
-        if execution is not None and isinstance(about, SendOf):
-            index = about.index
+        if (sent := self._send_of(parcel, now_s)) is not None:
+            execution, index = sent
             cause = FailureCause.MEMORY if code == RefusalCode.MEMORY else FailureCause.PEER_LOST
             to = execution.instruction(index).attrs["peer"]
             self._fail(execution, cause, f"{to} rejected {parcel.value.name}: {text}", now_s, instruction=index)
 
     def _fail(self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1) -> None:
+        if execution.over:  # of several that end, one may have let another come to its end
+            return
         failed = Failed(**execution.name._asdict(), instruction=instruction, cause=cause, text=text)
         self._end(execution, failed, (), now_s)
 
@@ -235,20 +242,18 @@ class Work:
         self._out.say(execution.owner, answer, buffers)
         if not isinstance(answer, Done):
             self.apply(self._incoming.settle(execution.name), now_s)
-        for index in execution.waiting_for():
-            if execution.instruction(index).op == "send":
-                self._outgoing.cancel(SendOf(execution.name, index))
+        waiting = [index for index in execution.waiting_for() if execution.instruction(index).op == "send"]
+        self._outgoing.cancel({SendOf(execution.name, index) for index in waiting})
         for located in execution.places.values():
             self._give_back(located.span, now_s)
         execution.places.clear()
         self._laborer.tell(Forget(prefix=execution.name.prefix), (), now_s)
         if isinstance(answer, Done):
             self._let_follow(execution, now_s)
-        elif (waiting := self._behind.pop(execution.name, None)) is not None:
-            key, message = waiting
-            name = execution.name._replace(step=message.step)
-            text = f"step {execution.name.step} failed before it"
-            self._out.say(key, Failed(**name._asdict(), cause=FailureCause.CANCELLED, text=text))
+            return
+        for ahead, ask in self._behind.take_all(execution.name):
+            text = f"step {ahead.step} failed before it"
+            self._out.say(ask.key, Failed(**ask.name._asdict(), cause=FailureCause.CANCELLED, text=text))
 
     def _end_epoch(self, run: Run, number: int, now_s: float) -> None:
         """Nothing of an epoch goes on: values that are coming (first: they take any room), executions, early values."""
@@ -267,6 +272,7 @@ class Work:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
         elif name not in run.answers and (layout := self.plans.layout(key, message, run)) is not None:
             # One that has not begun fails before it does.
+            self._behind.forget(name)
             execution = self._executions.setdefault(name, Execution(name, layout, key, self._n_executions))
             self._fail(execution, FailureCause.CANCELLED, "it was aborted", now_s)
             for early in self._early.pop(name, {}).values():
@@ -276,20 +282,7 @@ class Work:
 
     def expect(self, key: str, value: Value) -> tuple[str, int] | None:
         """Whose value this is (run, epoch); None where it is here already. `Unwanted` where it does not belong."""
-        run = self.plans.runs.get(value.run)
-        if run is None:
-            raise Unwanted(RefusalCode.UNKNOWN_RUN, self.plans.why_not(value.run))
-        epoch = run.epochs.get(value.epoch)
-        if epoch is None and value.epoch <= run.committed:
-            self.plans.n_old += 1
-            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
-        if epoch is None:
-            raise Unwanted(RefusalCode.UNKNOWN_RUN, f"epoch {value.epoch} is not prepared here")
-        layout = epoch.layouts.get(value.program)
-        receive = layout.receives.get(value.name) if layout else None
-        if receive is None:
-            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")
-        _, peer = receive
+        run, peer = self.plans.taker(value)
         member = self._members(run.owner).get(peer)
         if key != (run.owner if peer == HOME else member.key if member else None):
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
@@ -300,6 +293,8 @@ class Work:
             return None
         if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
             raise Unwanted(RefusalCode.MEMORY, f"values for {MAX_EARLY} executions wait already")
+        if text := self._laborer.crowded():
+            raise Unwanted(RefusalCode.BUSY, text)
         return value.run, value.epoch
 
     def goes_on_after(self, value: Value) -> bool:
@@ -314,7 +309,7 @@ class Work:
         self._out.add(*step.actions)
         for arrival in step.complete:
             if not arrival.sink:
-                self._arrived(arrival, now_s)
+                self._turns.do(partial(self._arrived, arrival, now_s))
 
     def _arrived(self, arrival: Arrival, now_s: float) -> None:
         """A value is complete: to the worker, if it computes with it; kept in place, if it is sent on."""
@@ -380,8 +375,7 @@ class Work:
         self._out.add(*self._incoming.clear().actions)
         self._lane.clear()
         self.fail_all(cause, text, now_s)
-        for about in self._loose:
-            self._outgoing.cancel(about)
+        self._outgoing.cancel(self._loose)
         self._loose.clear()
         self._early.clear()
         self.plans.lose_all(RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text)

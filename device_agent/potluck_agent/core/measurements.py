@@ -10,19 +10,8 @@ from potluck_agent.core.send_queue import Outgoing, Parcel
 from potluck_agent.core.worker_proxy import Laborer
 from potluck_wire.answers import check_timings
 from potluck_wire.limits import MAX_ITEMS, MIB, PROBE, is_identifier
-from potluck_wire.messages import (
-    HOME,
-    ComputeFailed,
-    Measure,
-    Measured,
-    MeasuredTask,
-    MeasureTask,
-    Meter,
-    Probe,
-    Probed,
-    RefusalCode,
-    Value,
-)
+from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, is_identifier
+from potluck_wire.messages import HOME, ComputeFailed, Measure, Measured, MeasuredTask, MeasureTask, Meter, Probe, Probed, RefusalCode, Value
 from potluck_wire.statement import BACKEND_OF
 
 PROBE_PRIORITY = 2**53  # behind everything that is needed
@@ -80,6 +69,13 @@ class Measuring:
             )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
+        n_waiting = sum(owner == key for owner, _ in self._measures.values())
+        crowded = self._laborer.crowded(sum(map(len, buffers)))
+        if n_waiting >= MAX_MEASURES:
+            crowded = f"{n_waiting} measurements wait already; ask again when one of them is answered"
+        if crowded:
+            self._out.refuse(key, message, RefusalCode.BUSY, crowded)
+            return
         self._measures[message.task] = (key, message)
         self._laborer.need(now_s)
         order = MeasureTask(
@@ -129,6 +125,11 @@ class Measuring:
         if not peer_key or not sound or message.nbytes > MAX_PROBE_BYTES:
             text = f"a member, a new task, up to {MAX_PROBE_BYTES} bytes and 1 to {MAX_ITEMS} repeats are expected"
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
+        n_waiting = sum(other.key == key for other in self._probes)
+        if n_waiting >= MAX_PROBES:
+            text = f"{n_waiting} probes are under way already; ask again when one of them is answered"
+            self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
         self._probes[about] = Series(message, peer_key)
         self._send_probe(about)
@@ -188,8 +189,9 @@ class Measuring:
     def leave(self, key: str) -> None:
         """A notebook is gone."""
         self._meters.pop(key, None)
-        for about in [about for about in self._probes if about.key == key]:
+        probes = {about for about in self._probes if about.key == key}
+        self._outgoing.cancel(probes)
+        for about in probes:
             del self._probes[about]
-            self._outgoing.cancel(about)
         for task in [task for task, (owner, _) in self._measures.items() if owner == key]:
             del self._measures[task]

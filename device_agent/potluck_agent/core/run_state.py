@@ -1,7 +1,9 @@
 """What is loaded here: runs, their plan epochs, and the documents of a `Prepare`. Records and checks only."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import gc
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from potluck_agent.core.dependencies import Layout, lay_out
@@ -10,7 +12,7 @@ from potluck_agent.core.execution import Name, check_tellable
 from potluck_wire.checks import anything, one_of, record, rows, which
 from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import is_identifier
+from potluck_wire.limits import MIB, is_identifier
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Message, Prepare
 from potluck_wire.program import from_json, is_segment
 from potluck_wire.statement import BACKEND_OF
@@ -19,7 +21,8 @@ MAX_SEGMENTS = MESSAGES[NUMBER_OF[Prepare]].buffers[1] - 1  # each has a buffer
 MAX_PROGRAMS = 1024  # of one epoch; a plan has a handful
 MAX_RUNS = 16
 MAX_EPOCHS = 4  # of one run at once: the one that runs, the next one, and one to spare
-KEPT_ANSWERS = 32  # whole answers to executions, for repeated requests
+KEPT_ANSWERS = 32  # whole answers to executions, for repeated requests; fewer where they are long
+KEPT_ANSWERS_BYTES = 8 * MIB
 KEPT_NAMES = 8192  # names of finished executions, for repeated values and requests
 
 
@@ -28,6 +31,7 @@ class Epoch:
     """One plan of a run. It is prepared once `loading` is empty."""
 
     number: int
+    document_bytes: int
     memory_bytes: int
     layouts: dict[str, Layout]
     loading: set[str]
@@ -50,6 +54,8 @@ class Run:
     committed: int = -1
     epochs: dict[int, Epoch] = field(default_factory=dict)
     answers: OrderedDict[Name, Answer | None] = field(default_factory=OrderedDict)
+    _whole: deque[Name] = field(default_factory=deque)  # whose answers are kept, oldest first
+    _whole_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -58,12 +64,21 @@ class Run:
 
     def answered(self, name: Name, answer: Answer) -> None:
         """That execution is over; remember what was said."""
+        before = self.answers.get(name)
+        if before is None:
+            self._whole.append(name)
+        self._whole_bytes += _bytes_of(answer) - _bytes_of(before)
         self.answers[name] = answer
-        if len(self.answers) > KEPT_ANSWERS:
-            older = list(self.answers)[-KEPT_ANSWERS - 1]
+        while len(self._whole) > KEPT_ANSWERS or (len(self._whole) > 1 and self._whole_bytes > KEPT_ANSWERS_BYTES):
+            older = self._whole.popleft()
+            self._whole_bytes -= _bytes_of(self.answers.get(older))
             self.answers[older] = None
         while len(self.answers) > KEPT_NAMES:
             self.answers.popitem(last=False)
+
+
+def _bytes_of(answer: Answer | None) -> int:
+    return sum(map(len, answer[1])) if answer is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +115,23 @@ _LOAD = record(
 
 def read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
     """The documents of a `Prepare` for this epoch of a run; WireError where they do not hold."""
+    with _uncollected():
+        return _read_load(buffers, run, epoch)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for garbage: each of many new objects is in use, and looking took half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
     document = parse(buffers[0], "the plan", _LOAD)
     named = document["segments"]
     if len(named) != len(buffers) - 1:

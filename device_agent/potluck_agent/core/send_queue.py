@@ -7,7 +7,7 @@ long as its chunks take at that pace, or until all that was sent has been credit
 """
 
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.core.events import Span, ToPeer
@@ -124,11 +124,18 @@ class Outgoing:
             if receiver == key:
                 parcel.received = ()
 
-    def cancel(self, about: Hashable) -> None:
-        """Forget the parcels of this."""
-        for parcel in [parcel for parcel in self._under_way.values() if parcel.about == about]:
+    def cancel(self, about: Collection[Hashable]) -> None:
+        """Forget the parcels of all these."""
+        if not about:
+            return
+        cancelled = [parcel for parcel in self._under_way.values() if parcel.about in about]
+        for parcel in cancelled:
             self._end(parcel)
-        self._keep([held for held in self._held if held[2].about != about])
+        for key in {parcel.key for parcel in cancelled}:
+            heap = [parcel for parcel in self._waiting.get(key, ()) if parcel.about not in about]
+            heapq.heapify(heap)
+            self._waiting[key] = heap
+        self._keep([held for held in self._held if held[2].about not in about])
 
     def _keep(self, held: list[tuple[float, int, Parcel]]) -> None:
         self._held = held

@@ -1,25 +1,18 @@
 """The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from potluck_agent.core.events import Buffer, KillWorker, StartWorker, ToWorker
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_wire.answers import check_moments
-from potluck_wire.messages import (
-    Compute,
-    Computed,
-    ComputeFailed,
-    LoadSegment,
-    MeasuredTask,
-    MeasureTask,
-    Message,
-    SegmentLoaded,
-    WorkerReady,
-)
+from potluck_wire.limits import MAX_BEHIND_BYTES
+from potluck_wire.messages import Compute, Computed, ComputeFailed, LoadSegment, MeasuredTask, MeasureTask, Message, SegmentLoaded, WorkerReady
 from potluck_wire.statement import read_facts
 
 HANG_TASKS = 10  # times the longest task so far
+ORDER_BYTES = 512  # about what an order takes beside its documents
 
 ABSENT, STARTING, READY = "absent", "starting", "ready"
 
@@ -33,8 +26,9 @@ class Laborer:
         self.facts: dict[str, Any] = {}
         self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
         self.busy_s = 0.0
-        self._backlog: list[ToWorker] = []
-        self._owed: set[int | str] = set()  # tags of tasks, slots of segments, names of measurements
+        self._backlog: list[tuple[ToWorker, int]] = []  # with `_told_bytes` at each
+        self._owed: dict[int | str, deque[int]] = {}  # tag, slot or measurement -> `_told_bytes` at each such order
+        self._told_bytes = self._taken_bytes = 0  # by us and by the worker, which goes through its orders in turn
         self._heard_s = self._done_s = 0.0
         self._longest_s = 0.0
 
@@ -42,6 +36,18 @@ class Laborer:
     def is_working(self) -> bool:
         """Whether it owes an answer."""
         return bool(self._owed)
+
+    @property
+    def behind_bytes(self) -> int:
+        """About how much waits here, or in its pipe, until the worker comes to it."""
+        return self._told_bytes - self._taken_bytes if self._owed or self._backlog else 0
+
+    def crowded(self, nbytes: int = 0) -> str:
+        """Why it is told nothing more with so many bytes of documents, for what waits is in memory; empty: it is."""
+        behind_bytes = self.behind_bytes
+        if not behind_bytes or behind_bytes + nbytes <= MAX_BEHIND_BYTES:
+            return ""
+        return f"the worker is busy, and orders of {behind_bytes} bytes wait for it; ask again later"
 
     def need(self, now_s: float) -> None:
         """Have a worker started, if there is none."""
@@ -53,34 +59,47 @@ class Laborer:
         """Send this, as soon as there is a worker; nothing is kept for one that nobody started."""
         order = ToWorker(message, tuple(buffers))
         if self.state == STARTING:
-            self._backlog.append(order)
+            self._backlog.append((order, self._count(order)))
         elif self.state == READY:
-            self._send(order, now_s)
+            self._send(order, self._count(order), now_s)
 
-    def _send(self, order: ToWorker, now_s: float) -> None:
+    def _count(self, order: ToWorker) -> int:
+        if not self._owed and not self._backlog:  # it is idle: what it was told before it has taken
+            self._taken_bytes = self._told_bytes
+        self._told_bytes += ORDER_BYTES + sum(map(len, order.buffers))
+        return self._told_bytes
+
+    def _send(self, order: ToWorker, told_bytes: int, now_s: float) -> None:
         if (answer := _answer(order.message)) is not None:
             if not self._owed:
                 self._heard_s = now_s
-            self._owed.add(answer)
+            self._owed.setdefault(answer, deque()).append(told_bytes)
         self._out.add(order)
 
     def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
-        """The worker said something. WireError where that cannot be."""
-        self._heard_s = now_s
+        """The worker said something. WireError where that cannot be.
+
+        Only what is due ends its silence: it may have been taken over, and say anything else without end.
+        """
+        answer = _answer(message)
+        is_due = answer in self._owed
         match message:
             case WorkerReady() if self.state == STARTING:
-                self.state, self.facts = READY, read_facts(buffers[0])
+                self.state, self.facts, self._heard_s = READY, read_facts(buffers[0]), now_s
                 backlog, self._backlog = self._backlog, []
-                for order in backlog:
-                    self._send(order, now_s)
-            case Computed():
+                for order, told_bytes in backlog:
+                    self._send(order, told_bytes, now_s)
+            case Computed() if is_due:
                 check_moments(message, now_s)
                 self.n_finished += 1
                 self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))  # one after the other
                 self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
-        if (answer := _answer(message)) is not None:
-            self._owed.discard(answer)
+        if answer is not None and is_due:
+            self._heard_s = now_s
+            self._taken_bytes = max(self._taken_bytes, self._owed[answer].popleft())
+            if not self._owed[answer]:
+                del self._owed[answer]
 
     def moved(self, now_s: float) -> None:
         """Something the worker may be waiting for has happened."""

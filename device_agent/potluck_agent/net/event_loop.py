@@ -14,28 +14,7 @@ from typing import Any, Protocol
 import zmq
 
 from potluck_agent import fault_log, keys
-from potluck_agent.core.events import (
-    MEMBER,
-    OWNER,
-    Action,
-    Event,
-    FromPeer,
-    KillWorker,
-    LinkReset,
-    PeerRevoked,
-    ReadMeter,
-    Report,
-    Sender,
-    SetMembers,
-    Span,
-    StartWorker,
-    Store,
-    Tick,
-    ToPeer,
-    ToWorker,
-    Undone,
-    WorkerDied,
-)
+from potluck_agent.core.events import MEMBER, OWNER, Action, Event, FromPeer, KillWorker, LinkReset, PeerRevoked, ReadMeter, Report, Sender, SetMembers, Span, StartWorker, Store, Tick, ToPeer, ToWorker, Undone, WorkerDied
 from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import Desk
 from potluck_agent.errors import AgentError
@@ -54,6 +33,7 @@ from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, 
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
+BYTES_AT_ONCE = 512 * 1024  # of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
@@ -246,13 +226,15 @@ class Net:
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def _read_router(self, channel: Channel) -> None:
-        router = self._door.routers[channel]
+        router, n_bytes = self._door.routers[channel], 0
         for _ in range(AT_ONCE[channel]):
             route, *frames = receive(router)
+            n_bytes += sum(map(len, frames))
             if frames:
                 self._take(channel, route.bytes, frames)
             reopened = self._door.routers.get(channel) is not router
-            if reopened or not self._sources.has_message(router):
+            is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
+            if reopened or not self._sources.has_message(router) or is_enough:
                 return
 
     def _take(self, channel: Channel, route: bytes, frames: list[Any]) -> None:
@@ -282,12 +264,14 @@ class Net:
         self._feed(FromPeer(sender, message, buffers))
 
     def _feed(self, event: Event) -> None:
+        self._perform(self._handle(event))
+
+    def _handle(self, event: Event) -> list[Action]:
         now_s = time.monotonic()
         try:
-            actions = self._core.handle(event, now_s)
+            return self._core.handle(event, now_s)
         except Exception as error:  # the last line of defence: whoever it came from is given up, the agent goes on
-            actions = self._core.survive(event, error, now_s)
-        self._perform(actions)
+            return self._core.survive(event, error, now_s)
 
     def _blame(self, key: str, error: Exception) -> None:
         """What this peer sent could not even be read, for a reason that nobody foresaw."""
@@ -296,14 +280,14 @@ class Net:
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
-        undone = []
-        for action in actions:
-            try:
-                self._do(action)
-            except Exception as error:  # the others are carried out all the same: the core counts on them
-                undone.append(Undone(action, _what_failed(action, error)))
-        for event in undone:
-            self._feed(event)
+        while actions:
+            undone = []
+            for action in actions:
+                try:
+                    self._do(action)
+                except Exception as error:  # the others are carried out all the same: the core counts on them
+                    undone.append(Undone(action, _what_failed(action, error)))
+            actions = [action for event in undone for action in self._handle(event)]
 
     def _do(self, action: Action) -> None:
         match action:

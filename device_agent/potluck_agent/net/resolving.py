@@ -4,10 +4,11 @@ libzmq would ask it in the one thread that carries all of the agent's connection
 meanwhile. So it is only ever given addresses.
 """
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+
+from potluck_wire.addresses import is_address
 
 AT_ONCE = 4  # names under way; one that hangs keeps its thread, the others wait for their turn
 
@@ -20,15 +21,6 @@ def resolve(host: str) -> str:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
         return UNKNOWN
-
-
-def is_address(host: str) -> bool:
-    """Whether this is an address already."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class Resolver:

@@ -1,4 +1,4 @@
-"""What keeps a worker in its bounds: memory, files, processes, network. Each limit says whether it holds here.
+"""What keeps a worker in its bounds: memory, files, processes, signals, network. Each limit says whether it holds here.
 
 First line of defence is the closed set of operators; these bounds are for bugs in native libraries and for honest
 programs that ask for too much. Linux has all of them; elsewhere the answer says what is missing.
@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+
+from potluck_agent.worker import seccomp
 
 # On top of tensors: Python objects of graphs and documents (4 MiB of JSON become some 25 MiB), and onnxruntime, which
 # is loaded when it is first needed (25 MiB).
@@ -42,13 +44,13 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
 
 
 def confine(memory_bytes: int) -> dict[str, str]:
-    """After the libraries are loaded and warm: no files, no processes, `memory_bytes` more than now.
+    """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more than now.
 
     Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
     """
     _leave_the_file_system()
     if sys.platform == "win32":
-        return dict.fromkeys(("memory", "files", "processes"), "not limited: Windows")
+        return dict.fromkeys(("memory", "files", "processes"), "not limited: Windows") | {"signals": seccomp.ABSENT}
     import resource
 
     def limit(which: int, most: int) -> None:
@@ -60,7 +62,7 @@ def confine(memory_bytes: int) -> dict[str, str]:
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_NOFILE, MAX_FILES)
     limit(resource.RLIMIT_NPROC, 0)
-    said = {"files": "none written, no folder, no core"}
+    said = {"files": "none written, no folder, no core", "signals": seccomp.refuse(os.getpid())}
     said["processes"] = "not limited: the agent is run by root" if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:

@@ -5,7 +5,6 @@ are checked, the list is capped, TXT records are not read. Whether a device is t
 CURVE handshake alone.
 """
 
-import ipaddress
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from potluck.sessions.events import Address
+from potluck_wire.addresses import is_address
 from potluck_wire.limits import MAX_SHOWN_DEVICES, SERVICE_TYPE, is_device_name
 
 Enough = Callable[[Mapping[str, tuple[Address, ...]]], bool]  # whether everybody who is waited for has been found
@@ -31,7 +31,7 @@ class Sightings:
     def saw(self, instance: str, port: int | None, hosts: list[str]) -> str | None:
         """Note an announcement; returns the device's name, or None where it does not hold."""
         name = instance.removesuffix("." + SERVICE_TYPE)
-        sound = [host for host in hosts if _is_address(host)]
+        sound = [host for host in hosts if is_address(host)]
         if not is_device_name(name) or not sound or not isinstance(port, int) or not 1 <= port <= 65532:
             self.n_refused += 1
             return None
@@ -47,14 +47,6 @@ class Sightings:
         """Everybody seen, by name."""
         with self._lock:
             return dict(self._found)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
-        return False
-    return not (address.is_multicast or address.is_unspecified)
 
 
 def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple[Address, ...]]:

@@ -11,17 +11,7 @@ from potluck.sessions.failures import clean
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
 from potluck_wire.messages import Channel
-from potluck_wire.pairing import (
-    BUSY,
-    CLOSED,
-    EXPIRED,
-    WRONG_CODE,
-    WRONG_VERSION,
-    ControllerSide,
-    Paired,
-    PairingFailed,
-    read_secret,
-)
+from potluck_wire.pairing import BUSY, CLOSED, EXPIRED, WRONG_CODE, WRONG_VERSION, ControllerSide, Paired, PairingFailed, read_secret
 from potluck_wire.stream import Reader, pack
 
 CONNECT_S = 5.0
@@ -109,9 +99,9 @@ def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError
     if failure.tries_left == 0 and failure.code == WRONG_CODE:
         tries = " The window is closed now."
     return PairingError(
-        f"not paired ({failure.code}): {clean(failure.text)}.{tries}",
+        f"not paired ({clean(failure.code)}): {clean(failure.text)}.{tries}",
         device=label,
         next_step=_NEXT_STEP.get(failure.code, ""),
-        code=failure.code,
+        code=clean(failure.code),
         tries_left=failure.tries_left,
     )

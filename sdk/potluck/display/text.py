@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.display import tables
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Plan, Problem, Trace
+from potluck.texts import harmless
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
@@ -29,10 +30,8 @@ def render(table: Table) -> str:
 
 
 def clean(text: str) -> str:
-    """The text without control characters: names come from other machines and may hold terminal escapes."""
-    return "".join(
-        char if char == " " or not unicodedata.category(char).startswith(("C", "Z")) else "�" for char in text
-    )
+    """The text as it may be shown: names come from other machines, and from files."""
+    return harmless(text)
 
 
 def bar(frac: float, cells: int = BAR_CELLS) -> str:

@@ -22,6 +22,10 @@ from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output,
 from potluck_wire.segment import dumps
 
 from .arguments import Arguments, dims_in_order, placeless
+from .cuts import Line, line
+from .layers import Layers, layers
+from .norms import check_values
+from .state import as_module, load
 from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
@@ -223,14 +227,24 @@ class Model(Shown):
     # --- state ---
 
     def state(self) -> "dict[str, torch.Tensor]":
-        """All parameters and buffers as they are in the user's module now, by name."""
-        return {name: tensor.detach() for c in self._graphs for name, tensor in c.line.traced.tensors.items()}
+        """All that devices keep, as it is in the user's modules now, by name: what belongs to the loss, too."""
+        return {name: tensor.detach() for name, tensor in self._tensors().items()}
 
-    def idle_state(self) -> "dict[str, torch.Tensor]":
-        """What else the user's module keeps, by name: no device reads it, as what a frozen normalisation counts."""
-        saved, used = self._net.state_dict(), {id(t) for c in self._graphs for t in c.line.traced.tensors.values()}
-        named = (*self._net.named_parameters(), *self._net.named_buffers())
-        return {name: tensor.detach() for name, tensor in named if name in saved and id(tensor) not in used}
+    def _tensors(self) -> "dict[str, torch.Tensor]":
+        return {name: tensor for c in self._graphs for name, tensor in c.line.traced.tensors.items()}
+
+    def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """The state of devices as the module's own `state_dict`, without what belongs to the loss."""
+        return as_module(self._net, self._tensors(), state)
+
+    def is_made_from(self, module: Any) -> bool:
+        """Whether this is the module that it was made from."""
+        return module is self._net
+
+    def trained_dtypes(self) -> frozenset[str]:
+        """Of which types the weights are that it trains; none where it cannot be trained."""
+        graphs = [] if self._training is None else [self._training.line.traced.graph]
+        return frozenset(p.dtype for graph in graphs for p in graph.parameters if p.trainable)
 
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers."""
@@ -238,18 +252,8 @@ class Model(Shown):
         return (*(p.name for p in graph.parameters), *(b.name for b in graph.buffers))
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
-        """Put weights into the user's own module. Raises ModelError, and changes nothing, where one does not fit."""
-        import torch
-
-        own = {**self.idle_state(), **self.state()}
-        for name, tensor in state.items():
-            if name not in own:
-                raise ModelError(f"the model has no state {name!r}.")
-            if tuple(tensor.shape) != tuple(own[name].shape):
-                raise ModelError(f"{name} has the shape {list(tensor.shape)}; {list(own[name].shape)} is expected.")
-        with torch.no_grad():
-            for name, tensor in state.items():
-                own[name].copy_(tensor)
+        """Put the state of devices into the user's own module, and its loss. Raises ModelError where it is odd."""
+        load(self.state(), state)
 
     def graph(self) -> "ModelGraph":
         """Its operators with their costs: for `potluck.estimate` on homes that do not exist, and as text."""

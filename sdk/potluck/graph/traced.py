@@ -1,6 +1,6 @@
 """A whole model as data: its graph, the type of every value in it, and where its tensors are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,3 +65,12 @@ class Traced:
     def hints(self) -> dict[str, int]:
         """The sizes of the example."""
         return {symbol.name: symbol.hint for symbol in self.graph.symbols}
+
+    def output_bytes(self, inputs: Sequence[Any]) -> dict[str, int]:
+        """Bytes of each output for these inputs, where sequences may be of any length; elsewhere plans know them."""
+        if SEQUENCE not in self.hints:
+            return {}
+        sizes = {
+            symbol.name: inputs[symbol.input].shape[symbol.dim] // symbol.multiple for symbol in self.graph.symbols
+        }
+        return {output.name: self.type_of(output.ref).nbytes(sizes) for output in self.graph.outputs}

@@ -17,6 +17,9 @@ from potluck.lab.scenario import Bandwidth, Cast, Happening, Loss, Script, check
 from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.link import Keys
 from potluck.sessions.local_agents import LocalAgents, Started
+from potluck.lab.scenario import Bandwidth, Cast, Happening, Loss, Script, check, read
+from potluck.sessions.agent_specs import NAMED, Spec, specs_of
+from potluck.sessions.connections import Keys
 from potluck.units import parse_rate
 
 if TYPE_CHECKING:

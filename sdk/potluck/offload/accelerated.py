@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
 from potluck.graph.arguments import Arguments
+from potluck.graph.autocast import check_autocast
 from potluck.handle import Task
 from potluck.offload.cache import SplitStore
 from potluck.offload.compile import computing, transfers
@@ -147,6 +148,7 @@ class Fast(Tabular):
         RequestFailed
             Where an operator failed over these values; other requests are answered, by all.
         """
+        check_autocast("it is called")
         named = self._loaded.full.request(_in_order(inputs, named, self.model.arguments))
         with self._loaded.lock:  # one request at a time, whoever asks
             self._check()

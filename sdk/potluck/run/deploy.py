@@ -29,7 +29,7 @@ def deploy(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"the seed is a whole number of 0 or more, got {seed!r}.")
     if optimizer is not None:
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, model.trained_dtypes())
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:

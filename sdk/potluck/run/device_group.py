@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import OutOfMemory, PlanError, PotluckError
 from potluck.run.compiled_plan import Requests
 from potluck.run.tensors import to_raw, to_tensor
-from potluck.schedule import Compiled, Feed
+from potluck.schedule import Compiled, Feed, Result
 from potluck.sessions.events import Execution, Gather, Launch
 from potluck.sessions.failures import sizes
 from potluck.sessions.link import Link
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 METER_PERIOD_S = 1.0
+LOSS_BYTES = 8  # of one micro-batch, in whatever type
 
 
 class Crew:
@@ -99,26 +100,28 @@ class Crew:
         *,
         batch: "Mapping[str, torch.Tensor] | None" = None,
         states: "Mapping[str, torch.Tensor] | None" = None,
+        output_bytes: Mapping[str, int] | None = None,
         lane: str = "",
         request: bool = False,
     ) -> "Future[Execution]":
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for.
 
-        `lane` and `request`: see `Launch`.
+        `output_bytes`: of outputs of this batch that may be larger than the plan foretells. `lane` and `request`: see
+        `Launch`.
         """
         feeds: dict[str, dict[str, Raw]] = {}
         for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
             feeds.setdefault(feed.device, {})[feed.value] = _raw(feed, batch or {}, states or {})
-        expects: dict[str, list[str]] = {}
+        expects: dict[str, dict[str, int]] = {}
         for result in compiled.results:
-            expects.setdefault(result.device, []).append(result.value)
+            expects.setdefault(result.device, {})[result.value] = _most_bytes(result, output_bytes or {})
         active = {device: program for device, program in compiled.programs.items() if program.instructions}
         name = next(iter(active.values())).name
         return self.link.ask(
             Launch(
                 run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
-                expects={device: tuple(names) for device, names in expects.items()}, lane=lane,
-                together=compiled.together, request=request,
+                expects=expects, instructions={device: len(program.instructions) for device, program in active.items()},
+                lane=lane, together=compiled.together, request=request,
             )
         )  # fmt: skip
 
@@ -129,6 +132,13 @@ def _raw(feed: Feed, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, 
         raise PlanError(f"the plan needs {feed.tensor!r}, which the {feed.kind} does not have.", device=feed.device)
     tensor = source[feed.tensor]
     return to_raw(tensor if feed.whole else tensor[feed.start : feed.stop])
+
+
+def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
+    """What a result can have at most. Losses are foretold as float32, and of a float64 model are as long as two."""
+    if result.kind == "loss":
+        return len(result.rows) * LOSS_BYTES
+    return max(result.nbytes, output_bytes.get(result.tensor, 0))
 
 
 def loss_of(execution: Execution, compiled: Compiled) -> float:

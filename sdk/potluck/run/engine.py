@@ -20,21 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.contention.transfer_order import in_turns, one_at_a_time
 from potluck.errors import PlanError, PotluckError, RequestFailed
+from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
-from potluck.run.compiled_plan import (
-    INFER,
-    MOMENTS,
-    MOVE,
-    PULL,
-    PUSH,
-    TRAIN,
-    Edition,
-    any_work,
-    beyond_plan,
-    make_edition,
-    train_name,
-)
+from potluck.run.compiled_plan import INFER, MOMENTS, MOVE, PULL, PUSH, TRAIN, Edition, any_work, beyond_plan, make_edition, train_name
 from potluck.run.device_group import Crew, loss_of, states_of
 from potluck.run.emulated_times import paced
 from potluck.run.history import History
@@ -136,6 +125,8 @@ class Engine:
         self.check(training=True)
         plan = self.edition.plan
         rows = self.model.check_inputs(*batch, train=True)
+        if rows == 0:
+            raise UserError("a batch to train on needs one row or more, got none.", next_step="Leave empty ones out.")
         if rows > plan.batch:
             self._note(f"batches of {rows} rows are trained on as one step each; this plan foretells {plan.batch}.")
         name = train_name(rows, plan)
@@ -206,7 +197,10 @@ class Engine:
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
             named = {port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)}
             compiled = edition.compiled[INFER]
-            future = self.crew.execute(edition.epoch, compiled, number, batch=named, request=True)
+            foretold = self.model.traced_line().traced.output_bytes(rows)
+            future = self.crew.execute(
+                edition.epoch, compiled, number, batch=named, output_bytes=foretold, request=True
+            )
             self.n_requests += 1
             under_way = self._requests.setdefault(edition.epoch, set())
             under_way.difference_update([other for other in under_way if other.done()])

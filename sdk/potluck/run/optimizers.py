@@ -1,9 +1,11 @@
 """Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's defaults.
 
 What torch's constructors refuse is refused here, where it is written; a device would only notice in its first step.
+What they take, and no step on a model's weights can be made with, is refused where it meets the model.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -76,13 +78,43 @@ class SGD:
 Optimizer = AdamW | SGD
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Raise `UserError` for what is no optimizer of ours, such as one of torch's."""
+def check_optimizer(optimizer: object, dtypes: Iterable[str] = ()) -> None:
+    """Raise `UserError` for what is no optimizer of ours, such as one of torch's, or takes no step on such weights.
+
+    `dtypes`: those of the weights that it trains. A step is tried: torch raises where a number leaves their range.
+    """
     if not isinstance(optimizer, Optimizer):
         raise UserError(
             f"the optimizer is one of potluck's, got {type(optimizer).__name__}.",
             next_step="potluck.AdamW(lr) or potluck.SGD(lr, momentum)",
         )
+    for dtype in dtypes:
+        try:
+            _try_step(optimizer, dtype)
+        except RuntimeError as error:
+            raise UserError(
+                f"{optimizer} takes no step on weights of {dtype}: {str(error).splitlines()[0]}.",
+                next_step="Give it smaller numbers.",
+            ) from error
+
+
+def _try_step(optimizer: Optimizer, dtype: str) -> None:
+    """One step of torch's own on a weight of that type, the first, whose numbers are the largest."""
+    import torch
+
+    weight = torch.zeros(1, dtype=getattr(torch, dtype), requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    made: torch.optim.Optimizer
+    if isinstance(optimizer, AdamW):
+        made = torch.optim.AdamW(
+            [weight], optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay
+        )
+    else:
+        made = torch.optim.SGD(
+            [weight], optimizer.lr, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay,
+            nesterov=optimizer.nesterov,
+        )  # fmt: skip
+    made.step()
 
 
 def read_optimizer(settings: dict[str, Any]) -> Optimizer:
@@ -96,13 +128,12 @@ def read_optimizer(settings: dict[str, Any]) -> Optimizer:
 
 
 def _take_numbers(optimizer: Optimizer, *settings: str) -> None:
-    """Each of these settings as a float of Python's, zero or above; a rate of zero would change no weight."""
+    """Each of these settings as a float of Python's, zero or above."""
     for name in settings:
         given = getattr(optimizer, name)
         number = _number(name, given)
-        if not 0 <= number < math.inf or (name == "lr" and not number):
-            least = "above zero" if name == "lr" else "zero or above"
-            raise UserError(f"{name} must be {least} and finite, got {given}.")
+        if not 0 <= number < math.inf:
+            raise UserError(f"{name} must be zero or above and finite, got {given}.")
         object.__setattr__(optimizer, name, number)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
+from potluck.graph.autocast import check_autocast
 from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
@@ -160,6 +161,8 @@ class Run(Shown):
             A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors to be taken
             `plan.batch` rows at a time. A batch of any other size is one step, too, with the mean over its own rows:
             the plan's micro-batches and a smaller one. Where batch norm learns, no row that had company is alone in it.
+            Replicas normalise their shares of a micro-batch each by itself; after a step, running statistics are the
+            mean of theirs, weighted by the rows of the whole step that each had.
             Mappings, as collators make them, are matched by name: inputs as `forward` calls them; targets as their
             example or the loss does, and a single one as "labels" or another usual name.
         optimizer
@@ -168,6 +171,7 @@ class Run(Shown):
             Called with (step, loss) after each step, in the background thread; it may do anything with the run.
         """
         self._engine.check(training=True)
+        check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
         if not isinstance(data, Iterable):
@@ -178,7 +182,7 @@ class Run(Shown):
                 next_step="Give it a DataLoader or a list of batches.",
             )
         if optimizer is not None:
-            check_optimizer(optimizer)
+            check_optimizer(optimizer, self._engine.model.trained_dtypes())
         earlier = self._fitting
 
         def work(task: Task) -> History:
@@ -265,6 +269,7 @@ class Run(Shown):
             Where an operator failed over these inputs; the run goes on.
         """
         self._engine.check()
+        check_autocast("it is called")
         if self.plan.training:
             return self._evaluating()(*inputs, **named)
         engine = self._engine
@@ -293,7 +298,7 @@ class Run(Shown):
         return engine.model.answer(tensors.joined(parts, names))
 
     def _evaluating(self) -> "Run":
-        """A run for inference with the weights of this step, on (about) the same devices."""
+        """A run for inference with the weights of now, on about the same devices."""
         with self._engine.boundary():
             self._engine.finish()
             if self._evaluation is None:
@@ -308,7 +313,7 @@ class Run(Shown):
                 self._evaluation = (-1, inner)
             step, inner = self._evaluation
             if step != self.step:
-                inner._engine.push(self.state_dict())
+                inner._engine.push(self._state())
                 self._evaluation = (self.step, inner)
             return inner
 
@@ -330,34 +335,34 @@ class Run(Shown):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
-        """All weights and buffers as they are on the devices now, by name."""
+        """All weights and buffers of the model as they are on the devices now, by the module's own names."""
+        return dict(self._engine.model.state_dict(self._state()))
+
+    def _state(self) -> "dict[str, torch.Tensor]":
+        """All that devices keep, as it is on them now: what belongs to the loss, too."""
         self._engine.check()
-        model = self._engine.model
-        own = {**model.idle_state(), **model.state()}
-        if not self.plan.training:
-            return own
         with self._engine.boundary():
-            return {**own, **self._engine.pull()}
+            return {**self._engine.model.state(), **(self._engine.pull() if self.plan.training else {})}
 
     def load_into(self, module: Any = None) -> None:
-        """Bring the weights back into a module (default: the one that the model was made from).
+        """Bring the weights back into a module. Default: the one that the model was made from, and its loss.
 
-        Waits for a `fit` that is still going on; what it raised is raised here, unless somebody has waited for it
-        before. For the weights of now: `state_dict`.
+        Waits for a `fit` that is still going on; raises what it raised, unless somebody has waited for it before.
         """
         if self._fitting is not None and not self._fitting.seen and not self._fitting.works_here:
             with suppress(CancelledError):
                 self._fitting.wait()
-        state = self.state_dict()
-        if module is None:
-            self._engine.model.load_state(state)
-        else:
-            strangers = module.load_state_dict(state, strict=False).unexpected_keys
-            if len(strangers) == len(state):
-                raise UserError(
-                    f"the module {type(module).__name__} has none of this model's weights, such as {strangers[0]}.",
-                    next_step="Load them into a module of the kind that the model was made from.",
-                )
+        state, model = self._state(), self._engine.model
+        if module is None or model.is_made_from(module):
+            model.load_state(state)
+            return
+        named = model.state_dict(state)
+        strangers = module.load_state_dict(named, strict=False).unexpected_keys
+        if len(strangers) == len(named):
+            raise UserError(
+                f"the module {type(module).__name__} has none of this model's weights, such as {strangers[0]}.",
+                next_step="Load them into a module of the kind that the model was made from.",
+            )
 
     def save(self, path: str | Path) -> None:
         """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan, resume=path)` goes on."""

@@ -12,55 +12,24 @@ from typing import Any
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
-from potluck.sessions.events import (
-    Action,
-    Connect,
-    Deliver,
-    Disconnect,
-    Event,
-    Forsake,
-    Gather,
-    Heard,
-    Join,
-    Launch,
-    Leave,
-    Lost,
-    Received,
-    Reject,
-    Resolve,
-    Send,
-    Session,
-)  # fmt: skip
+from potluck.sessions.events import Action, Connect, Deliver, Disconnect, Event, Forsake, Gather, Heard, Join, Launch, Leave, Lost, Received, Reject, Resolve, Send, Session
 from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.pending import Launched, Peer, is_over, read_timeline, startable
 from potluck.sessions.pending_requests import Questions
 from potluck.sessions.traffic import Letter, Place, Traffic, place_of
 from potluck_wire import statement
+from potluck.sessions.executions import Executions
+from potluck.sessions.pending import Launched, Peer, is_over, read_timeline
+from potluck.sessions.permits import Permits
+from potluck.sessions.heartbeat import Pulse
+from potluck.sessions.pending_requests import Questions
+from potluck.sessions.spoken import legible, read_statement
+from potluck.sessions.traffic import Letter, Traffic, place_of
 from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PULSE_S
-from potluck_wire.messages import (
-    MESSAGES,
-    NUMBER_OF,
-    Channel,
-    Chunk,
-    Credit,
-    Done,
-    Drop,
-    Execute,
-    Failed,
-    FailureCause,
-    Goodbye,
-    Hello,
-    Message,
-    Pong,
-    Reading,
-    RefusalCode,
-    Refused,
-    Rejected,
-    Value,
-    Welcome,
-)  # fmt: skip
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Credit, Done, Drop, Execute, Failed, FailureCause, Goodbye, Hello, Message, Pong, Probe, Probed, Reading, RefusalCode, Refused, Rejected, Value, Welcome
+from potluck_wire.program import MAX_INSTRUCTIONS
 from potluck_wire.session import AGENT, State, check
 from potluck_wire.version import VERSION
 
@@ -76,7 +45,8 @@ class Controller:
         self._name = name
         self._peers: dict[str, Peer] = {}
         self._questions = Questions()
-        self._launched: dict[int, Launched] = {}
+        self._executions = Executions(self._peers)
+        self._runs: set[str] = set()  # all that there ever were: values of one that is over may still come
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
         self._actions: list[Action] = []
@@ -132,9 +102,10 @@ class Controller:
         if event.device in self._peers:
             self._lose(event.device, DeviceGone("the connection was made anew.", device=event.device))
         self._gone.pop(event.device, None)
+        permits = Permits(self._runs)
         self._peers[event.device] = Peer(
             address=event.address, key=event.key, join_ticket=event.ticket, deadline_s=self._now_s + JOIN_S,
-            traffic=Traffic(lambda value: self._wanted(event.device, value)), pulse=Pulse(self._now_s),
+            permits=permits, traffic=Traffic(permits.code), pulse=Pulse(self._now_s),
         )  # fmt: skip
         self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
         self._send(event.device, Hello(major=VERSION[0], minor=VERSION[1], name=self._name))
@@ -161,7 +132,9 @@ class Controller:
                 self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
                 dropped = failures.dropped(device)
                 self._actions += self._questions.give_up(device, dropped, partial(is_over, message))
-                self._fail_all([x for x in self._on(device) if is_over(message, x.launch)], dropped)
+                self._fail_all([x for x in self._executions.on(device) if is_over(message, x.launch)], dropped)
+            elif isinstance(message, Probe):
+                self._peers[device].permits.probe(message)
         messages = {device: message for device, (message, _) in event.requests.items()}
         self._actions += self._questions.ask(event.ticket, messages)
 
@@ -174,24 +147,22 @@ class Controller:
     def _launch(self, event: Launch) -> None:
         if self._is_missing(event.ticket, event.devices):
             return
-        values = {(device, name) for device, names in event.expects.items() for name in names}
-        alone = not any(x.launch.request and x.launch.run == event.run for x in self._launched.values())
-        launched = Launched(event, self._now_s, values, list(event.devices), in_turns=event.together and alone)
-        self._launched[event.ticket] = launched
+        launched = self._executions.begin(event, self._now_s)
         self._start_ready()
         for device, feeds in event.feeds.items():
             for name, raw in feeds.items():
                 self._post(device, self._peers[device].traffic.send(launched.place, name, raw))
 
     def _start_ready(self) -> None:
-        for launched, device, ahead in startable(tuple(self._launched.values()), self._peers):
+        for launched, device, ahead in self._executions.startable():
             launched.to_start.remove(device)
             launched.running.add(device)
             self._send(device, launched.order(ahead, self._peers[device], self._now_s))
 
     def _forsake(self, ticket: int) -> None:
         self._questions.forsake(ticket)
-        if launched := self._launched.pop(ticket, None):
+        if launched := self._executions.of(ticket):
+            self._executions.end(launched)
             self._fail(launched.launch, failures.dropped())
 
     # --- messages -----------------------------------------------------------------------------------------------------
@@ -201,9 +172,9 @@ class Controller:
             return
         peer.pulse.heard(self._now_s)
         try:
-            self._take_in(event, peer, event.message)
+            self._take_in(event, peer, legible(event.message))
         except WireError as error:  # the one answer to whatever an agent says that does not hold
-            self._lose(event.device, ProtocolError(f"it broke the protocol ({error}).", device=event.device))
+            self._lose(event.device, failures.broke(event.device, error))
 
     def _take_in(self, event: Received, peer: Peer, message: Message) -> None:
         if isinstance(message, Pong):
@@ -228,16 +199,16 @@ class Controller:
             timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
             self._actions.append(Heard(device=event.device, message=timed))
         elif isinstance(message, Goodbye):
-            self._lose(
-                event.device,
-                DeviceGone(f"the agent said goodbye: {failures.clean(message.reason)}.", device=event.device),
-            )
+            why = f"the agent said goodbye: {failures.clean(message.reason)}."
+            self._lose(event.device, DeviceGone(why, device=event.device))
         else:
             self._actions += self._questions.answered(event.device, message, event.buffers)
+            if isinstance(message, Probed):
+                peer.permits.probed(message.task)
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
-        said = statement.read(buffers[0])
         version = message.major, message.minor
+        said = read_statement(buffers[0])
         peer.session = Session(device=device, name=message.name, version=version, capability=said)
         self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
 
@@ -247,7 +218,7 @@ class Controller:
             self._lose(device, error)
             return
         if message.about == NUMBER_OF[Execute]:
-            self._fail_all([x for x in self._on(device) if x.place[:2] == (message.run, message.epoch)], error)
+            self._fail_all(self._executions.on(device, (message.run, message.epoch)), error)
             return
         self._actions += self._questions.refused(device, message, error)
 
@@ -261,7 +232,7 @@ class Controller:
             ticket = int(peer.traffic.probed.pop().name.removeprefix("home-"))
             self._actions += self._questions.probed(ticket, self._now_s)
         for value, raw in arrived:
-            launched = self._at(device, place_of(value))
+            launched = self._executions.at(device, place_of(value))
             if launched is not None and (device, value.name) in launched.waiting_values:
                 launched.waiting_values.discard((device, value.name))
                 launched.outputs[device, value.name] = raw
@@ -271,28 +242,18 @@ class Controller:
             if not value.run:
                 refusal = failures.rejected(device, value, rejection)
                 self._actions += self._questions.give_up(device, refusal, lambda it: isinstance(it, Value))
-            launched = self._at(device, place_of(value))
+            launched = self._executions.at(device, place_of(value))
             if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))
 
-    def _wanted(self, device: str, value: Value) -> str:
-        if not value.run:  # a probe: the bytes are the message
-            return ""
-        launched = self._at(device, place_of(value))
-        return "" if launched and value.name in launched.launch.expects.get(device, ()) else RefusalCode.UNKNOWN_RUN
-
-    def _at(self, device: str, place: Place) -> Launched | None:
-        return next((x for x in self._on(device) if x.place == place), None)
-
-    def _on(self, device: str) -> list[Launched]:
-        return [x for x in self._launched.values() if device in x.launch.devices]
-
     def _done(self, device: str, message: Done, buffers: tuple[Any, ...]) -> None:
-        launched = self._at(device, (message.run, message.epoch, message.program, message.step))
+        launched = self._executions.at(device, (message.run, message.epoch, message.program, message.step))
         if launched is None or device in launched.timelines:
             return
         pulse = self._peers[device].pulse
-        launched.timelines[device] = read_timeline(message, buffers[0], pulse.offset_s or 0.0)
+        launched.timelines[device] = read_timeline(
+            message, buffers[0], pulse.offset_s or 0.0, launched.launch.instructions.get(device, MAX_INSTRUCTIONS)
+        )
         launched.running.discard(device)
         pulse.usual_s = max(pulse.usual_s or 0.0, self._now_s - launched.start_s)
         self._finish(launched)
@@ -302,13 +263,13 @@ class Controller:
         launch = launched.launch
         if launched.waiting_values or len(launched.timelines) < len(launch.devices):
             return
-        del self._launched[launch.ticket]
+        self._executions.end(launched)
         self._actions.append(Resolve(ticket=launch.ticket, result=launched.execution(self._now_s)))
 
     # --- failure ------------------------------------------------------------------------------------------------------
 
     def _failed(self, device: str, message: Failed) -> None:
-        launched = self._at(device, (message.run, message.epoch, message.program, message.step))
+        launched = self._executions.at(device, (message.run, message.epoch, message.program, message.step))
         if launched is None:
             return
         session, alone = self.session(device), launched.ends_alone(message.cause, self._peers)
@@ -323,7 +284,7 @@ class Controller:
 
     def _abort(self, launched: Launched, error: PotluckError) -> None:
         """End this execution alone, on every device that is still at it."""
-        del self._launched[launched.launch.ticket]
+        self._executions.end(launched)
         self._actions.append(Reject(ticket=launched.launch.ticket, error=error))
         for device in launched.launch.devices:
             self._post(device, self._peers[device].traffic.drop(*launched.place))
@@ -332,15 +293,15 @@ class Controller:
 
     def _fail_all(self, failing: list[Launched], error: PotluckError) -> None:
         for launched in failing:
-            if launched.launch.ticket in self._launched:
+            if self._executions.of(launched.launch.ticket):
                 self._fail(launched.launch, error)
 
     def _fail(self, launch: Launch, error: PotluckError) -> None:
         """End every execution of that run and epoch, on every device that is left."""
-        for ticket, other in tuple(self._launched.items()):
-            if (other.launch.run, other.launch.epoch) == (launch.run, launch.epoch):
-                del self._launched[ticket]
-                self._actions.append(Reject(ticket=ticket, error=error))
+        for other in self._executions:
+            if other.place[:2] == (launch.run, launch.epoch):
+                self._executions.end(other)
+                self._actions.append(Reject(ticket=other.launch.ticket, error=error))
         for device in launch.devices:
             if self.session(device) is not None:
                 self._post(device, self._peers[device].traffic.drop(launch.run, launch.epoch))
@@ -355,13 +316,13 @@ class Controller:
         else:  # before anybody learns that work has failed: they look at the device next
             self._actions.append(Heard(device=device, message=error))
         self._actions += self._questions.give_up(device, error)
-        self._fail_all(self._on(device), error)
+        self._fail_all(self._executions.on(device), error)
         self._gone[device] = error
         self._actions.append(Disconnect(device=device))
 
     def _demand(self, device: str, peer: Peer, passed_s: float) -> None:
         """End what a device is done with where a value of it neither comes nor gets on."""
-        owing = [x for x in self._on(device) if x.owed_by(device)]
+        owing = [x for x in self._executions.on(device) if x.owed_by(device)]
         peer.owes_s = peer.owes_s + passed_s if owing else 0.0
         if peer.owes_s > OWED_S:
             first = owing[0]
@@ -382,9 +343,10 @@ class Controller:
             if silent_s is not None:
                 self._lose(device, failures.silent(device, silent_s))
             elif hung_s is not None:
-                self._fail_all([x for x in self._on(device) if device in x.running], failures.hung(device, hung_s))
+                hung = [x for x in self._executions.on(device) if device in x.running]
+                self._fail_all(hung, failures.hung(device, hung_s))
             self._demand(device, peer, passed_s)
-        for launched in tuple(self._launched.values()):
+        for launched in self._executions:
             if launched.suspicion and self._now_s > launched.suspicion[0]:
                 self._fail_all([launched], launched.suspicion[1])
         self._start_ready()  # what waited for one that failed

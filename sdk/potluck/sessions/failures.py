@@ -2,21 +2,12 @@
 
 import re
 
-from potluck.errors import (
-    DeviceGone,
-    IdentityChanged,
-    NotPaired,
-    OutOfMemory,
-    PlanError,
-    PotluckError,
-    ProtocolError,
-    RequestFailed,
-    WorkerFailed,
-)
+from potluck.errors import DeviceGone, IdentityChanged, NotPaired, OutOfMemory, PlanError, PotluckError, ProtocolError, RequestFailed, WorkerFailed
 from potluck.errors import Refused as RefusedError
+from potluck.texts import harmless
+from potluck_wire.errors import WireError
 from potluck_wire.messages import MESSAGES, Failed, FailureCause, RefusalCode, Refused, Rejected, Value
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TOLD = {
     FailureCause.CRASHED: "its worker crashed",
     FailureCause.HUNG: "its worker stopped making progress",
@@ -30,8 +21,8 @@ _TOLD = {
 
 
 def clean(text: str) -> str:
-    """A peer's text without anything that a terminal would obey."""
-    return _CONTROL.sub(" ", text)[:400].strip()
+    """A peer's text within an error: harmless, and not too long."""
+    return harmless(text)[:400].strip()
 
 
 def gone(device: str) -> DeviceGone:
@@ -43,6 +34,15 @@ def unreachable(device: str, address: str) -> DeviceGone:
     """Nobody answered there."""
     return DeviceGone(
         f"nobody answers at {address}.", device=device, next_step="Start its agent, or run `potluck doctor`."
+    )
+
+
+def broke(device: str, error: WireError) -> ProtocolError:
+    """What it says does not hold, or nobody asked for it."""
+    return ProtocolError(
+        f"it broke the protocol ({clean(str(error))}).",
+        device=device,
+        next_step="Update its agent; if that does not help, do not trust it.",
     )
 
 

@@ -10,11 +10,11 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -22,61 +22,26 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck.errors import DeviceGone, HomeError, PotluckError, ProtocolError
 from potluck.sessions import failures
+from potluck.sessions.connections import OFFSETS, Connection, Keys
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import (
-    Action,
-    Connect,
-    Deliver,
-    Disconnect,
-    Event,
-    Forsake,
-    Gather,
-    Heard,
-    Join,
-    Launch,
-    Lost,
-    Received,
-    Reject,
-    Resolve,
-    Send,
-    Tick,
-)
+from potluck.sessions.events import Action, Connect, Deliver, Disconnect, Event, Forsake, Gather, Heard, Join, Launch, Lost, Received, Reject, Resolve, Send, Tick
 from potluck.sessions.resolving import UNKNOWN, Resolver
 from potluck_wire.dealers import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PULSE_OFFSET
+from potluck_wire.limits import MAX_FRAME_BYTES
 from potluck_wire.messages import Channel, Goodbye
 
 TICK_S = 0.1
 AT_ONCE = 64  # messages of one socket before the others have their turn
+BYTES_AT_ONCE = MAX_FRAME_BYTES  # of one socket, likewise; what has begun to be read is read to its end
 CLOSE_S = 2.0
-_OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
-_WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
-_WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
 _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 # Handshakes that must fail on one socket before that means another key. One that took longer than HANDSHAKE_S looks
 # the same, as does one with an agent that just ends; of the former only two fit into JOIN_S. libzmq tries again itself.
 _FAILED_OFTEN = 3
 _FAULTS = logging.getLogger("potluck.faults")  # what must not happen and did; silent in an honest home
-
-
-@dataclass(slots=True)
-class _Connection:
-    wanted: Connect
-    sockets: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
-    monitors: dict[Channel, zmq.Socket[bytes]] = field(default_factory=dict)
-    backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
-    trusted: bool = False  # a handshake has succeeded
-    failed: Counter[Channel] = field(default_factory=Counter)  # handshakes before that
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """A CURVE key pair in Z85, 40 characters each."""
-
-    public: str
-    secret: str = field(repr=False)
 
 
 class Link:
@@ -97,9 +62,10 @@ class Link:
         self._heard: Callable[[str, Any], None] = lambda device, news: None
         self._name, self._controller = name, Controller(name)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, Connection] = {}
         self._futures: dict[int, Future[Any]] = {}
         self._submitted: deque[Event] = deque()
+        self._following: deque[Event] = deque()  # what actions of the event at hand have led to
         self._lock = threading.Lock()
         self._n_tickets = 0
         self._pid = os.getpid()
@@ -181,20 +147,23 @@ class Link:
                     self._feed(self._submitted.popleft())
                 if time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + TICK_S
-                    self._feed(Tick())
                     self._connect_waiting()
+                    self._feed(Tick())
                     self._flush()
         finally:
             self._shut_down()
 
     def _feed(self, event: Event) -> None:
-        now_s = time.monotonic()
-        try:
-            actions = self._controller.handle(event, now_s)
-        except Exception as error:  # the last line of defence: one device or one ticket ends, the link goes on
-            actions = self._survive(event, error, now_s)
-        for action in actions:
-            self._carry_out(action)
+        """Have an event handled, and then what its actions led to: one after the other, never one within another."""
+        self._following.append(event)
+        while self._following:
+            event, now_s = self._following.popleft(), time.monotonic()
+            try:
+                actions = self._controller.handle(event, now_s)
+            except Exception as error:  # the last line of defence: one device or one ticket ends, the link goes on
+                actions = self._survive(event, error, now_s)
+            for action in actions:
+                self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
         try:
@@ -203,7 +172,7 @@ class Link:
             _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
             if device := getattr(action, "device", ""):
                 text = f"it could not be told or reached ({type(error).__name__}: {error})."
-                self._submitted.append(Lost(device=device, error=ProtocolError(text, device=device)))
+                self._following.append(Lost(device=device, error=ProtocolError(text, device=device)))
 
     def _survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         _FAULTS.exception("a fault in the link while handling %.500r", event)
@@ -225,9 +194,9 @@ class Link:
             os.read(self._wake_read, 4096)
             return
         device, channel, is_monitor = self._sources.get(source, ("", Channel.CONTROL, False))
-        for _ in range(AT_ONCE):
-            if source not in self._sources:  # closed by what we just read
-                return
+        n_messages = n_bytes = 0
+        while n_messages < AT_ONCE and n_bytes < BYTES_AT_ONCE and source in self._sources:  # what we read may close it
+            n_messages += 1
             try:
                 if is_monitor:
                     self._watch(device, channel, recv_monitor_message(source, zmq.DONTWAIT))
@@ -235,10 +204,11 @@ class Link:
                 frames = source.recv_multipart(zmq.DONTWAIT, copy=channel is not Channel.DATA)
             except zmq.Again:
                 return
+            n_bytes += sum(map(len, frames))
             try:
                 message, buffers = decode([getattr(frame, "buffer", frame) for frame in frames], channel)
             except WireError as error:
-                self._feed(Lost(device=device, error=ProtocolError(f"it broke the protocol ({error}).", device=device)))
+                self._feed(Lost(device=device, error=failures.broke(device, error)))
                 return
             except Exception as error:
                 _FAULTS.exception("a fault in the link while reading from %s", device)
@@ -297,10 +267,11 @@ class Link:
 
     def _connect(self, action: Connect) -> None:
         """Connect, if the address is known by now; until then what is for the device waits in its backlog."""
-        connection = self._connections.setdefault(action.device, _Connection(action))
+        connection = self._connections.setdefault(action.device, Connection(action))
         host = self._resolver.address(action.address.host)
         if host == UNKNOWN:
-            self._feed(Lost(device=action.device, error=failures.unreachable(action.device, str(action.address))))
+            error = failures.unreachable(action.device, str(action.address))
+            self._following.append(Lost(device=action.device, error=error))
         elif host is not None:
             self._open(connection, host)
 
@@ -309,18 +280,11 @@ class Link:
             if not connection.sockets:
                 self._carry_out(connection.wanted)
 
-    def _open(self, connection: _Connection, host: str) -> None:
-        device, port = connection.wanted.device, connection.wanted.address.port
-        for channel, offset in _OFFSETS.items():
-            socket = self._context.socket(zmq.DEALER)
-            set_up_dealer(socket, host, connection.wanted.key, self._keys.public, self._keys.secret)
-            socket.rcvhwm = 1000
-            socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
-            monitor = socket.get_monitor_socket(_WATCHED)
-            connection.sockets[channel], connection.monitors[channel] = socket, monitor
-            self._register(socket, device, channel, False)
-            self._register(monitor, device, channel, True)
-            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port + offset}")
+    def _open(self, connection: Connection, host: str) -> None:
+        for channel in OFFSETS:
+            connection.open(self._context, channel, host, self._keys)
+            self._register(connection.sockets[channel], connection.wanted.device, channel, False)
+            self._register(connection.monitors[channel], connection.wanted.device, channel, True)
 
     def _register(self, socket: Any, device: str, channel: Channel, is_monitor: bool) -> None:
         self._sources[socket] = (device, channel, is_monitor)
@@ -348,26 +312,14 @@ class Link:
         except WireError as error:
             what = type(action.message).__name__
             error_here = ProtocolError(f"a {what} for it cannot be sent ({error}).", device=action.device)
-            self._feed(Lost(device=action.device, error=error_here))
+            self._following.append(Lost(device=action.device, error=error_here))
             return
-        backlog = connection.backlog.setdefault(action.channel, deque())
-        socket = connection.sockets.get(action.channel)
-        if backlog or socket is None or not self._put(socket, frames):
-            backlog.append(frames)
-
-    def _put(self, socket: "zmq.Socket[bytes]", frames: list[Any]) -> bool:
-        try:
-            socket.send_multipart(frames, zmq.DONTWAIT, copy=len(frames) == 1)
-        except zmq.Again:
-            return False
-        return True
+        connection.send(action.channel, frames)
 
     def _flush(self) -> None:
         for connection in self._connections.values():
-            for channel, socket in connection.sockets.items():
-                backlog = connection.backlog.get(channel)
-                while backlog and self._put(socket, backlog[0]):
-                    backlog.popleft()
+            for channel in connection.sockets:
+                connection.flush(channel)
 
     def _shut_down(self) -> None:
         closed = HomeError("this home was closed.", next_step="Make a new one.")

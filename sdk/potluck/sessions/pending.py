@@ -7,11 +7,15 @@ from typing import Any
 from potluck.errors import PotluckError
 from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
 from potluck.sessions.heartbeat import Pulse
+from potluck.sessions.permits import Permits
+from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import answers
+from potluck_wire.errors import WireCode, WireError
 from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, FailureCause, Message, Prepare
 from potluck_wire.version import ABORT, AFTER_STEP, COMMON_BEGIN
 
+ROW_BYTES = 128  # of a timeline, at most: a small integer and two floats
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
@@ -22,8 +26,13 @@ def is_over(drop: Drop, asked: Message | Launch) -> bool:
     return asked.run == drop.run and drop.epoch in (-1, asked.epoch)
 
 
-def read_timeline(message: Done, document: Any, offset_s: float) -> Timeline:
-    """What a device did, on our clock. WireError where it does not hold."""
+def read_timeline(message: Done, document: Any, offset_s: float, most_rows: int) -> Timeline:
+    """What a device did, on our clock. WireError where it does not hold, or tells more than there was to do.
+
+    That is looked at first: of 8 MiB, every list takes its time to be read, however empty.
+    """
+    if len(document) > (most_rows + 1) * ROW_BYTES or bytes(document).count(b"[") > most_rows + 1:
+        raise WireError(WireCode.SIZE, f"a timeline of {len(document)} bytes for {most_rows} instructions")
     rows = tuple([(i, start + offset_s, stop + offset_s) for i, start, stop in answers.read_timeline(document)])
     return Timeline(rows=rows, busy_s=message.busy_s, peak_bytes=message.peak_bytes)
 
@@ -34,6 +43,7 @@ class Peer:
     key: str
     join_ticket: int
     deadline_s: float
+    permits: Permits
     traffic: Traffic
     pulse: Pulse
     session: Session | None = None

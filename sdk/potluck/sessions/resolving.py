@@ -4,10 +4,11 @@ libzmq would ask it in the one thread that carries all connections of this noteb
 meanwhile. So it is only ever given addresses.
 """
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+
+from potluck_wire.addresses import is_address
 
 UNKNOWN = ""
 
@@ -19,15 +20,6 @@ def resolve(host: str) -> str:
     except (OSError, ValueError):
         return UNKNOWN
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
-
-
-def is_address(host: str) -> bool:
-    """Whether this is an address already."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class Resolver:

@@ -36,7 +36,7 @@ class _Outgoing:
 @dataclass(slots=True)
 class _Incoming:
     assembly: Assembly
-    data: bytearray
+    data: bytearray | None  # None: only measured
 
 
 def place_of(value: Value) -> Place:
@@ -47,7 +47,8 @@ def place_of(value: Value) -> Place:
 class Traffic:
     """Both directions of the data channel of one agent.
 
-    `wants(value)` says whether an arriving value is expected: "" or the code to reject it with.
+    `wants(value)` says whether an arriving value is expected: "" or the code to reject it with. It raises WireError
+    where the value breaks the rules.
     """
 
     def __init__(self, wants: Callable[[Value], str], chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -61,6 +62,11 @@ class Traffic:
         self.n_taken = 0  # chunks of values that are wanted
         self.rejected: list[tuple[Value, Rejected]] = []
         self.probed: list[Value] = []  # values of no run that have arrived
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of values that have begun to come in."""
+        return sum(len(coming.data) for coming in self._incoming.values() if coming.data is not None)
 
     @property
     def outstanding(self) -> int:
@@ -122,7 +128,10 @@ class Traffic:
     def _begin(self, value: Value, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         if code := self._wants(value):
             return [(Rejected(transfer=value.transfer, code=code, text="the notebook does not expect it"), ())], []
-        self._incoming[value.transfer] = _Incoming(Assembly(value), bytearray())  # as large as what has really come
+        if value.transfer in self._incoming:
+            raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
+        data = bytearray() if value.run else None  # as large as what has really come
+        self._incoming[value.transfer] = _Incoming(Assembly(value), data)
         return self._continue(value.transfer, 0, buffers)
 
     def _continue(self, transfer: int, index: int, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
@@ -131,12 +140,15 @@ class Traffic:
             return [], []
         assembly = incoming.assembly
         assembly.accept(index, len(buffers[0]))
-        incoming.data += buffers[0]
+        if incoming.data is not None:
+            incoming.data += buffers[0]
         self.n_taken += 1
         letters: list[Letter] = [(credit, ()) for credit in self._account.take(assembly)]
         if not assembly.complete:
             return letters, []
         del self._incoming[transfer]
+        if incoming.data is None:
+            return letters, []
         value = assembly.value
         return letters, [(value, Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data))]
 

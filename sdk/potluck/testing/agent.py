@@ -20,40 +20,13 @@ from potluck.testing.wrong import DOCUMENTS, header, nested_header
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PULSE_OFFSET
-from potluck_wire.messages import (
-    NUMBER_OF,
-    Channel,
-    Chunk,
-    Commit,
-    Committed,
-    Credit,
-    Done,
-    Drop,
-    Dropped,
-    Execute,
-    Goodbye,
-    Hello,
-    Measure,
-    Measured,
-    Message,
-    Ping,
-    Pong,
-    Prepare,
-    Prepared,
-    Probe,
-    Probed,
-    Refused,
-    Rejected,
-    Roster,
-    RosterSet,
-    Value,
-    Welcome,
-)
+from potluck_wire.messages import NUMBER_OF, Channel, Chunk, Commit, Committed, Credit, Done, Drop, Dropped, Execute, Failed, Goodbye, Hello, Measure, Measured, Message, Ping, Pong, Prepare, Prepared, Probe, Probed, Refused, Rejected, Roster, RosterSet, Value, Welcome
 from potluck_wire.version import VERSION
 
 HONEST = "honest"
 POLL_MS = 50
 _OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
+_NO_RUN: dict[str, Any] = {"run": "", "program": "probe"}
 _STATEMENT: dict[str, Any] = {"name": "a", "memory_bytes": 2**20, "backends": {}, "dtypes": [], "operators": []}
 
 Frames = list[Any]
@@ -94,7 +67,7 @@ def _place(order: Execute) -> dict[str, Any]:
 
 def _value(order: Execute, **changes: Any) -> Value:
     known: dict[str, Any] = {"name": "y", "shape": (2,), "nbytes": 8, "chunk_bytes": 8}
-    return Value(**_place(order), **(known | changes))
+    return Value(**(_place(order) | known | changes))
 
 
 def _measured(**fields: Any) -> Does:
@@ -111,6 +84,9 @@ DOES: dict[str, Does] = {
     "timeline: of two columns": _timeline(b"[[0,1.0]]"),
     "clock: infinite": _pong(float("inf")),
     "clock: at the end of time": _pong(2.0**53),
+    "timeline: eight megabytes of lists": _timeline(b"[" + b"[]," * 2_600_000 + b"[]]"),
+    "failed in hidden words": Does(Execute, lambda o: _control(*encode(
+        Failed(**_place(o), cause="\u202e", text="\u202e\u2066\u200b" * 20)))),
     "header: nested": Does(Prepare, lambda _: _control(nested_header(NUMBER_OF[Prepared], "epoch"))),
     "header: no msgpack": Does(Prepare, lambda _: _control(b"\xc1" * 100)),
     "a message of the notebook's": Does(Prepare, lambda _: _control(*encode(Commit(run="r")))),
@@ -126,6 +102,14 @@ DOES: dict[str, Does] = {
     "value: begun twice, and a chunk too many": Does(Execute, lambda o: [
         _data(_value(o, chunk_bytes=4), bytes(4)), _data(_value(o, chunk_bytes=4), bytes(4)),
         _data(Chunk(index=1), bytes(4)), _data(Chunk(index=2), bytes(4)), _data(_value(o, chunk_bytes=0), bytes(8))]),
+    "value: of no run, a hundred of four gigabytes": Does(Execute, lambda o: [
+        _data(_value(o, **_NO_RUN, transfer=t, shape=(2**30,), nbytes=2**32, chunk_bytes=8), bytes(8))
+        for t in range(100)]),
+    "value: of no run, more than anybody waits for": Does(Execute, lambda o: [
+        _data(_value(o, **_NO_RUN, transfer=t), bytes(8)) for t in range(2000)]),
+    "value: of a run that nobody has": Does(Execute, lambda o: [_data(_value(o, run="another"), bytes(8))]),
+    "value: larger than was foretold": Does(Execute, lambda o: [
+        _data(_value(o, shape=(2**20,), nbytes=2**22, chunk_bytes=2**21), bytes(2**21))]),
     "value: nobody asked for it": Does(Execute, lambda o: [
         _data(_value(o, name="z"), bytes(8)), _data(Chunk(), bytes(8))]),
     "credit: more than was sent": Does(Value, lambda v: [_data(Credit(transfer=v.transfer, received_bytes=2**53))]),

@@ -4,18 +4,7 @@ import pytest
 from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
 
 from potluck_agent.core.events import ToPeer, ToWorker
-from potluck_wire.messages import (
-    Compute,
-    Computed,
-    ComputeFailed,
-    Credit,
-    Done,
-    Drop,
-    Execute,
-    Failed,
-    FailureCause,
-    Value,
-)
+from potluck_wire.messages import Abort, Compute, Computed, ComputeFailed, Credit, Done, Drop, Execute, Failed, FailureCause, Value
 
 ROWS = recv("x"), cut("x", "a"), send("a", "phone"), cut("x", "b")
 EXPORTS = b'[["r/1/p/0/a",0,4,"float32",[1]]]'
@@ -89,3 +78,69 @@ def test_is_cancelled_with_the_one_before(talk, fail):
     assert (steps(actions), answers(actions)) == ([], [(Failed, 0), (Failed, 1)])
     (*_, last) = [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)]
     assert (last.cause, last.text) == (FailureCause.CANCELLED, "step 0 failed before it")
+
+
+# --- several of them --------------------------------------------------------------------------------------------------
+
+
+def begun(n_steps, *asked):
+    """Values of so many steps are here, step 0 is under way, and (step, after_step) are asked for."""
+    talk = Talk().begin().roster().load(*ROWS)
+    for step in range(n_steps):
+        talk.hear(value(step), b"12345678")
+    talk.hear(execute(0))
+    for step, after_step in asked:
+        assert talk.hear(execute(step, after_step)) == []
+    return talk
+
+
+def worked_through(talk):
+    """Every task is done and every value arrives, until nothing more happens: the steps in their order, and answers."""
+    order, told, done = [], [], set()
+    tasks = {1: 0, 2: 0}
+    while set(tasks) - done:
+        tag = min(set(tasks) - done)
+        done.add(tag)
+        first = tasks[tag] not in [tasks[other] for other in done - {tag}]
+        exports = EXPORTS.replace(b"/0/a", b"/%d/a" % tasks[tag]) if first else b"[]"
+        actions = talk.work(Computed(tag=tag), exports)
+        for sent in [a.message for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]:
+            arrived = Credit(transfer=sent.transfer, received_bytes=4, done=True)
+            actions = actions + talk.hear(arrived, sender=MEMBER_SENDER)
+        for task in [a.message for a in actions if isinstance(a, ToWorker) and isinstance(a.message, Compute)]:
+            tasks[task.tag] = task.step
+        order += steps(actions)
+        told += answers(actions)
+    return list(dict.fromkeys(order)), told
+
+
+CROWDS = {
+    "both behind one": (((1, 0), (2, 0)), [1, 2]),
+    "one behind the other": (((1, 0), (2, 1)), [1, 2]),
+    "in another order": (((2, 0), (1, 0)), [2, 1]),
+    "asked for twice": (((1, 0), (1, 0), (2, 1), (2, 1)), [1, 2]),
+    "asked for twice, behind another": (((1, 0), (2, 1), (1, 2)), [1, 2]),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_several_may_wait_and_each_is_executed_and_answered_once(crowd):
+    asked, order = CROWDS[crowd]
+    begun_steps, told = worked_through(begun(3, *asked))
+    assert begun_steps == order
+    assert sorted(told, key=lambda answer: answer[1]) == [(Done, 0), (Done, 1), (Done, 2)]
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_all_that_wait_are_cancelled_with_the_one_before_them(crowd):
+    asked, _ = CROWDS[crowd]
+    actions = begun(3, *asked).work(ComputeFailed(tag=1, cause=FailureCause.ARITHMETIC, text="no"))
+    assert steps(actions) == []
+    assert sorted(answers(actions), key=lambda answer: answer[1]) == [(Failed, 0), (Failed, 1), (Failed, 2)]
+
+
+def test_one_that_is_aborted_while_it_waits_is_answered_once():
+    talk = begun(3, (1, 0), (2, 1))
+    told = answers(talk.hear(Abort(run="r", epoch=1, program="p", step=1)))
+    assert sorted(told, key=lambda answer: answer[1]) == [(Failed, 1), (Failed, 2)]
+    assert worked_through(talk) == ([], [(Done, 0)])

@@ -4,30 +4,7 @@ import pytest
 from tests.agent.core.core_talk import OWNER_KEY, READY, RUN, Talk, cut, plan, recv, refused, send, value
 
 from potluck_agent.core.events import KillWorker, ReadMeter, Span, StartWorker, Store, ToPeer, ToWorker, WorkerDied
-from potluck_wire.messages import (
-    Chunk,
-    Commit,
-    Compute,
-    Computed,
-    ComputeFailed,
-    Drop,
-    Execute,
-    Failed,
-    FailureCause,
-    Freed,
-    Hello,
-    LoadSegment,
-    Measure,
-    Measured,
-    MeasuredTask,
-    MeasureTask,
-    Meter,
-    Prepare,
-    Probe,
-    RefusalCode,
-    Value,
-    WorkerReady,
-)
+from potluck_wire.messages import Chunk, Commit, Compute, Computed, ComputeFailed, Drop, Execute, Failed, FailureCause, Freed, Hello, LoadSegment, Measure, Measured, MeasuredTask, MeasureTask, Meter, Ping, Prepare, Probe, RefusalCode, SegmentLoaded, Value, WorkerReady
 
 # --- the worker -------------------------------------------------------------------------------------------------------
 
@@ -100,6 +77,54 @@ def test_a_hung_worker_is_killed_after_the_time_it_may_be_silent():
     kill, failed = talk.tick(0.5)
     assert kill == KillWorker("the worker was silent for 30 s")
     assert (failed.message.cause, failed.message.text) == (FailureCause.HUNG, "the worker was silent for 30 s")
+
+
+NOISE = {  # what nobody asked for, or asked for no more
+    "ready again": (WorkerReady(), READY),
+    "a place": (Freed(offset=0),),
+    "another task": (Computed(tag=99, start_s=1.0, stop_s=2.0), b"[]"),
+    "a segment": (SegmentLoaded(slot="r/1/s"),),
+    "a measurement": (MeasuredTask(task="t"),),
+    "another failure": (ComputeFailed(tag=99, cause="bad-input"),),
+    "a failure of nothing": (ComputeFailed(cause="bad-input"),),
+    "the task before": (Computed(tag=1), b"[]"),
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("owes", ["a task", "a segment", "a measurement"])
+def test_a_worker_that_says_anything_but_what_is_due_is_silent(noise, owes):
+    talk = Talk(grace_s=1000.0).begin().load(recv("x"), cut("x", "a"))
+    talk.hear(RUN)
+    talk.hear(value(), b"12345678")
+    talk.work(Computed(tag=1), b"[]")
+    if owes == "a task":
+        talk.hear(Execute(run="r", epoch=1, program="p", step=1))
+        talk.hear(value(step=1, transfer=2), b"12345678")
+    elif owes == "a segment":
+        talk.hear(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+    else:
+        talk.hear(Measure(task="u", rows=(1,)), b"graph")
+    progress = pong(talk).progress
+    for _ in range(6):
+        assert not [action for action in talk.tick(5.0) if isinstance(action, KillWorker)]
+        talk.work(*NOISE[noise])
+    assert KillWorker("the worker was silent for 30 s") in talk.tick(0.5)
+    assert pong(talk).progress == progress
+
+
+def pong(talk):
+    (answer,) = talk.hear(Ping(seq=1))
+    return answer.message
+
+
+def test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says():
+    talk = Talk(grace_s=1000.0, start_s=30.0)
+    talk.hear(Hello(major=1))
+    for _ in range(6):
+        talk.tick(5.0)
+        talk.work(Freed(offset=0))
+    assert KillWorker("the worker was silent for 30 s") in talk.tick(0.5)
 
 
 HOLDERS = {  # who holds the place of x, which is 128 bytes at 0: its program, and what has come of it

@@ -56,7 +56,7 @@ def test_a_held_value_can_be_taken_back(how):
     out.add(parcel("held", release_s=5.0), 1.0)
     out.add(parcel("other", key=FAR, release_s=6.0), 1.0)
     if how == "cancel":
-        out.cancel("held")
+        out.cancel({"held"})
     else:
         assert [lost.about for lost in out.forget(NEAR)] == ["held"]
     assert out.wake_s() == 6.0

@@ -8,23 +8,12 @@ import pytest
 import torch
 from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
 
-from potluck_agent.worker.arrays import torch_arrays
+from potluck_agent.worker.arrays.backends import torch_arrays
 from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import time_update
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Parameter
-from potluck_wire.messages import (
-    Computed,
-    ComputeFailed,
-    Forget,
-    Freed,
-    LoadSegment,
-    MeasuredTask,
-    MeasureTask,
-    Put,
-    Release,
-    SegmentLoaded,
-)
+from potluck_wire.messages import Computed, ComputeFailed, Forget, Freed, LoadSegment, MeasuredTask, MeasureTask, Put, Release, SegmentLoaded
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +59,7 @@ def test_says_what_it_can_do_how_fast_and_which_limits_hold(worker):
     assert worker.statement["backends"]["torch"] == torch.__version__
     assert "aten.linear.default" in worker.statement["operators"]
     assert {"float32", "int64", "bfloat16"} <= set(worker.statement["dtypes"])
-    assert set(worker.statement["bounds"]) == {"network", "files", "processes", "memory"}
+    assert set(worker.statement["bounds"]) == {"network", "files", "processes", "memory", "signals"}
     assert worker.statement["overhead_s"] > 0
     assert worker.statement["copy_bytes_per_s"] > 0
 

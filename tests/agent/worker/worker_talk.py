@@ -11,18 +11,7 @@ from potluck_agent.allocator import Allocator
 from potluck_agent.worker.launch import WorkerLink, start
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
-from potluck_wire.messages import (
-    Compute,
-    Computed,
-    ComputeFailed,
-    Freed,
-    LoadSegment,
-    Message,
-    Put,
-    Release,
-    SegmentLoaded,
-    WorkerReady,
-)
+from potluck_wire.messages import Compute, Computed, ComputeFailed, Freed, LoadSegment, Message, Put, Release, SegmentLoaded, WorkerReady
 
 MIB = 1 << 20
 
@@ -113,11 +102,11 @@ class Talk:
 
 def begin(
     memory_bytes: int = 64 * MIB, slowdown: float = 1.0, inbound: int = MIB, outbound: int = MIB,
-    backends: tuple[str, ...] = (),
+    backends: tuple[str, ...] = (), threads: int = 1,
 ) -> Talk:  # fmt: skip
     """A worker that is ready."""
     link = start(
-        memory_bytes=memory_bytes, threads=1, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound,
+        memory_bytes=memory_bytes, threads=threads, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound,
         backends=backends,
     )  # fmt: skip
     talk = Talk(link, inbound=Allocator(inbound))

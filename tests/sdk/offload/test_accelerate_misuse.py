@@ -41,6 +41,8 @@ def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(
         ):
             with pytest.raises(ModelError, match=says):
                 fast(*inputs)
+        with torch.autocast("cpu"), pytest.raises(ModelError, match=r"called under torch\.autocast"):
+            fast(x)
         for rate in (-1.0, float("nan"), float("inf"), "5 MB/s"):
             with pytest.raises(UserError, match="a bandwidth is in bytes per second"):
                 fast.explain(rate)

@@ -1,6 +1,8 @@
 """What a user may get wrong before anything is planned, and what is said about it."""
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
+from fractions import Fraction
 
 import pytest
 from tests.sdk.planning.homes import random_home
@@ -12,6 +14,10 @@ from potluck.planning.registry import PLANNERS, ask
 from potluck.planning.relax import granted
 from potluck.profile import library
 from potluck.records import HOME, LayerCost, QoE, Training
+
+from .homes import random_home
+
+np = pytest.importorskip("numpy")
 
 
 def disconnected(problem):
@@ -93,3 +99,34 @@ def test_a_home_that_is_not_joined_to_the_notebook_is_still_planned():
     problem = random_home(0)
     assert not any(HOME in pair for pair in problem.network.paths)
     assert make_plans(problem).best.latency_s > 0
+
+
+BAD = (-1, -1e-9, math.nan, math.inf, -math.inf, True, False, "1", (), 1j, 10**400, np.bool_(True))
+MAPPINGS = ("memory_bytes", "device_energy_j")
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize("field", fields(QoE), ids=lambda field: field.name)
+def test_a_limit_that_is_no_number_is_refused_by_its_name(field, bad):
+    value, named = ({"d0": bad}, "d0") if field.name in MAPPINGS else (bad, field.name)
+    with pytest.raises(UserError, match=rf"^QoE (limit of )?{named} must be"):
+        QoE(**{field.name: value})
+    if field.name in MAPPINGS:
+        with pytest.raises(UserError, match=rf"^QoE {field.name} must say a limit for each device"):
+            QoE(**{field.name: bad})
+        with pytest.raises(UserError, match="d0 must be a number, got None"):
+            QoE(**{field.name: {"d0": None}})
+
+
+@pytest.mark.parametrize("field", fields(QoE), ids=lambda field: field.name)
+@pytest.mark.parametrize("good", [3, 0.5, np.float32(0.5), Fraction(1, 2)], ids=repr)
+def test_any_other_number_is_a_limit_and_plans_are_made_with_it(field, good):
+    limit = good * 10**9  # of bytes, say: what is asked for here is possible
+    qoe = QoE(**{field.name: {"d0": limit} if field.name in MAPPINGS else limit})
+    assert make_plans(replace(random_home(0), qoe=qoe)).best.latency_s > 0
+
+
+def test_lateness_may_cost_nothing():
+    best = [make_plans(replace(random_home(0), qoe=QoE(energy_j=1e9, lambda_j_per_s=rate))).best for rate in (0, 1e6)]
+    assert best[0].energy_j <= best[1].energy_j
+    assert best[0].latency_s >= best[1].latency_s

@@ -8,6 +8,7 @@ import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
+from potluck.schedule.micro_batches import divide
 
 torch = pytest.importorskip("torch")
 
@@ -218,4 +219,102 @@ def test_predictions_are_about_steps_of_one_size(home, wide):
     assert len(run.compare().measured.step_s) == 3
     assert len(run.trace.step_s) == 5
     run.learn()
+    run.close()
+
+
+class Still(torch.nn.Module):
+    """A stem that normalises, of which (detached) no gradient comes back, and layers that learn."""
+
+    def __init__(self, detach):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+        self.rest = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        self.detach = detach
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.rest(x.detach() if self.detach else x)
+
+
+def alone_by_shares(net, plan, segments, batches):
+    """SGD on one machine that normalises each share by itself, and after each step takes the mean of what the shares'
+    statistics became, by rows of the step; returns the losses."""
+    optimizer, losses = torch.optim.SGD(net.parameters(), LR), []
+    for x, y in batches:
+        norms, rows, total = [copy.deepcopy(net.stem[1]) for _ in plan.stages[0].shares], [0, 0], 0.0
+        for part in divide(plan, segments, len(x)):
+            pieces = x[part.start : part.stop].split([n for n in part.shares[0] if n])
+            takers = [i for i, n in enumerate(part.shares[0]) if n]
+            for norm in norms:
+                norm.weight, norm.bias = net.stem[1].weight, net.stem[1].bias
+            normed = torch.cat([norms[i](net.stem[0](piece)) for i, piece in zip(takers, pieces, strict=True)])
+            loss = torch.nn.functional.cross_entropy(
+                net.rest(normed.detach() if net.detach else normed), y[part.start : part.stop]
+            )
+            (loss * part.rows / len(x)).backward()
+            total += loss.item() * part.rows / len(x)
+            rows = [had + n for had, n in zip(rows, part.shares[0], strict=True)]
+        for name in ("running_mean", "running_var"):
+            mean = sum(getattr(norm, name) * n / len(x) for norm, n in zip(norms, rows, strict=True))
+            getattr(net.stem[1], name).copy_(mean)
+        net.stem[1].num_batches_tracked += len(divide(plan, segments, len(x)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses
+
+
+@pytest.mark.parametrize("shares", [(5, 3), (3, 5), (6, 2), (4, 4)])
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("cut", [True, False])
+def test_statistics_of_replicas_are_their_mean_by_rows_of_the_step(home, cut, detach, shares):
+    """As `fit` promises, also where shares differ between the micro-batches of one step."""
+    net, batches = Still(detach), batches_of((16, 21, 13, 24, 9, 3))
+    model = potluck.Model.from_torch(
+        net, batches[0][0], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1]
+    )
+    rows = [((A, B), shares), ((B,), (8,))] if cut else [((A, B), shares)]
+    plan = make_plan(model, *rows, micro_batch=8, n_micro_batches=2)
+    segments = [model.segment(stage.start, stage.stop, train=True)[0] for stage in plan.stages]
+    assert len({part.shares[0] for rows in (16, 21, 13) for part in divide(plan, segments, rows)}) > 1
+    history, state = trained(home, model, plan, batches)
+    alone = copy.deepcopy(net)
+    assert history.losses == pytest.approx(alone_by_shares(alone, plan, segments, batches), rel=1e-4)
+    assert_same_state(state, alone)
+
+
+class Twice(torch.nn.Module):
+    """One norm at two places: its statistics and its counter move twice in a forward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(self.norm(x))))
+
+
+@pytest.mark.parametrize("device", [A, B])
+def test_a_norm_that_is_called_twice_is_one_norm(home, device):
+    net, batches = Twice(), batches_of(BATCHES)
+    model = potluck.Model.from_torch(
+        net, batches[0][0], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1]
+    )
+    plan = make_plan(model, ((device,), (MICRO,)), micro_batch=MICRO, n_micro_batches=2)
+    history, state = trained(home, model, plan, batches)
+    alone = copy.deepcopy(net)
+    assert history.losses == pytest.approx(alone_on(alone, batches), rel=1e-4)
+    assert_same_state(state, alone)
+
+
+def test_an_empty_batch_is_refused_and_training_goes_on(home):
+    _, model = make_model("mlp")
+    run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=MICRO), model, optimizer=potluck.SGD(LR)).wait()
+    x, y = make_data("mlp", 8)
+    with pytest.raises(potluck.errors.UserError, match="a batch to train on needs one row or more, got none"):
+        run.fit([(x, y), (x[:0], y[:0])]).wait()
+    assert run.step == 1
+    assert run.fit([(x, y)]).wait().rows == (8,)
     run.close()

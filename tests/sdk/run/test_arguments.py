@@ -4,7 +4,7 @@ import pytest
 from tests.sdk.run.conftest import make_plan
 
 import potluck
-from potluck.errors import UserError
+from potluck.errors import ModelError, UserError
 
 np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
@@ -57,6 +57,11 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
         (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
         (lambda home, run: run.fit(DATA, epochs=-1), "epochs is a whole number of 1 or more, got -1"),
         (lambda home, run: run.fit(DATA, optimizer="adam"), "the optimizer is one of potluck's, got str"),
+        (lambda home, run: run.fit(DATA, optimizer=potluck.SGD(1e39)), r"SGD\(lr=1e\+39.*takes no step on weights"),
+        (
+            lambda home, run: home.deploy(run.plan, optimizer=potluck.SGD(weight_decay=1e39)).wait(),
+            r"SGD\(.*weight_decay=1e\+39.*takes no step on weights of float32",
+        ),
         (lambda home, run: run.load_into(torch.nn.Sequential(torch.nn.Linear(4, 2))), "none of this model's weights"),
         (lambda home, run: potluck.Training(batch="64"), "batch must be a number, got '64'"),
         (lambda home, run: potluck.Home(peers="192.168.1.7"), "peers is a list of addresses"),
@@ -92,6 +97,22 @@ def test_a_request_takes_arrays_and_refuses_no_rows(run):
     assert torch.equal(run(x), run(torch.from_numpy(x)))
     with pytest.raises(UserError, match="one row or more"):
         run(torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_around_a_run_is_refused_and_switched_off_it_is_nothing(home, run, dtype):
+    """It would convert on one machine, and not on devices, whose types were settled when the model was made."""
+    before, score = run.step, torch.nn.functional.cross_entropy
+    uses = (lambda: run(DATA[0]), lambda: run.fit(DATA).wait(), lambda: run.evaluate(DATA, score))
+    with torch.autocast("cpu", dtype=dtype):
+        for use in uses:
+            with pytest.raises(ModelError, match=r"under torch\.autocast\('cpu'\).*outside that block"):
+                use()
+        assert run.step == before
+        with torch.autocast("cpu", enabled=False):
+            for use in uses:
+                use()
+    assert run.step == before + 2
 
 
 def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):

@@ -9,7 +9,7 @@ import pytest
 
 import potluck
 from potluck.errors import UserError
-from potluck.run.optimizers import read_optimizer
+from potluck.run.optimizers import check_optimizer, read_optimizer
 from potluck_agent.worker.optimizers import Optimizer as OnDevice
 
 np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
@@ -49,9 +49,9 @@ def test_whatever_torch_refuses_is_refused_and_whatever_is_taken_runs(kind):
         if theirs is None:
             assert ours is None, settings
             refused += 1
-        elif ours is None:  # torch takes no step at lr=0, and none that stays finite at infinity
+        elif ours is None:  # no program carries an infinite number
             flat = [*settings.get("betas", ()), *(v for k, v in settings.items() if k != "betas")]
-            assert settings.get("lr") == 0 or not all(map(math.isfinite, flat)), settings
+            assert not all(map(math.isfinite, flat)), settings
         else:
             taken += 1
             on_device, weight.grad = OnDevice({"w": weight}), torch.ones(2)
@@ -63,6 +63,51 @@ def test_whatever_torch_refuses_is_refused_and_whatever_is_taken_runs(kind):
             assert read_optimizer(ours.to_json()) == ours
     assert taken > 50
     assert refused > 50
+
+
+LARGE = (0.0, 1e3, 1e5, 3e38, 3.5e38, 1e39, 1e300)
+
+
+def two_steps(optimizer, weight):
+    """The weight after two steps of torch's optimizer on gradients of one; None where torch raises."""
+    try:
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+    except RuntimeError:
+        return None
+    return weight.detach()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_what_leaves_the_range_of_the_weights_is_refused_and_all_else_equals_torch(kind, dtype):
+    refused = taken = 0
+    rates = SETTINGS[kind].keys() - {"nesterov", "betas"}
+    more = [{"nesterov": True}] if kind is potluck.SGD else [{"betas": (1 - 1e-9, 0.5)}, {"betas": (0.0, 0.0)}]
+    for names in (*itertools.combinations(sorted(rates), 1), *itertools.combinations(sorted(rates), 2)):
+        for values, extra in itertools.product(itertools.product(LARGE, repeat=len(names)), [{}, *more]):
+            settings = dict(zip(names, values, strict=True)) | extra
+            weight, other = (torch.ones(2, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(2))
+            theirs, ours = made(TORCHS[kind], params=[weight], **settings), made(kind, **settings)
+            assert (theirs is None) == (ours is None), settings
+            if theirs is None:
+                continue
+            expected = two_steps(theirs, weight)
+            if expected is None:
+                with pytest.raises(UserError, match=rf"^{kind.__name__}\(.* takes no step on weights of {dtype}"):
+                    check_optimizer(ours, [dtype])
+                refused += 1
+                continue
+            check_optimizer(ours, [dtype])
+            on_device, options = OnDevice({"w": other}), json.loads(json.dumps(ours.to_json(), allow_nan=False))
+            for _ in range(2):
+                other.grad = torch.ones_like(other)
+                on_device.step(options)
+            assert torch.equal(other.nan_to_num(), expected.nan_to_num()), settings
+            taken += 1
+    assert taken > 20
+    assert refused > 20 or dtype == "float64"
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -90,7 +135,7 @@ def test_any_number_is_one(number):
         (lambda: potluck.AdamW(betas="0.9"), "betas must be two numbers"),
         (lambda: potluck.AdamW(weight_decay=-1), "weight_decay must be zero or above and finite, got -1"),
         (lambda: potluck.AdamW(eps=-1e-8), "eps must be zero or above and finite, got -1e-08"),
-        (lambda: potluck.SGD(0), "lr must be above zero and finite, got 0"),
+        (lambda: potluck.SGD(-1), "lr must be zero or above and finite, got -1"),
         (lambda: potluck.SGD(momentum=-1), "momentum must be zero or above and finite, got -1"),
         (lambda: potluck.SGD(nesterov=True), r"nesterov needs a momentum above zero.*SGD\(lr, momentum=0\.9"),
         (lambda: potluck.SGD(momentum=0.9, nesterov="yes"), "nesterov must be True or False, got 'yes'"),

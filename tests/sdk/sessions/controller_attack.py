@@ -10,23 +10,11 @@ from typing import Any
 from tests.agent.core.core_play import RUNS, document, message
 from tests.fuzz import RAW, some
 from tests.sdk.sessions.controller_play import FEED, STATEMENT
+from tests.sdk.sessions.held import check_held
 
 from potluck.errors import DeviceGone
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import (
-    Address,
-    Deliver,
-    Forsake,
-    Gather,
-    Join,
-    Launch,
-    Leave,
-    Lost,
-    Received,
-    Resolve,
-    Send,
-    Tick,
-)
+from potluck.sessions.events import Address, Deliver, Forsake, Gather, Join, Launch, Leave, Lost, Received, Resolve, Send, Tick
 from potluck_wire import messages as m
 from potluck_wire.frames import encode
 from potluck_wire.version import VERSION
@@ -58,6 +46,7 @@ class ControllerPlay:
                 self.sent = [*self.sent[-7:], action]
             elif isinstance(action, Resolve):
                 repr(action.result)
+        check_held(self.controller)
 
     def _new(self) -> int:
         self._ticket += 1
@@ -98,7 +87,7 @@ class ControllerPlay:
         )
 
     def _launch(self, rng: random.Random) -> Any:
-        values = {device: rng.choice((("x",), ("x", "y"), ())) for device in DEVICES}
+        values = {device: rng.choice(({"x": 8}, {"x": 8, "y": 300}, {})) for device in DEVICES}
         return Launch(
             ticket=self._new(), run=rng.choice(RUNS), epoch=1, program="p", step=rng.choice((0, 1, 2)), devices=DEVICES,
             feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {}, expects=values, lane=rng.choice(("", "train")),

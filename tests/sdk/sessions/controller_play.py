@@ -14,10 +14,10 @@ STATEMENT = json.dumps(
 
 
 class Play:
-    """A controller and a clock; `sent` are the messages of the last event by device."""
+    """A controller and a clock; `sent` are the messages of the last event by device. `play`: one to go on with."""
 
-    def __init__(self, *devices):
-        self.controller, self.now_s, self.actions = Controller(), 100.0, []
+    def __init__(self, *devices, play=None):
+        self.controller, self.now_s, self.actions = play.controller if play else Controller(), 100.0, []
         for ticket, device in enumerate(devices, 900):
             self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
             self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)

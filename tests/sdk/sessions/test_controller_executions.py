@@ -3,16 +3,14 @@
 import pytest
 from tests.sdk.sessions.controller_play import FEED, Play, finish, join, place
 
-from potluck.sessions.events import (
-    Launch,
-)
+from potluck.sessions.events import Launch
 from potluck_wire import messages as m
 
 
 def test_a_step_feeds_executes_and_collects():
     play = Play("a", "b")
     play.tick(1.0, answer=("a", "b"))  # their clocks are 50 s behind ours
-    play.launch(feeds={"a": {"x": FEED}}, expects={"b": ("loss",)})
+    play.launch(feeds={"a": {"x": FEED}}, expects={"b": {"loss": 8}})
     assert play.sent(m.Execute) == [(d, m.Execute(**place())) for d in ("a", "b")]
     ((device, value),) = play.sent(m.Value)
     assert (device, value.name, value.nbytes) == ("a", "x", 8)

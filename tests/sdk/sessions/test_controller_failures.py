@@ -5,15 +5,7 @@ from tests.sdk.sessions.controller_play import FEED, STATEMENT, Play, finish, jo
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, RequestFailed, WorkerFailed
 from potluck.sessions.controller import OWED_S, PEER_LOST_GRACE_S
-from potluck.sessions.events import (
-    Forsake,
-    Gather,
-    Heard,
-    Launch,
-    Lost,
-    Resolve,
-    Tick,
-)
+from potluck.sessions.events import Forsake, Gather, Heard, Launch, Lost, Resolve, Tick
 from potluck_wire import messages as m
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 
@@ -36,7 +28,7 @@ def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
 def test_a_request_that_fails_over_its_values_ends_alone(cause):
     play = Play("a", "b", "c")
     devices = "a", "b", "c"
-    play.launch(ticket=1, devices=devices, request=True, feeds={"a": {"x": FEED}}, expects={"c": ("y",)})
+    play.launch(ticket=1, devices=devices, request=True, feeds={"a": {"x": FEED}}, expects={"c": {"y": 8}})
     play.launch(ticket=2, devices=devices, request=True, step=1)
     finish(play, "a")
     play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
@@ -138,7 +130,7 @@ def test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while():
 
 def test_what_nobody_waits_for_is_dropped_and_refused():
     play = Play("a")
-    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
     play.do(Forsake(ticket=1))
     assert play.sent(m.Drop)
     play.hear("a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
@@ -160,7 +152,7 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
 )
 def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
     play = Play("a")
-    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
     play.hear("a", message, *buffers)
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert play.controller.session("a") is None
@@ -181,7 +173,7 @@ def done_without_its_value():
     """Both devices have said that they are done, and the value of b is not here."""
     play = Play("a", "b")
     play.tick(1.0, answer=("a", "b"))
-    play.launch(ticket=1, expects={"b": ("y",)})
+    play.launch(ticket=1, expects={"b": {"y": 64 * MIB}})
     finish(play, "a")
     finish(play, "b")
     return play
@@ -200,7 +192,7 @@ def test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress():
     play = done_without_its_value()
     play.hear("b", m.Value(transfer=1, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=4), bytes(4))
     play.tick(OWED_S - 1.0, answer=("a", "b"))
-    play.hear("b", m.Value(transfer=2, **place(), name="z", shape=(2,), nbytes=8, chunk_bytes=8), bytes(8))
+    play.hear("b", m.Value(transfer=2, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=8), bytes(8))
     play.hear("b", m.Chunk(transfer=9, index=1), bytes(4))
     assert play.ended(play.tick(2.0, answer=("a", "b")))[1].error.device == "b"
 
@@ -225,5 +217,5 @@ def test_our_own_standstill_is_not_held_against_who_owes_a_value():
 def test_a_device_that_is_not_done_owes_nothing():
     play = Play("a")
     play.tick(1.0, answer=("a",))
-    play.launch(ticket=1, devices=("a",), expects={"a": ("y",)})
+    play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
     assert not play.ended(play.tick(2 * OWED_S, answer=("a",)))

@@ -6,9 +6,10 @@ from tests.sdk.sessions.controller_play import Play
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import PotluckError, ProtocolError
+from potluck.sessions.connections import Keys
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import Gather, Join, Received, Reject, Tick
-from potluck.sessions.link import Keys, Link
+from potluck.sessions.link import Link
 from potluck.testing.agent import HONEST, TakenOver
 from potluck_wire import messages as m
 

@@ -9,8 +9,9 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller
+from potluck.sessions.connections import Keys
 from potluck.sessions.events import Gather, Join, Leave
-from potluck.sessions.link import Keys, Link
+from potluck.sessions.link import Link
 from potluck.sessions.resolving import UNKNOWN, Resolver, resolve
 from potluck.testing.agent import HONEST, TakenOver
 from potluck_wire.messages import Measure

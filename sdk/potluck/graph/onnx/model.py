@@ -124,9 +124,9 @@ class OnnxModel(Model):
         tensors = self._trace.traced.tensors
         return {name: torch.from_numpy(np.array(tensors[name])) for name in self._weights}
 
-    def idle_state(self) -> "dict[str, torch.Tensor]":
-        """None: what is not sent apart stands in the document."""
-        return {}
+    def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """The same: its names are the file's."""
+        return dict(state)
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Raises ModelError: an ONNX model is not trained."""

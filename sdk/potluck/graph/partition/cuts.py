@@ -11,23 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.graph.traced import Traced, Type
-from potluck_wire.graph import (
-    BATCH,
-    Expression,
-    Graph,
-    Input,
-    Node,
-    Output,
-    Ref,
-    Sym,
-    Symbol,
-    node_refs,
-    symbols_in,
-)  # fmt: skip
+from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Ref, Sym, Symbol, node_refs, symbols_in
 from potluck_wire.operators import KIND_OF
 
 _NO_GRADIENT = frozenset({"aten.detach.default"})
 _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
+from .flow import flow
+from .traced import Traced, Type
 
 
 def multiple(shape: tuple[Expression, ...]) -> int:
@@ -142,7 +132,7 @@ def line(traced: Traced, order: Sequence[int] = ()) -> Line:
         bound=tuple(bound),
         place=place,
         floating=floating,
-        requires=_requires(traced),
+        requires=flow(traced),
         uses=_uses(graph, bound, place),
         tied=_tied(graph, per_bound),
         needs=per_bound,
@@ -174,38 +164,6 @@ def _tied(graph: Graph, needs: tuple[frozenset[int], ...]) -> tuple[tuple[int, i
         for value in values & names.keys():
             uses.setdefault(value, []).append(i)
     return tuple((min(i), max(i), names[value]) for value, i in uses.items() if len(i) > 1)
-
-
-def _requires(traced: Traced) -> frozenset[Ref]:
-    """The values through which a gradient flows in training."""
-    graph = traced.graph
-    n_inputs, first = len(graph.inputs), graph.first_node
-    found = {Ref(n_inputs + i) for i, p in enumerate(graph.parameters) if p.trainable}
-    for position, node in enumerate(graph.nodes):
-        value = first + position
-        kind = KIND_OF[node.op]
-        silent = kind in ("creation", "buffer") or (kind == "comparison" and node.op not in _SELECTS)
-        if node.op in _NO_GRADIENT or silent or not any(ref in found for ref in node_refs(node)):
-            continue
-        for item, t in enumerate(traced.types[value]):
-            if t.dtype.startswith(("float", "bfloat")):
-                found |= {Ref(value, item)} if len(traced.types[value]) > 1 else {Ref(value), Ref(value, 0)}
-    return frozenset(found & _reaching(graph, found))
-
-
-def _reaching(graph: Graph, requires: set[Ref]) -> set[Ref]:
-    """Of the values that require a gradient, those from which one can come: they lead to the loss."""
-    todo = [output.ref for output in graph.outputs if output.gradient and output.ref in requires]
-    values = {ref.value for ref in todo}
-    while todo:
-        value = todo.pop().value
-        if value >= graph.first_node:
-            new = [
-                r for r in node_refs(graph.nodes[value - graph.first_node]) if r in requires and r.value not in values
-            ]
-            values.update(ref.value for ref in new)
-            todo += new
-    return {ref for ref in requires if ref.value in values}
 
 
 def _readable(name: str, types: Iterable[Type]) -> bool:

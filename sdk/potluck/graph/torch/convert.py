@@ -69,7 +69,12 @@ class Converter:
         elif isinstance(target, torch._ops.OpOverload):
             if target._opname not in _DROPPED:
                 self._operator(node, name)
-        elif isinstance(value, torch.SymBool | torch.SymFloat):
+        elif isinstance(value, torch.SymFloat):
+            raise ModelError(
+                f"it computes a fraction of the number of rows (or of another size that may change){where(node)}.",
+                next_step="First divide the tensor: with n = x.shape[0], 2 * x.sum() / n and not x.sum() * (2 / n).",
+            )
+        elif isinstance(value, torch.SymBool):
             raise ModelError(
                 f"the shape of a value depends on the data{where(node)}.",
                 next_step="Keep the shape, with torch.where or a mask that is multiplied.",
@@ -160,9 +165,11 @@ class Converter:
         if KIND_OF.get(name.replace("_.", ".", 1)) == "random" and args[2] is False:
             self.values[node] = target  # a dropout that is off
             return
-        if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers and not node.users:
+        counts = all(str(user.target) == name for user in node.users)  # once more, where a module is called again
+        if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers and counts:
             self.updated.add(target.value)
             self._add(name, args, kwargs, node.meta["val"])
+            self.values[node] = target
             return
         functional = name.replace("_.", ".", 1)
         aliased = source.op == "placeholder" or _is_view(source) or any(_is_view(u) for u in source.users if u < node)  # type: ignore[union-attr]

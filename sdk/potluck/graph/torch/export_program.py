@@ -16,8 +16,10 @@ from potluck.errors import ModelError
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
 
+from .autocast import check_autocast
+from .traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
+
 TRY = "Does net(example) run? The first dimension of every example is the batch."
-_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
@@ -27,7 +29,7 @@ def export(module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Seque
     It is any length, unless the module itself sets a limit, as a table of positions does. Raises ModelError: what is in
     the way, and where.
     """
-    _check_autocast()
+    check_autocast("it is made")
     lengths = ANY_LENGTH
     while True:
         try:
@@ -55,16 +57,6 @@ def _limited(text: str, lengths: range) -> range:
     return range(max(lengths.start, int(least or 0)), min(lengths.stop, int(most or MAX_SIZE) + 1))
 
 
-def _check_autocast() -> None:
-    """Raise ModelError under `torch.autocast`: its conversions would be in the types of the graph, not in the graph."""
-    on = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
-    if on:
-        raise ModelError(
-            f"it is made under torch.autocast({on[0]!r}), whose conversions devices do not make.",
-            next_step="Make it outside that block; net.to(torch.bfloat16) computes in bfloat16.",
-        )
-
-
 def _in_words(error: Exception) -> ModelError:
     """What torch.export cannot do with a module, and what to do about it."""
     text, where = str(error), _where(error)
@@ -87,7 +79,14 @@ def _in_words(error: Exception) -> ModelError:
     if "Constraints violated" in text or "specialized" in text:
         return ModelError(
             f"it works only for one size of batch (or sequence){where}: {first_line(text)}",
-            next_step="Write -1 or x.shape[0] for the batch in views and reshapes.",
+            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of the example. "
+            "In views and reshapes, -1 does, too.",
+        )
+    if fixed := re.search(r"'(\w+)' is not differentiable with respect to argument '(\w+)'", text):
+        return ModelError(
+            f"{fixed[1]} has no derivative by its {fixed[2]}, which requires a gradient{where}.",
+            next_step="requires_grad_(False) leaves it as it is. To learn a weight, multiply by it: "
+            '(weight[target] * cross_entropy(output, target, reduction="none")).mean()',
         )
     if stranger := re.search(r"Found <class '([^']+)'> in output", text):
         return _strange_output(stranger[1])

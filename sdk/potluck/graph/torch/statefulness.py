@@ -1,7 +1,8 @@
 """Whether a module remembers something from call to call: what is exported is one call, and forgets it."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,22 +28,31 @@ def check_forgets(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> N
         )
 
 
+@contextmanager
+def spared(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Copies in place of all buffers for a while, yielded by path; those that several modules share stay shared."""
+    places = [
+        (f"{at}.{name}".lstrip("."), owner, name) for at, owner in module.named_modules() for name in owner._buffers
+    ]
+    before = [owner._buffers[name] for _, owner, name in places]
+    copies = {id(tensor): copy.deepcopy(tensor.detach()) for tensor in before if tensor is not None}
+    for (_, owner, name), tensor in zip(places, before, strict=True):
+        owner._buffers[name] = None if tensor is None else copies[id(tensor)]
+    try:
+        yield {path: copies[id(t)] for (path, _, _), t in zip(places, before, strict=True) if t is not None}
+    finally:
+        for (_, owner, name), tensor in zip(places, before, strict=True):
+            owner._buffers[name] = tensor
+
+
 def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[str]:
     """The buffers that a call assigns; it leaves them, and the random numbers, as they were."""
     owners = dict(module.named_modules())
-    buffers = {f"{at}.{name}".lstrip("."): (owner, name) for at, owner in owners.items() for name in owner._buffers}
-    before = {path: owner._buffers[name] for path, (owner, name) in buffers.items()}
-    given = {path: copy.deepcopy(b.detach()) for path, b in before.items() if b is not None}
-    for path, tensor in given.items():
-        owner, name = buffers[path]
-        owner._buffers[name] = tensor
-    try:
+    with spared(module) as given:
         with torch.random.fork_rng(devices=()), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             module(*tensors)
-        return [path for path, (owner, name) in buffers.items() if owner._buffers.get(name) is not given.get(path)]
-    finally:
-        for path, (owner, name) in buffers.items():
-            owner._buffers[name] = before[path]
+        places = {path: path.rpartition(".") for path in given}
+        return [path for path, (at, _, name) in places.items() if owners[at]._buffers.get(name) is not given[path]]
 
 
 def _numbers(module: torch.nn.Module) -> dict[str, Any]:

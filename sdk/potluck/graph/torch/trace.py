@@ -20,22 +20,21 @@ from potluck.graph.torch.modes import check_modes, modes_of
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning
 from potluck.graph.traced import SEQUENCE, Traced, Type
-from potluck_wire.graph import (
-    BATCH,
-    DTYPE_BYTES,
-    Buffer,
-    Graph,
-    Input,
-    Node,
-    Output,
-    Parameter,
-    Ref,
-    SegmentError,
-    Symbol,
-    node_refs,
-    refs,
-    validate,
-)  # fmt: skip
+from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Input, Node, Output, Parameter, Ref, SegmentError, Symbol, node_refs, refs, validate
+
+from . import sizes
+from .convert import Converter
+from .exporting import TRY, export, first_line
+from .flow import learning
+from .learning import check_learning, check_norms
+from .means import NEXT_STEP, check_apart, check_loss
+from .memory import check_forgets
+from .modes import check_modes, modes_of
+from .outputs import check_outputs
+from .rows import Complete, OperatorFailed, by_rows
+from .tallies import Divided, Tallies, extract
+from .traced import SEQUENCE, Traced, Type
+from .trials import difference
 
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 
@@ -93,6 +92,7 @@ def trace(
     module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
+        check_norms(module)
         program, lengths = export(module, tensors, dims)
     structure = program.call_spec.out_spec
     traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
@@ -101,6 +101,8 @@ def trace(
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
         with modes_of(net, training=loss is not None):
+            if loss is not None:
+                check_learning(module, tensors, traced)
             check_forgets(module, tensors)
     return traced
 
@@ -149,6 +151,8 @@ def _traced(
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         tallies=tallies or (),
     )
+    if train:
+        traced = replace(traced, graph=learning(traced))
     if meta:
         return traced
     if not train:
@@ -158,7 +162,6 @@ def _traced(
     unproven = check_loss(traced)
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
-    check_learning(module, tensors)
     return replace(traced, unproven=unproven)
 
 
@@ -292,15 +295,19 @@ def _symbols(names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]
 
 
 def _state(program: Any, module: torch.nn.Module, targets: dict[Any, str]) -> dict[Any, tuple[str, torch.Tensor]]:
-    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor)."""
+    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor).
+
+    A tensor of the model's that has several names, of which its loss may give it one, has one of the model's in every
+    graph.
+    """
     own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
+    in_net = {id(tensor): name for name, tensor in own.items() if name.startswith("net.")}
     found = {}
     for holder, target in targets.items():
         tensor = own[target] if target in own else program.constants[target]
-        name = (
-            target.removeprefix("net.") if target.startswith("net.") else f"own-{target}"
-        )  # no attribute has a hyphen
+        path = in_net.get(id(tensor), target)
+        name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"  # no attribute has a hyphen
         found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
     return found
 

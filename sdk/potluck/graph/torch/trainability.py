@@ -1,14 +1,18 @@
 """Whether a module is ready to be exported, and whether its loss teaches its weights by backward passes of torch's."""
 
-import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.jit._script import RecursiveScriptModule
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from potluck.errors import ModelError
+
+from .memory import spared
+from .traced import Traced
 
 
 def check_module(net: torch.nn.Module) -> None:
@@ -26,34 +30,81 @@ def check_module(net: torch.nn.Module) -> None:
             )
 
 
-def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise ModelError where no weight learns from the loss that `module` gives, or where a backward is the user's own.
+def check_norms(net: torch.nn.Module) -> None:
+    """Raise ModelError for a normalisation that is to average its statistics over all batches that it ever saw."""
+    for name, module in net.named_modules():
+        path = name.removeprefix("net").removeprefix(".")
+        if (
+            isinstance(module, _BatchNorm)
+            and module.training
+            and module.momentum is None
+            and module.track_running_stats
+        ):
+            raise ModelError(
+                f"{type(module).__name__}{f' (the module {path})' if path else ''} averages its statistics over all "
+                "batches that it ever saw (momentum=None), which devices do not compute.",
+                next_step="Give it a momentum, such as 0.1; or eval(), which keeps its statistics as they are.",
+            )
 
-    What is exported is the forward pass: a `torch.autograd.Function` would lose its backward without a word.
+
+def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor], traced: Traced) -> None:
+    """Raise ModelError where no weight learns from the loss that `module` gives, or other ones than in its graph.
+
+    Also where a backward is the user's own: what is exported is the forward pass, and a `torch.autograd.Function` would
+    lose its backward without a word.
     """
-    buffers = {name: copy.deepcopy(buffer.detach()) for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        loss = torch.func.functional_call(module, buffers, tuple(tensors))
+    with (
+        spared(module),
+        torch.random.fork_rng(devices=()),
+        torch.enable_grad(),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        loss = module(*tensors)
     if not loss.requires_grad:
         raise ModelError(
             "no weight learns from the loss: it does not depend on any parameter that requires a gradient.",
             next_step="Leave the loss out for inference, or look for detach(), argmax or requires_grad_(False).",
         )
-    own = next(_own_backwards(loss.grad_fn), "")
+    functions = list(_behind(loss.grad_fn))
+    own = next((type(f).__name__.removesuffix("Backward") for f in functions if isinstance(f, BackwardCFunction)), "")
     if own:
         raise ModelError(
             f"the backward pass of {own} is Python code of its own, which devices do not run.",
             next_step="Write it with torch's operators. (In torch.utils.checkpoint: use_reentrant=False.)",
         )
+    weights = [f.variable for f in functions if hasattr(f, "variable")]
+    own_weights = {id(parameter) for parameter in module.parameters()}
+    strangers = [w for w in weights if id(w) not in own_weights]
+    if strangers:
+        raise ModelError(
+            f"a gradient reaches a tensor {list(strangers[0].shape)} that belongs to no module, so that nothing would "
+            "train it.",
+            next_step="Make it a parameter of the network, or of a loss that is a torch.nn.Module; "
+            "requires_grad_(False) leaves it as it is.",
+        )
+    _check_same({id(weight) for weight in weights}, module, traced)
 
 
-def _own_backwards(last: object) -> Iterator[str]:
-    """The names of all functions behind a gradient whose backward is written in Python."""
+def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> None:
+    """Raise ModelError where a call teaches other weights than the graph does (`learned`: their identities)."""
+    in_graph = {id(traced.tensors[p.name]) for p in traced.graph.parameters if p.trainable}
+    for name, parameter in module.named_parameters():
+        if (id(parameter) in learned) != (id(parameter) in in_graph):
+            way = "reaches" if id(parameter) in learned else "does not reach"
+            raise ModelError(
+                f"a gradient {way} {name.removeprefix('net.')} when the module is called, and in its exported graph it "
+                f"{'does not' if id(parameter) in learned else 'does'}.",
+                next_step="Look for branches that differ from call to call, and for torch.no_grad() around operators "
+                "that may return what they are given, such as float() or contiguous(): detach() says what is meant.",
+            )
+
+
+def _behind(last: Any) -> Iterator[Any]:
+    """All functions behind a gradient."""
     seen, waiting = {last}, [last]
     while waiting:
         function = waiting.pop()
-        if isinstance(function, BackwardCFunction):
-            yield type(function).__name__.removesuffix("Backward")
+        yield function
         for before, _ in getattr(function, "next_functions", ()):
             if before is not None and before not in seen:
                 seen.add(before)

@@ -1,0 +1,16 @@
+"""Addresses of hosts as text. Pure: no name is ever looked up here."""
+
+import ipaddress
+
+
+def is_address(host: str) -> bool:
+    """Whether one host may have this address: IPv4 or IPv6, of one interface or not, but no group and not "any".
+
+    >>> [is_address(host) for host in ("192.168.1.7", "fe80::1%eth0", "jetson.local", "224.0.0.251", "::")]
+    [True, True, False, False, False]
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return not (address.is_multicast or address.is_unspecified)

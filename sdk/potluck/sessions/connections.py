@@ -1,0 +1,76 @@
+"""The three connections to one agent: their sockets, what each may receive, and what waits to be sent."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from potluck.sessions.events import Connect
+from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, HANDSHAKE_S, KIB, MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, PULSE_OFFSET
+from potluck_wire.messages import Channel
+
+OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
+WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
+QUEUED = 64  # messages that ZeroMQ holds of one connection; then the agent has to wait
+# The longest frame of each channel (CURVE wraps it in 33 bytes more). With `QUEUED`: 128 MiB of values at most.
+LONGEST_BYTES = {
+    Channel.CONTROL: MAX_FRAME_BYTES,
+    Channel.DATA: MAX_CHUNK_BYTES + KIB,
+    Channel.PULSE: MAX_HEADER_BYTES + KIB,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """A CURVE key pair in Z85, 40 characters each."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class Connection:
+    """All three. Without sockets while the address is not known."""
+
+    wanted: Connect
+    sockets: dict[Channel, "zmq.Socket[bytes]"] = field(default_factory=dict)
+    monitors: dict[Channel, "zmq.Socket[bytes]"] = field(default_factory=dict)
+    backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
+    trusted: bool = False  # a handshake has succeeded
+    failed: Counter[Channel] = field(default_factory=Counter)  # handshakes before that
+
+    def open(self, context: "zmq.Context[Any]", channel: Channel, host: str, keys: Keys) -> None:
+        """Connect one channel to the agent at that address."""
+        socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.maxmsgsize = LONGEST_BYTES[channel]
+        socket.handshake_ivl = int(HANDSHAKE_S * 1000)
+        socket.sndhwm = 0  # bounded by our own credit window, in bytes
+        socket.rcvhwm = QUEUED
+        socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
+        socket.ipv6 = ":" in host
+        socket.curve_serverkey = self.wanted.key.encode()
+        socket.curve_publickey = keys.public.encode()
+        socket.curve_secretkey = keys.secret.encode()
+        self.sockets[channel], self.monitors[channel] = socket, socket.get_monitor_socket(WATCHED)
+        port = self.wanted.address.port + OFFSETS[channel]
+        socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def send(self, channel: Channel, frames: list[Any]) -> None:
+        """Send a message now, or behind what waits already."""
+        backlog = self.backlog.setdefault(channel, deque())
+        backlog.append(frames)
+        if len(backlog) == 1:
+            self.flush(channel)
+
+    def flush(self, channel: Channel) -> None:
+        """Send what waits, as much of it as goes."""
+        socket, backlog = self.sockets.get(channel), self.backlog.get(channel)
+        while socket is not None and backlog:
+            try:
+                socket.send_multipart(backlog[0], zmq.DONTWAIT, copy=len(backlog[0]) == 1)
+            except zmq.Again:
+                return
+            backlog.popleft()

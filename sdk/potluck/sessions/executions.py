@@ -1,0 +1,54 @@
+"""The executions under way: which are on a device, which may begin, and what their devices may send home. Pure."""
+
+from collections.abc import Iterator, Mapping
+
+from potluck.sessions.events import Launch
+from potluck.sessions.pending import Launched, Peer, startable
+from potluck.sessions.traffic import Place
+
+
+class Executions:
+    """All of one notebook, oldest first."""
+
+    def __init__(self, peers: Mapping[str, Peer]) -> None:
+        self._peers = peers
+        self._launched: dict[int, Launched] = {}  # by ticket
+
+    def __iter__(self) -> Iterator[Launched]:
+        """As they are now: ending one while going through them is fine."""
+        return iter(tuple(self._launched.values()))
+
+    def begin(self, launch: Launch, now_s: float) -> Launched:
+        """One more; its devices may send what it expects of them."""
+        values = {(device, name) for device, names in launch.expects.items() for name in names}
+        alone = not any(other.launch.request and other.launch.run == launch.run for other in self)
+        launched = Launched(launch, now_s, values, list(launch.devices), in_turns=launch.together and alone)
+        self._launched[launch.ticket] = launched
+        for device in launch.devices:
+            self._peers[device].permits.expect(launched.place, launch.expects.get(device, {}))
+        return launched
+
+    def end(self, launched: Launched) -> bool:
+        """It is over; False where it was before."""
+        if self._launched.pop(launched.launch.ticket, None) is None:
+            return False
+        for device in launched.launch.devices:
+            if device in self._peers:
+                self._peers[device].permits.end(launched.place)
+        return True
+
+    def of(self, ticket: int) -> Launched | None:
+        """The one that has this ticket."""
+        return self._launched.get(ticket)
+
+    def on(self, device: str, where: tuple[str, int] | None = None) -> list[Launched]:
+        """Those that a device takes part in, of any run or of this run and epoch."""
+        return [x for x in self if device in x.launch.devices and where in (None, x.place[:2])]
+
+    def at(self, device: str, place: Place) -> Launched | None:
+        """The one of that program and step."""
+        return next((launched for launched in self.on(device) if launched.place == place), None)
+
+    def startable(self) -> list[tuple[Launched, str, Launched | None]]:
+        """Which may begin on which devices, and behind which other."""
+        return startable(tuple(self), self._peers)

@@ -1,0 +1,98 @@
+"""How much of one peer the loop takes before it looks at the others: by the number of messages, and by their bytes."""
+
+import json
+import sys
+
+import pytest
+from tests.agent.core.core_talk import recv
+
+from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, Net
+from potluck_agent.core.run_state import read_load
+from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
+from potluck_wire.messages import Channel
+
+
+class Frame(bytes):
+    """A frame as zmq gives it."""
+
+    more = False
+    bytes = property(bytes)
+
+
+class Router:
+    """A socket with many messages, each of one frame behind its route."""
+
+    def __init__(self, n_messages, nbytes):
+        self.n_left, self._nbytes, self._is_route = n_messages, nbytes, False
+
+    def recv(self, flags, copy):
+        self._is_route = not self._is_route
+        frame = Frame(b"route" if self._is_route else bytes(self._nbytes))
+        frame.more = self._is_route
+        self.n_left -= not self._is_route
+        return frame
+
+
+class Sources:
+    """Whoever asks for a message is told whether one is left."""
+
+    def has_message(self, socket):
+        return socket.n_left > 0
+
+
+def taken_in_one_round(channel, n_messages, nbytes):
+    net, router = Net.__new__(Net), Router(n_messages, nbytes)
+    net._sources, net._door = Sources(), type("Door", (), {"routers": {channel: router}})()
+    net._take = lambda *message: None
+    net._read_router(channel)
+    return n_messages - router.n_left
+
+
+@pytest.mark.parametrize("nbytes", [0, KIB, 64 * KIB, MIB, 4 * MIB, MAX_BUFFER_BYTES])
+def test_a_round_takes_few_messages_and_few_bytes_of_a_notebook(nbytes):
+    n_taken = taken_in_one_round(Channel.CONTROL, 100, nbytes)
+    assert 1 <= n_taken <= AT_ONCE[Channel.CONTROL]
+    assert (n_taken - 1) * nbytes <= BYTES_AT_ONCE  # what is one too many is the last
+
+
+def test_small_requests_still_come_together():
+    assert taken_in_one_round(Channel.CONTROL, 100, 100) == AT_ONCE[Channel.CONTROL]
+
+
+def rows_until(nbytes, first, row):
+    """So many rows that they take that many bytes."""
+    rows, left_bytes = list(first), nbytes
+    while left_bytes > 0:
+        rows.append(row(len(rows)))
+        left_bytes -= len(json.dumps(rows[-1]))
+    return rows
+
+
+PLANS = {  # of what a plan may have most
+    "instructions": lambda n: rows_until(n, [], lambda i: recv(f"{i:x}")),
+    "inputs": lambda n: rows_until(n, [recv("x")], lambda i: ["add", ["x"] * 201, [f"{i:x}"], [], 0, {}]),
+    "inputs of one": lambda n: rows_until(n, [recv("x")], lambda i: ["add", ["x"] * 1400, [f"{i:x}"], [], 0, {}]),
+    "instructions before it": lambda n: rows_until(n, [recv("x")], lambda i: [*recv(f"{i:x}")[:3], [0] * 500, 0, {
+        "peer": "home"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("most", PLANS)
+def test_the_work_of_reading_a_plan_is_bounded_by_its_bytes(most):
+    """In calls of functions, which are what takes time, and are the same on each machine."""
+    rows = PLANS[most](300 * KIB)
+    document = json.dumps({"segments": [], "programs": [{"name": "p", "instructions": rows}]}, separators=(",", ":"))
+    n_calls = 0
+
+    def count(frame, event, argument):
+        nonlocal n_calls
+        n_calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        load = read_load([document.encode()], "r", 1)
+    finally:
+        sys.setprofile(before)
+    assert load.layouts["p"].n_instructions == len(rows)
+    assert n_calls < len(document) / 2

@@ -1,0 +1,191 @@
+"""What a worker that was taken over cannot do to its agent, which has the same user: signals, limits, orphans."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.agent.worker.test_bounds import SOURCE
+from tests.agent.worker.worker_talk import begin, numbers
+
+from potluck_agent.worker import seccomp
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux filters system calls")
+
+# --- the filter, as the kernel runs it --------------------------------------------------------------------------------
+
+OWN, AGENT = 4711, 4710
+ALLOWED, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
+F_GETFL, F_SETOWN, F_SETSIG, F_SETOWN_EX, FIONREAD, FIOSETOWN, SIOCSPGRP = 3, 8, 10, 15, 0x541B, 0x8901, 0x8902
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PTHREAD, SIGCHLD, KILL = 0x3D0F00, 17, 9
+
+
+def answer(steps, audit, number, *arguments):
+    """What these steps return for a call."""
+    shown = {0: number, 4: audit} | {16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate(arguments)}
+    at = value = 0
+    while True:
+        code, if_true, if_false, operand = steps[at]
+        at += 1
+        match code:
+            case 0x20:
+                value = shown[operand]
+            case 0x06:
+                return operand
+            case 0x15 | 0x35 | 0x45:
+                holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+                at += if_true if holds else if_false
+
+
+REFUSED = {
+    **{f"{name} of the agent": (name, AGENT, KILL) for name in seccomp.TO_ITSELF},
+    **{f"{name} of its group": (name, 0, KILL) for name in seccomp.TO_ITSELF},
+    "kill of everybody": ("kill", -1, KILL),
+    **{name: (name, 3, KILL) for name in seccomp.REFUSED},
+    "a child": ("clone", SIGCHLD),
+    "the limits of the agent": ("prlimit64", AGENT, 0),
+    "the agent owns a socket": ("fcntl", 3, F_SETOWN, AGENT),
+    "or so": ("fcntl", 3, F_SETOWN_EX, 0),
+    "which signal it gets": ("fcntl", 3, F_SETSIG, KILL),
+    "by another call": ("ioctl", 3, FIOSETOWN, 0),
+    "by a third": ("ioctl", 3, SIOCSPGRP, 0),
+    "it outlives its agent": ("prctl", PR_SET_PDEATHSIG, 0),
+}
+PERMITTED = {
+    **{f"{name} of itself": (name, OWN, KILL) for name in seccomp.TO_ITSELF},
+    "a thread": ("clone", PTHREAD),
+    "its own limits": ("prlimit64", 0, 0),
+    "and by its number": ("prlimit64", OWN, 0),
+    "flags of a socket": ("fcntl", 3, F_GETFL),
+    "what waits in it": ("ioctl", 3, FIONREAD),
+    "the name of a thread": ("prctl", PR_SET_NAME, 0),
+}
+
+
+@pytest.fixture(params=seccomp.MACHINES.values(), ids=seccomp.MACHINES)
+def machine(request):
+    return request.param
+
+
+@pytest.mark.parametrize("way", REFUSED.values(), ids=REFUSED)
+def test_the_filter_refuses(machine, way):
+    name, *arguments = way
+    if name not in machine.numbers:
+        pytest.skip(f"there is no {name} on this machine")
+    assert answer(seccomp.program(machine, OWN), machine.audit, machine.numbers[name], *arguments) == EPERM
+
+
+@pytest.mark.parametrize("way", PERMITTED.values(), ids=PERMITTED)
+def test_the_filter_permits(machine, way):
+    name, *arguments = way
+    assert answer(seccomp.program(machine, OWN), machine.audit, machine.numbers[name], *arguments) == ALLOWED
+
+
+def test_every_other_call_is_permitted_and_every_other_convention_is_not(machine):
+    steps, known = seccomp.program(machine, OWN), set(machine.numbers.values())
+    others = [number for number in range(500) if number not in known]
+    assert {answer(steps, machine.audit, number) for number in others} == {ALLOWED}
+    assert answer(steps, machine.audit, machine.numbers["clone3"]) == ENOSYS  # so that threads are made by `clone`
+    assert {answer(steps, machine.audit ^ 0x40000000, number) for number in range(500)} == {EPERM}
+    assert {answer(steps, machine.audit, 0x40000000 | number) for number in range(600)} == {EPERM}
+
+
+def test_where_there_is_no_filter_the_worker_says_so(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert seccomp.refuse(1).startswith("not refused: ")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert seccomp.refuse(1) == seccomp.ABSENT
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+# Run in a process of its own, as the worker does: isolate, then confine, then try what must not be possible.
+TRIALS = """
+import ctypes, fcntl, os, resource, signal, socket, subprocess, sys, threading
+sys.path.insert(0, sys.argv[1])
+from potluck_agent.worker import limits
+agent, (ours, theirs) = int(sys.argv[2]), socket.socketpair()
+handle = os.pidfd_open(agent)
+early = threading.Event(), []
+def from_a_thread():
+    early[0].wait()
+    try:
+        os.kill(agent, signal.SIGSTOP)
+    except OSError as error:
+        early[1].append(error)
+thread = threading.Thread(target=from_a_thread)
+thread.start()
+bounds = limits.isolate(ours) | limits.confine(64 << 20)
+print(bounds["signals"], bounds["processes"], sep="|", file=sys.stderr)
+early[0].set()
+thread.join()
+def call(name, *arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+WAYS = {
+    "stop": lambda: os.kill(agent, signal.SIGSTOP),
+    "end": lambda: os.kill(agent, signal.SIGKILL),
+    "queue": lambda: call("sigqueue", agent, signal.SIGKILL, None),
+    "handle": lambda: signal.pidfd_send_signal(handle, signal.SIGKILL),
+    "owner": lambda: fcntl.fcntl(theirs, fcntl.F_SETOWN, agent),
+    "trace": lambda: call("ptrace", 16, agent, None, None),
+    "limits": lambda: resource.prlimit(agent, resource.RLIMIT_CPU, (1, 1)),
+    "session": os.setsid,
+    "group": lambda: os.setpgid(0, 0),
+    "outlive": lambda: call("prctl", 1, 0, 0, 0, 0),
+    "child": lambda: os.fork() or os._exit(0),
+    "program": lambda: subprocess.run(["/bin/true"]),
+    "from a thread": lambda: (_ for _ in ()).throw(*early[1]),
+}
+for name, way in WAYS.items():
+    try:
+        way()
+    except OSError as error:
+        print(name, error.errno, file=sys.stderr)
+    else:
+        print(name, "worked", file=sys.stderr)
+thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGCONT,))  # threads, and signals to itself
+thread.start()
+thread.join()
+os.kill(os.getpid(), 0)
+os.abort()
+"""
+
+
+@linux
+def test_a_worker_that_was_taken_over_cannot_touch_its_agent():
+    agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        line = [sys.executable, "-c", TRIALS, SOURCE, str(agent.pid)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        bounds, *tried = done.stderr.splitlines()[:14]
+        if bounds.startswith("not refused"):
+            pytest.skip(bounds)
+        assert bounds == "refused, but to itself|none started"
+        assert {line.rpartition(" ")[2] for line in tried} == {"1"}, tried
+        assert len(tried) == 13
+        assert done.returncode == -6, done.stderr  # it can end itself: a crash stays one
+        assert agent.poll() is None
+        assert psutil.Process(agent.pid).status() != psutil.STATUS_STOPPED
+    finally:
+        agent.kill()
+        agent.communicate()
+
+
+@linux
+def test_every_thread_of_a_worker_at_work_is_filtered():
+    talk = begin(threads=2, inbound=8 << 20)
+    try:
+        said = talk.statement["bounds"]["signals"]
+        if said.startswith("not refused"):
+            pytest.skip(said)
+        talk.put("r/0/p/0/x", numbers(1 << 20))
+        talk.compute("add", inputs=("r/0/p/0/x", "r/0/p/0/x"), outputs=("r/0/p/0/y",))  # large: on both threads
+        tasks = list(Path(f"/proc/{talk.link.pid}/task").iterdir())
+        states = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+        assert len(tasks) > 1
+        assert [line.split()[1] for line in states if line.startswith("Seccomp:")] == ["2"] * len(tasks)
+    finally:
+        talk.link.kill()

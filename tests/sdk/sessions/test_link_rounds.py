@@ -1,0 +1,149 @@
+"""The link's one thread: what a socket may take of it in a round, and that events which follow from others wait."""
+
+import pytest
+import zmq
+from tests.sdk.sessions.controller_play import Play, place
+
+from potluck.errors import DeviceGone, ProtocolError
+from potluck.sessions import pending
+from potluck.sessions.connections import LONGEST_BYTES, QUEUED, Connection, Keys
+from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
+from potluck.sessions.link import AT_ONCE, BYTES_AT_ONCE, Link
+from potluck.sessions.resolving import UNKNOWN
+from potluck.sessions.spoken import MAX_STATEMENT_BYTES
+from potluck_wire import messages as m
+from potluck_wire import statement
+from potluck_wire.frames import encode
+from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, WINDOW_BYTES
+
+DEVICES = 3_000  # more than Python calls within one another
+
+
+class Nowhere:
+    """A resolver that knows no host."""
+
+    def address(self, host):
+        return UNKNOWN
+
+
+@pytest.fixture
+def link():
+    """A link whose thread has ended: the test plays it."""
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    made = Link(Keys(public=public, secret=secret), resolver=Nowhere())
+    made.close()
+    return made
+
+
+class Chain:
+    """A controller that answers each lost device with an order to the next, which cannot be carried out."""
+
+    def __init__(self, order):
+        self.order, self.seen = order, []
+
+    def handle(self, event, now_s):
+        number = int(event.device)
+        self.seen.append(number)
+        following = [self.order(str(number + 1))] if number + 1 < DEVICES else []
+        return [*following, Disconnect(device=event.device)]
+
+
+ORDERS = {
+    "where nobody knows the host": lambda to: Connect(device=to, address=Address(host="h", port=1), key="k"),
+    "where a message cannot be made": lambda to: Send(device=to, channel=m.Channel.CONTROL, message=m.Drop(epoch=-5)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_events_that_follow_from_one_another_are_handled_one_after_the_other(link, order):
+    controller = link._controller = Chain(ORDERS[order])
+    for number in range(DEVICES):
+        connect = Connect(device=str(number), address=Address(host="h", port=1), key="k")
+        link._connections[str(number)] = Connection(connect)
+    link._feed(Lost(device="0", error=DeviceGone("why", device="0")))
+    assert controller.seen == list(range(DEVICES))
+    assert link._connections == {}
+
+
+class Flood:
+    """A socket that always has one more of the same message."""
+
+    def __init__(self, message, *buffers):
+        self.frames, self.n_messages = encode(message, buffers), 0
+
+    def recv_multipart(self, flags, copy):
+        self.n_messages += 1
+        return self.frames
+
+
+FLOODS = {
+    "small": (m.Channel.CONTROL, Flood(m.Reading(at_s=1.0))),
+    "chunks": (m.Channel.DATA, Flood(m.Chunk(index=1), bytes(MAX_CHUNK_BYTES))),
+    "frames as large as can be": (m.Channel.CONTROL, Flood(m.Done(), bytes(MAX_BUFFER_BYTES))),
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+def test_one_socket_takes_no_more_of_a_round_than_its_share(link, what):
+    channel, flood = FLOODS[what]
+    link._sources[flood] = ("foe", channel, False)
+    link._read(flood)
+    one_bytes = sum(map(len, flood.frames))
+    assert 1 <= flood.n_messages <= AT_ONCE
+    assert (flood.n_messages - 1) * one_bytes < BYTES_AT_ONCE
+    assert flood.n_messages == AT_ONCE or flood.n_messages * one_bytes >= BYTES_AT_ONCE
+
+
+def test_what_zeromq_holds_of_a_device_is_bounded_and_a_window_fits_in():
+    assert QUEUED * MAX_CHUNK_BYTES >= WINDOW_BYTES
+    assert LONGEST_BYTES[m.Channel.DATA] > MAX_CHUNK_BYTES + 33  # what CURVE adds
+    assert LONGEST_BYTES[m.Channel.PULSE] > MAX_HEADER_BYTES + 33
+    assert max(LONGEST_BYTES.values()) <= MAX_FRAME_BYTES
+
+
+# --- one message ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Bytes of all timelines that are read in full."""
+    read_bytes, read_timeline = [], pending.answers.read_timeline
+
+    def noted(document):
+        read_bytes.append(len(document))
+        return read_timeline(document)
+
+    monkeypatch.setattr(pending.answers, "read_timeline", noted)
+    return read_bytes
+
+
+LISTS, FLOATS = b"[" + b"[]," * 2_000_000 + b"[]]", b"[" + b"1.5," * 1_500_000 + b"1]"
+
+
+@pytest.mark.parametrize("document", [LISTS, FLOATS, b"[" + b"[]," * 50 + b"[]]"], ids=["lists", "floats", "few"])
+def test_no_more_of_a_timeline_is_read_than_there_was_to_do(read, document):
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), instructions={"a": 3})
+    play.hear("a", m.Done(**place()), document)
+    assert isinstance(play.ended()[1].error, ProtocolError)
+    assert read == []
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 3])
+def test_every_timeline_of_what_there_was_to_do_is_read(read, n_rows):
+    play = Play("a")
+    play.launch(ticket=1, devices=("a",), instructions={"a": 3})
+    row = b"[99999, 1234567890.1234567, -9007199254740992.0]"
+    play.hear("a", m.Done(**place()), b"[" + b", ".join([row] * n_rows) + b"]")
+    assert len(play.ended()[1].result.timelines["a"].rows) == n_rows
+    assert len(read) == 1
+
+
+def test_a_statement_that_would_take_long_to_read_is_not(monkeypatch):
+    read = []
+    monkeypatch.setattr(statement, "read", read.append)
+    play = Play()
+    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.hear("a", m.Welcome(major=1), b'{"x":[' + b"[]," * (MAX_STATEMENT_BYTES // 3) + b"[]]}")
+    assert isinstance(play.ended()[1].error, ProtocolError)
+    assert read == []
