@@ -17,7 +17,34 @@ from tests.timeouts import PATIENCE_S
 
 from potluck_wire import limits, statement
 from potluck_wire.frames import encode
-from potluck_wire.messages import MESSAGES, Channel, Chunk, Commit, Committed, Credit, Done, Execute, Failed, FailureCause, Goodbye, Hello, Meter, Ping, Pong, Prepare, Prepared, Probe, Probed, Reading, RefusalCode, Refused, Roster, RosterSet, Value, Welcome
+from potluck_wire.messages import (
+    MESSAGES,
+    Channel,
+    Chunk,
+    Commit,
+    Committed,
+    Credit,
+    Done,
+    Execute,
+    Failed,
+    FailureCause,
+    Goodbye,
+    Hello,
+    Meter,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Probe,
+    Probed,
+    Reading,
+    RefusalCode,
+    Refused,
+    Roster,
+    RosterSet,
+    Value,
+    Welcome,
+)
 
 ADA, STRANGER = Keys(), Keys()
 EIGHT = b"12345678"

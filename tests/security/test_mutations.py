@@ -62,14 +62,14 @@ guard(
     WORKER + "limits.py",
     '"signals": seccomp.refuse(os.getpid())',
     '"signals": "refused, but to itself"',
-    "tests/agent/test_worker_seccomp.py",
+    "tests/agent/worker/test_seccomp.py",
 )
 guard(
     "what waits for the worker is bounded",
     AGENT + "laborer.py",
     "if not behind_bytes or behind_bytes + nbytes <= MAX_BEHIND_BYTES:",
     "if True:",
-    "tests/agent/test_core_crowded.py",
+    "tests/agent/core/test_core_crowded.py",
 )
 guard("sockets are encrypted", AGENT + "door.py", "router.curve_server = True", "router.curve_server = False", DOOR)
 guard(

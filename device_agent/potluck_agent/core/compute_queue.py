@@ -8,7 +8,6 @@ import heapq
 from dataclasses import dataclass
 
 from potluck_agent.core.execution import Execution
-from potluck_agent.core.execution import Execution
 from potluck_wire.limits import MIB
 
 DEPTH = 2  # with the worker at least: one at work, one behind it

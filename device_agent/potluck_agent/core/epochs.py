@@ -8,19 +8,31 @@ from dataclasses import dataclass
 
 from potluck_agent.core.dependencies import Layout
 from potluck_agent.core.events import Buffer
-from potluck_agent.core.execution import Name, slot_of
-from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
-from potluck_agent.core.worker_proxy import Laborer
-from potluck_agent.core.events import Buffer
 from potluck_agent.core.execution import Name, Unwanted, slot_of
-from potluck_agent.core.worker_proxy import Laborer
-from potluck_agent.core.dependencies import Layout
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
+from potluck_agent.core.worker_proxy import Laborer
 from potluck_wire.errors import WireError
 from potluck_wire.limits import MAX_PLANS_BYTES, is_identifier
-from potluck_wire.messages import Abort, Commit, Committed, ComputeFailed, Done, Drop, Dropped, Execute, Failed, FailureCause, Forget, LoadSegment, Prepare, Prepared, RefusalCode, SegmentLoaded, Value
+from potluck_wire.messages import (
+    Abort,
+    Commit,
+    Committed,
+    ComputeFailed,
+    Done,
+    Drop,
+    Dropped,
+    Execute,
+    Failed,
+    FailureCause,
+    Forget,
+    LoadSegment,
+    Prepare,
+    Prepared,
+    RefusalCode,
+    SegmentLoaded,
+    Value,
+)
 
 CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
 

@@ -16,20 +16,26 @@ from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import WORKER, Arrival, Incoming, Step
 from potluck_agent.core.run_state import Run
 from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.waiting import Ask, Behind, crowded
+from potluck_agent.core.work_queue import Turns
 from potluck_agent.core.worker_proxy import Laborer
-from potluck_agent.behind import Ask, Behind, crowded
-from potluck_agent.core.events import Buffer, Member, Span
-from potluck_agent.core.execution import Early, Execution, Located, Name, Ready, SendOf, Unwanted, compute_of, parcel_of
-from potluck_agent.core.receive_buffers import WORKER, Arrival, Incoming, Step
-from potluck_agent.core.worker_proxy import Laborer
-from potluck_agent.core.compute_queue import Lane, Task
-from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.send_queue import Outgoing, Parcel
-from potluck_agent.core.epochs import Plans
-from potluck_agent.core.run_state import Run
-from potluck_agent.turns import Turns
 from potluck_wire.documents import dump
-from potluck_wire.messages import HOME, Abort, Computed, ComputeFailed, Done, Execute, Failed, FailureCause, Forget, Message, Put, RefusalCode, Release, Value
+from potluck_wire.messages import (
+    HOME,
+    Abort,
+    Computed,
+    ComputeFailed,
+    Done,
+    Execute,
+    Failed,
+    FailureCause,
+    Forget,
+    Message,
+    Put,
+    RefusalCode,
+    Release,
+    Value,
+)
 
 MAX_EARLY = 1024  # executions that values came for before they began
 

@@ -9,9 +9,20 @@ from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import Outgoing, Parcel
 from potluck_agent.core.worker_proxy import Laborer
 from potluck_wire.answers import check_timings
-from potluck_wire.limits import MAX_ITEMS, MIB, PROBE, is_identifier
-from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, is_identifier
-from potluck_wire.messages import HOME, ComputeFailed, Measure, Measured, MeasuredTask, MeasureTask, Meter, Probe, Probed, RefusalCode, Value
+from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, PROBE, is_identifier
+from potluck_wire.messages import (
+    HOME,
+    ComputeFailed,
+    Measure,
+    Measured,
+    MeasuredTask,
+    MeasureTask,
+    Meter,
+    Probe,
+    Probed,
+    RefusalCode,
+    Value,
+)
 from potluck_wire.statement import BACKEND_OF
 
 PROBE_PRIORITY = 2**53  # behind everything that is needed

@@ -14,7 +14,28 @@ from typing import Any, Protocol
 import zmq
 
 from potluck_agent import fault_log, keys
-from potluck_agent.core.events import MEMBER, OWNER, Action, Event, FromPeer, KillWorker, LinkReset, PeerRevoked, ReadMeter, Report, Sender, SetMembers, Span, StartWorker, Store, Tick, ToPeer, ToWorker, Undone, WorkerDied
+from potluck_agent.core.events import (
+    MEMBER,
+    OWNER,
+    Action,
+    Event,
+    FromPeer,
+    KillWorker,
+    LinkReset,
+    PeerRevoked,
+    ReadMeter,
+    Report,
+    Sender,
+    SetMembers,
+    Span,
+    StartWorker,
+    Store,
+    Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
+    WorkerDied,
+)
 from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import Desk
 from potluck_agent.errors import AgentError

@@ -11,7 +11,17 @@ from potluck.sessions.failures import clean
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
 from potluck_wire.messages import Channel
-from potluck_wire.pairing import BUSY, CLOSED, EXPIRED, WRONG_CODE, WRONG_VERSION, ControllerSide, Paired, PairingFailed, read_secret
+from potluck_wire.pairing import (
+    BUSY,
+    CLOSED,
+    EXPIRED,
+    WRONG_CODE,
+    WRONG_VERSION,
+    ControllerSide,
+    Paired,
+    PairingFailed,
+    read_secret,
+)
 from potluck_wire.stream import Reader, pack
 
 CONNECT_S = 5.0

@@ -17,15 +17,12 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Line, line
 from potluck.graph.partition.layers import Layers, layers
+from potluck.graph.torch.state_names import as_module, load
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
 
 from .arguments import Arguments, dims_in_order, placeless
-from .cuts import Line, line
-from .layers import Layers, layers
-from .norms import check_values
-from .state import as_module, load
 from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:

@@ -15,11 +15,8 @@ from potluck.lab.relayed import Relayed
 from potluck.lab.runner import Director, Happened, log
 from potluck.lab.scenario import Bandwidth, Cast, Happening, Loss, Script, check, read
 from potluck.sessions.agent_specs import NAMED, Spec, specs_of
-from potluck.sessions.link import Keys
-from potluck.sessions.local_agents import LocalAgents, Started
-from potluck.lab.scenario import Bandwidth, Cast, Happening, Loss, Script, check, read
-from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.connections import Keys
+from potluck.sessions.local_agents import LocalAgents, Started
 from potluck.units import parse_rate
 
 if TYPE_CHECKING:

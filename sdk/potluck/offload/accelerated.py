@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
 from potluck.graph.arguments import Arguments
-from potluck.graph.autocast import check_autocast
+from potluck.graph.torch.autocast import check_autocast
 from potluck.handle import Task
 from potluck.offload.cache import SplitStore
 from potluck.offload.compile import computing, transfers

@@ -19,11 +19,22 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from potluck.contention.transfer_order import in_turns, one_at_a_time
-from potluck.errors import PlanError, PotluckError, RequestFailed
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
-from potluck.run.compiled_plan import INFER, MOMENTS, MOVE, PULL, PUSH, TRAIN, Edition, any_work, beyond_plan, make_edition, train_name
+from potluck.run.compiled_plan import (
+    INFER,
+    MOMENTS,
+    MOVE,
+    PULL,
+    PUSH,
+    TRAIN,
+    Edition,
+    any_work,
+    beyond_plan,
+    make_edition,
+    train_name,
+)
 from potluck.run.device_group import Crew, loss_of, states_of
 from potluck.run.emulated_times import paced
 from potluck.run.history import History

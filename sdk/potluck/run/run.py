@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
-from potluck.graph.autocast import check_autocast
+from potluck.graph.torch.autocast import check_autocast
 from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace

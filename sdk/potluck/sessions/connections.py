@@ -7,7 +7,16 @@ from typing import Any
 import zmq
 
 from potluck.sessions.events import Connect
-from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, HANDSHAKE_S, KIB, MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, PULSE_OFFSET
+from potluck_wire.dealers import set_up_dealer
+from potluck_wire.limits import (
+    CONTROL_OFFSET,
+    DATA_OFFSET,
+    KIB,
+    MAX_CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    PULSE_OFFSET,
+)
 from potluck_wire.messages import Channel
 
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
@@ -44,16 +53,10 @@ class Connection:
     def open(self, context: "zmq.Context[Any]", channel: Channel, host: str, keys: Keys) -> None:
         """Connect one channel to the agent at that address."""
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        socket.linger = 0
+        set_up_dealer(socket, host, self.wanted.key, keys.public, keys.secret)
         socket.maxmsgsize = LONGEST_BYTES[channel]
-        socket.handshake_ivl = int(HANDSHAKE_S * 1000)
-        socket.sndhwm = 0  # bounded by our own credit window, in bytes
         socket.rcvhwm = QUEUED
         socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
-        socket.ipv6 = ":" in host
-        socket.curve_serverkey = self.wanted.key.encode()
-        socket.curve_publickey = keys.public.encode()
-        socket.curve_secretkey = keys.secret.encode()
         self.sockets[channel], self.monitors[channel] = socket, socket.get_monitor_socket(WATCHED)
         port = self.wanted.address.port + OFFSETS[channel]
         socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")

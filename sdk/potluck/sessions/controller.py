@@ -12,23 +12,59 @@ from typing import Any
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
-from potluck.sessions.events import Action, Connect, Deliver, Disconnect, Event, Forsake, Gather, Heard, Join, Launch, Leave, Lost, Received, Reject, Resolve, Send, Session
-from potluck.sessions.heartbeat import Pulse
-from potluck.sessions.pending import Launched, Peer, is_over, read_timeline, startable
-from potluck.sessions.pending_requests import Questions
-from potluck.sessions.traffic import Letter, Place, Traffic, place_of
-from potluck_wire import statement
+from potluck.sessions.events import (
+    Action,
+    Connect,
+    Deliver,
+    Disconnect,
+    Event,
+    Forsake,
+    Gather,
+    Heard,
+    Join,
+    Launch,
+    Leave,
+    Lost,
+    Received,
+    Reject,
+    Resolve,
+    Send,
+    Session,
+)
 from potluck.sessions.executions import Executions
-from potluck.sessions.pending import Launched, Peer, is_over, read_timeline
-from potluck.sessions.permits import Permits
 from potluck.sessions.heartbeat import Pulse
+from potluck.sessions.pending import Launched, Peer, is_over, read_timeline
 from potluck.sessions.pending_requests import Questions
+from potluck.sessions.permits import Permits
 from potluck.sessions.spoken import legible, read_statement
 from potluck.sessions.traffic import Letter, Traffic, place_of
 from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PULSE_S
-from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Credit, Done, Drop, Execute, Failed, FailureCause, Goodbye, Hello, Message, Pong, Probe, Probed, Reading, RefusalCode, Refused, Rejected, Value, Welcome
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
+    Chunk,
+    Credit,
+    Done,
+    Drop,
+    Execute,
+    Failed,
+    FailureCause,
+    Goodbye,
+    Hello,
+    Message,
+    Pong,
+    Probe,
+    Probed,
+    Reading,
+    RefusalCode,
+    Refused,
+    Rejected,
+    Value,
+    Welcome,
+)
 from potluck_wire.program import MAX_INSTRUCTIONS
 from potluck_wire.session import AGENT, State, check
 from potluck_wire.version import VERSION

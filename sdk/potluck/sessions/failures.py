@@ -2,7 +2,17 @@
 
 import re
 
-from potluck.errors import DeviceGone, IdentityChanged, NotPaired, OutOfMemory, PlanError, PotluckError, ProtocolError, RequestFailed, WorkerFailed
+from potluck.errors import (
+    DeviceGone,
+    IdentityChanged,
+    NotPaired,
+    OutOfMemory,
+    PlanError,
+    PotluckError,
+    ProtocolError,
+    RequestFailed,
+    WorkerFailed,
+)
 from potluck.errors import Refused as RefusedError
 from potluck.texts import harmless
 from potluck_wire.errors import WireError

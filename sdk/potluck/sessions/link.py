@@ -24,12 +24,27 @@ from potluck.errors import DeviceGone, HomeError, PotluckError, ProtocolError
 from potluck.sessions import failures
 from potluck.sessions.connections import OFFSETS, Connection, Keys
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import Action, Connect, Deliver, Disconnect, Event, Forsake, Gather, Heard, Join, Launch, Lost, Received, Reject, Resolve, Send, Tick
+from potluck.sessions.events import (
+    Action,
+    Connect,
+    Deliver,
+    Disconnect,
+    Event,
+    Forsake,
+    Gather,
+    Heard,
+    Join,
+    Launch,
+    Lost,
+    Received,
+    Reject,
+    Resolve,
+    Send,
+    Tick,
+)
 from potluck.sessions.resolving import UNKNOWN, Resolver
-from potluck_wire.dealers import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PULSE_OFFSET
 from potluck_wire.limits import MAX_FRAME_BYTES
 from potluck_wire.messages import Channel, Goodbye
 

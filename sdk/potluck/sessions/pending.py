@@ -8,7 +8,6 @@ from potluck.errors import PotluckError
 from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
 from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.permits import Permits
-from potluck.sessions.heartbeat import Pulse
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import answers
 from potluck_wire.errors import WireCode, WireError

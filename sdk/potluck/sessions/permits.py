@@ -7,8 +7,9 @@ to measure a link is not held at all.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from potluck.sessions.traffic import PROBE, Place, place_of
+from potluck.sessions.traffic import Place, place_of
 from potluck_wire.errors import WireCode, WireError
+from potluck_wire.limits import PROBE
 from potluck_wire.messages import HOME, Probe, RefusalCode, Value
 
 # Values of executions that are over may still be under way, and those of a session that broke are sent again in the

@@ -20,7 +20,36 @@ from potluck.testing.wrong import DOCUMENTS, header, nested_header
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PULSE_OFFSET
-from potluck_wire.messages import NUMBER_OF, Channel, Chunk, Commit, Committed, Credit, Done, Drop, Dropped, Execute, Failed, Goodbye, Hello, Measure, Measured, Message, Ping, Pong, Prepare, Prepared, Probe, Probed, Refused, Rejected, Roster, RosterSet, Value, Welcome
+from potluck_wire.messages import (
+    NUMBER_OF,
+    Channel,
+    Chunk,
+    Commit,
+    Committed,
+    Credit,
+    Done,
+    Drop,
+    Dropped,
+    Execute,
+    Failed,
+    Goodbye,
+    Hello,
+    Measure,
+    Measured,
+    Message,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Probe,
+    Probed,
+    Refused,
+    Rejected,
+    Roster,
+    RosterSet,
+    Value,
+    Welcome,
+)
 from potluck_wire.version import VERSION
 
 HONEST = "honest"

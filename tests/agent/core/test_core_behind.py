@@ -4,7 +4,19 @@ import pytest
 from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
 
 from potluck_agent.core.events import ToPeer, ToWorker
-from potluck_wire.messages import Abort, Compute, Computed, ComputeFailed, Credit, Done, Drop, Execute, Failed, FailureCause, Value
+from potluck_wire.messages import (
+    Abort,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Credit,
+    Done,
+    Drop,
+    Execute,
+    Failed,
+    FailureCause,
+    Value,
+)
 
 ROWS = recv("x"), cut("x", "a"), send("a", "phone"), cut("x", "b")
 EXPORTS = b'[["r/1/p/0/a",0,4,"float32",[1]]]'

@@ -4,7 +4,32 @@ import pytest
 from tests.agent.core.core_talk import OWNER_KEY, READY, RUN, Talk, cut, plan, recv, refused, send, value
 
 from potluck_agent.core.events import KillWorker, ReadMeter, Span, StartWorker, Store, ToPeer, ToWorker, WorkerDied
-from potluck_wire.messages import Chunk, Commit, Compute, Computed, ComputeFailed, Drop, Execute, Failed, FailureCause, Freed, Hello, LoadSegment, Measure, Measured, MeasuredTask, MeasureTask, Meter, Ping, Prepare, Probe, RefusalCode, SegmentLoaded, Value, WorkerReady
+from potluck_wire.messages import (
+    Chunk,
+    Commit,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Drop,
+    Execute,
+    Failed,
+    FailureCause,
+    Freed,
+    Hello,
+    LoadSegment,
+    Measure,
+    Measured,
+    MeasuredTask,
+    MeasureTask,
+    Meter,
+    Ping,
+    Prepare,
+    Probe,
+    RefusalCode,
+    SegmentLoaded,
+    Value,
+    WorkerReady,
+)
 
 # --- the worker -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,18 @@ from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import time_update
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Parameter
-from potluck_wire.messages import Computed, ComputeFailed, Forget, Freed, LoadSegment, MeasuredTask, MeasureTask, Put, Release, SegmentLoaded
+from potluck_wire.messages import (
+    Computed,
+    ComputeFailed,
+    Forget,
+    Freed,
+    LoadSegment,
+    MeasuredTask,
+    MeasureTask,
+    Put,
+    Release,
+    SegmentLoaded,
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,18 @@ from potluck_agent.allocator import Allocator
 from potluck_agent.worker.launch import WorkerLink, start
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
-from potluck_wire.messages import Compute, Computed, ComputeFailed, Freed, LoadSegment, Message, Put, Release, SegmentLoaded, WorkerReady
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    Freed,
+    LoadSegment,
+    Message,
+    Put,
+    Release,
+    SegmentLoaded,
+    WorkerReady,
+)
 
 MIB = 1 << 20
 

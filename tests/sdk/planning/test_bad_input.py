@@ -15,8 +15,6 @@ from potluck.planning.relax import granted
 from potluck.profile import library
 from potluck.records import HOME, LayerCost, QoE, Training
 
-from .homes import random_home
-
 np = pytest.importorskip("numpy")
 
 

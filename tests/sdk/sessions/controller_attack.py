@@ -14,7 +14,20 @@ from tests.sdk.sessions.held import check_held
 
 from potluck.errors import DeviceGone
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import Address, Deliver, Forsake, Gather, Join, Launch, Leave, Lost, Received, Resolve, Send, Tick
+from potluck.sessions.events import (
+    Address,
+    Deliver,
+    Forsake,
+    Gather,
+    Join,
+    Launch,
+    Leave,
+    Lost,
+    Received,
+    Resolve,
+    Send,
+    Tick,
+)
 from potluck_wire import messages as m
 from potluck_wire.frames import encode
 from potluck_wire.version import VERSION

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.graph.gradient_flow import flow
 from potluck.graph.traced import Traced, Type
 from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Ref, Sym, Symbol, node_refs, symbols_in
 from potluck_wire.operators import KIND_OF
 
 _NO_GRADIENT = frozenset({"aten.detach.default"})
 _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
-from .flow import flow
-from .traced import Traced, Type
 
 
 def multiple(shape: tuple[Expression, ...]) -> int:

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
-
-from .autocast import check_autocast
-from .traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 
 TRY = "Does net(example) run? The first dimension of every example is the batch."
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")

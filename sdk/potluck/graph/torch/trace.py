@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import Divided, Tallies, extract
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
 from potluck.graph.loss.trials import difference
@@ -18,23 +19,24 @@ from potluck.graph.torch.convert import Converter
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.modes import check_modes, modes_of
 from potluck.graph.torch.statefulness import check_forgets
-from potluck.graph.torch.trainability import check_learning
+from potluck.graph.torch.trainability import check_learning, check_norms
 from potluck.graph.traced import SEQUENCE, Traced, Type
-from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Input, Node, Output, Parameter, Ref, SegmentError, Symbol, node_refs, refs, validate
-
-from . import sizes
-from .convert import Converter
-from .exporting import TRY, export, first_line
-from .flow import learning
-from .learning import check_learning, check_norms
-from .means import NEXT_STEP, check_apart, check_loss
-from .memory import check_forgets
-from .modes import check_modes, modes_of
-from .outputs import check_outputs
-from .rows import Complete, OperatorFailed, by_rows
-from .tallies import Divided, Tallies, extract
-from .traced import SEQUENCE, Traced, Type
-from .trials import difference
+from potluck_wire.graph import (
+    BATCH,
+    DTYPE_BYTES,
+    Buffer,
+    Graph,
+    Input,
+    Node,
+    Output,
+    Parameter,
+    Ref,
+    SegmentError,
+    Symbol,
+    node_refs,
+    refs,
+    validate,
+)
 
 _UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from potluck_agent.core.execution import Execution, Name
 from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.execution import Execution, Name
 from potluck_wire.limits import MAX_EXECUTIONS, MAX_UNDER_WAY
 from potluck_wire.messages import Execute
 

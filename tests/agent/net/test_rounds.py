@@ -6,8 +6,8 @@ import sys
 import pytest
 from tests.agent.core.core_talk import recv
 
-from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, Net
 from potluck_agent.core.run_state import read_load
+from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, Net
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
 

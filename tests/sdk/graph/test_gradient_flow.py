@@ -4,7 +4,7 @@ import pytest
 from tests.security.legal_calls import LEGAL, Given
 from tests.security.operator_calls import made
 
-from potluck.graph.flow import differentiated
+from potluck.graph.gradient_flow import differentiated
 from potluck_wire.graph import FLOATS, Dtype, Node, Ref, refs
 from potluck_wire.operators import KIND_OF
 

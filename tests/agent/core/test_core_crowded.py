@@ -6,10 +6,36 @@ import pytest
 from tests.agent.core.core_talk import EIGHT, OTHER_SENDER, OWNER_KEY, Talk, plan, recv, value
 
 from potluck_agent.core.events import ToPeer
-from potluck_agent.core.worker_proxy import ORDER_BYTES
 from potluck_agent.core.run_state import KEPT_ANSWERS_BYTES
-from potluck_wire.limits import KIB, MAX_BEHIND_BYTES, MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_EXECUTIONS, MAX_MEASURES, MAX_PLANS_BYTES, MAX_PROBES, MAX_UNDER_WAY, MIB
-from potluck_wire.messages import Abort, Commit, Done, Drop, Execute, Hello, LoadSegment, Measure, MeasuredTask, Prepare, Probe, RefusalCode, Refused, Rejected
+from potluck_agent.core.worker_proxy import ORDER_BYTES
+from potluck_wire.limits import (
+    KIB,
+    MAX_BEHIND_BYTES,
+    MAX_BUFFER_BYTES,
+    MAX_DOCUMENT_BYTES,
+    MAX_EXECUTIONS,
+    MAX_MEASURES,
+    MAX_PLANS_BYTES,
+    MAX_PROBES,
+    MAX_UNDER_WAY,
+    MIB,
+)
+from potluck_wire.messages import (
+    Abort,
+    Commit,
+    Done,
+    Drop,
+    Execute,
+    Hello,
+    LoadSegment,
+    Measure,
+    MeasuredTask,
+    Prepare,
+    Probe,
+    RefusalCode,
+    Refused,
+    Rejected,
+)
 
 HEAVY = bytes(MAX_BUFFER_BYTES)
 WAITS = recv("x")  # a program that waits for a value
