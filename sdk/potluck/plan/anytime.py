@@ -202,6 +202,7 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
     if is_many(board.problem):
         yield from _passes(board, sizes, LARGE)
+        yield from _recut(board, sizes, 2)
         yield from _borrow(board, CHEAP if borrow else ())
         yield from _recut(board, sizes, 2)
         yield from _improve(board, _distinct(board, 2), TRIES)
