@@ -45,6 +45,29 @@ def reordered(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, stages=stages)
 
 
+def reshared(plan: Plan) -> Iterator[Plan]:
+    """The plan with rows of one device of a stage on another, any number of them, the fewest first."""
+    for rows in range(1, plan.micro_batch):
+        for p, stage in enumerate(plan.stages):
+            for i, j in permutations(range(len(stage.devices)), 2):
+                if stage.shares[i] > rows:
+                    shares = list(stage.shares)
+                    shares[i] -= rows
+                    shares[j] += rows
+                    stages = (*plan.stages[:p], replace(stage, shares=tuple(shares)), *plan.stages[p + 1 :])
+                    yield replace(plan, stages=stages)
+
+
+def smaller(plan: Plan) -> Iterator[Plan]:
+    """Plans of the same stages that may need less memory where it is short: less deep, then with other rows too."""
+    ceilings = [range(min(stage.warm_up, len(plan.stages) - p + 1), 0, -1) for p, stage in enumerate(plan.stages)]
+    depths = sorted((d for d in product(*ceilings) if all(a >= b for a, b in pairwise(d))), key=sum, reverse=True)
+    for least in (plan.stages, *(other.stages for other in reshared(plan))):
+        for deep in [depths[-1]] if least is not plan.stages else [*depths[-1:], *depths[:-1]]:
+            stages = (replace(stage, warm_up=depth) for stage, depth in zip(least, deep, strict=True))
+            yield replace(plan, stages=tuple(stages))
+
+
 def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
     """The stages with warm-ups K_p, each by the longest way from it to the end."""
     if not isinstance(problem.workload, Training):
