@@ -13,7 +13,6 @@ from potluck.plan.anytime import search
 from potluck.plan.board import Board
 from potluck.plan.bound import quick_bound_s
 from potluck.plan.heads import Heads, busiest_medium
-from potluck.plan.improve import neighbours
 from potluck.plan.make import rivals
 from potluck.plan.planners import RIVALS
 from potluck.plan.subset import SubsetSearch
@@ -156,14 +155,6 @@ def test_a_stage_of_alike_devices_is_priced_as_if_each_were_another(n):
     alike = Heads(table, 16, range(9), [range(16)], [(n,)])
     unlike = Heads(table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))])
     assert alike.head(0, 5, 0, float("inf")) == unlike.head(0, 5, 0, float("inf"))
-
-
-def test_of_alike_devices_with_as_many_rows_one_shift_of_rows_is_tried():
-    problem = small(LargeHome(24, "alike", "switch", "training", 1))
-    table = CostTable(problem)
-    plan = next(plan for plan in rivals(problem, table) if len(plan.stages[0].devices) == 16)
-    shifts = [other for other in neighbours(table, plan) if other.stages[0].shares != plan.stages[0].shares]
-    assert len(shifts) < 16
 
 
 def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and_the_error_says_why(monkeypatch):
