@@ -7,7 +7,8 @@ import pytest
 
 from potluck.bench.small_homes import random_problem
 from potluck.plan import check_plan, make_plans
-from potluck.plan.anytime import Board, plan_anytime
+from potluck.plan.anytime import plan_anytime
+from potluck.plan.board import Board
 from potluck.plan.bound import lower_bound_s, together, work_s
 from potluck.plan.exhaustive import plan_exhaustive
 from potluck.plan.feasibility import breaches
