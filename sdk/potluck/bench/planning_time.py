@@ -26,7 +26,7 @@ from potluck.records import Problem
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
-SETTINGS: Mapping[str, float] = {"repeats": 3, "cases": 6, "large": 9, "rival_s": 20, "seed": 1}
+SETTINGS: Mapping[str, float] = {"repeats": 3, "cases": 6, "large": 12, "rival_s": 20, "seed": 1}
 GOALS = {
     "dora_cases_max_s": ("<=", 0.10), "b1_213_layers_s": ("<=", 1.0), "devices_24_s": ("<=", 5.0),
     "devices_64_s": ("<=", 30.0), "worst_ratio_to_best_rival_large": ("<=", 1.0),

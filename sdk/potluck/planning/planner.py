@@ -15,11 +15,12 @@ from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import put_in_order
-from potluck.planning.search.anytime import MAX_WORK, Board, search
+from potluck.planning.search.anytime import is_small, search
+from potluck.planning.search.candidate_pool import MAX_WORK, Board
 from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.work_budget import Tally, given_s, is_many
 from potluck.records import Plan, Problem, Stage
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
@@ -57,7 +58,8 @@ def make_plans(
     # Searches keep to closed forms of memory, which take links to be as slow as they may be; of what is near them the
     # simulator has the last word.
     judged = _judged(problem, table, is_late, tally, thorough=timed, borrow=borrow)
-    judged = judged or _beyond(problem, table, is_late, tally, borrow=borrow)
+    if not judged or _may_hide_plans(problem, table):
+        judged += _beyond(problem, table, is_late, tally, judged, borrow=borrow and not judged)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -113,6 +115,7 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 def _judged(
     problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: Tally, *,
     thorough: bool = False, borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
+    known: Sequence[Plan] = (),
 ) -> list[Plan]:  # fmt: skip
     """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
 
@@ -128,7 +131,7 @@ def _judged(
     boards = [fastest]
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
     part_left = THRIFT_PART if thrifty else BOUND_PART
-    first = rivals(problem, table) if borrow else []
+    first = [*known, *(rivals(problem, table) if borrow else [])]
     search(fastest, first, lambda: is_late(part_left), borrow=borrow, max_steps=max_steps)
     asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
     # Where nothing is on time, joules do not matter.
@@ -155,22 +158,41 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
     return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
 
 
-def _beyond(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: Tally, *, borrow: bool = True
-) -> list[Plan]:
-    """Judged plans of looks that take memory to be more than it is, where closed forms of memory find nothing.
+def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
+    """Whether closed forms of memory may keep a better plan from a small problem: where some device cannot hold all of
+    the model and a whole batch, however many share it. In larger ones a second look would take as long as the first."""
+    n, batch = len(problem.devices), problem.workload.batch
+    needed = footprint.memory_bytes(table, 0, len(problem.layers), batch, warm_up=batch, replicas=n)
+    return is_small(table) and any(needed > nbytes for nbytes in table.budgets.values())
 
-    These assume the slowest links: some plans hold after all when they are simulated. Without any, plans that ignore
-    memory, for saying by how much it is missed.
+
+def _beyond(
+    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: Tally, known: Sequence[Plan], *,
+    borrow: bool = True,
+) -> list[Plan]:  # fmt: skip
+    """Judged plans of looks that take memory to be more than it is: closed forms assume the slowest links, so that some
+    plans hold after all when they are simulated.
+
+    `known`: those that hold by closed forms. Without any, and where nothing is found, plans that ignore memory, for
+    saying by how much it is missed.
     """
+
+    def better(plan: Plan) -> tuple[float, ...]:
+        return preference(plan, problem)
+
+    best = sorted(known, key=better)[:MAX_SHOWN]
     for factor in LOOSER if holds_weights(table, problem.devices) else ():
         if is_late():
             break
         more = feasibility.with_more_memory(problem, factor)
         found = _judged(
-            more, cost.CostTable(more), lambda _: is_late(), tally, borrow=borrow, max_steps=LOOK, budgets=table.budgets
-        )
-        if found:
-            return [replace(plan, problem=problem) for plan in found]
+            more, cost.CostTable(more), lambda _: is_late(), tally, borrow=borrow, max_steps=LOOK,
+            budgets=table.budgets, known=best,
+        )  # fmt: skip
+        best = sorted((*best, *(replace(plan, problem=problem) for plan in found)), key=better)[:MAX_SHOWN]
+        if best and not is_small(table):
+            break
+    if best:
+        return best
     free, steps = feasibility.with_more_memory(problem, inf), count()
     return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, Tally())

@@ -59,6 +59,8 @@ class CostTable:
         self._widest: dict[tuple[int, int], int] = {}
         self._crossing: dict[tuple[int, int], tuple[int, int]] = {}
         self._learns = flows.learning_layers(problem)
+        self.branches = problem.branches
+        self._feeds: dict[tuple[int, int], int] = {}
         self.needs: dict[tuple[int, ...], int] = {}  # what `memory_bytes` has answered
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
@@ -105,6 +107,12 @@ class CostTable:
         """Bytes per row that enter layer `layer` (home's inputs for layer 0) or leave the last."""
         return self.problem.layers[layer - 1].output_bytes if layer else self.problem.input_bytes
 
+    def feed_bytes(self, start: int, stop: int) -> int:
+        """Bytes per row of the model's inputs that home sends to a stage of layers [start, stop)."""
+        if (start, stop) not in self._feeds:
+            self._feeds[start, stop] = flows.feed_bytes(self.problem, start, stop)
+        return self._feeds[start, stop]
+
     def widest_bytes(self, start: int, stop: int) -> int:
         """The most bytes per row that enter and leave one of layers [start, stop) together."""
         if (start, stop) not in self._widest:
@@ -122,7 +130,7 @@ class CostTable:
         that takes it once, home included."""
         if (start, stop) not in self._crossing:
             layers, last = self.problem.layers, stop == len(self.problem.layers)
-            if self.problem.branches:
+            if self.branches:
                 earlier = [edge for layer in layers[:start] for edge in layer.edges]
                 taken = sum(e.output_bytes for e in earlier if any(start <= to < stop for to in e.to))
                 edges = [edge for layer in layers[start:stop] for edge in layer.edges]
@@ -140,7 +148,7 @@ class CostTable:
 
     def follows_ahead(self, start: int, stop: int) -> bool:
         """Whether these layers take from a stage before that may wait for no gradient."""
-        if not self.problem.branches:
+        if not self.branches:
             return start > 0 and not self._learns[start - 1]
         takers = {i: {to for edge in self.problem.layers[i].edges for to in edge.to} for i in range(start)}
         return any(not self._learns[i] and any(start <= to < stop for to in takers[i]) for i in range(start))

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from potluck.records import Stage, Training
-from potluck.simulate import flows
 from potluck.simulate.cost import CostTable, static_bytes, working_bytes
 
 
@@ -35,7 +34,7 @@ def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, 
     """`memory_bytes` of every device of a plan with these stages, of which it may have several."""
     needed, depths = dict[str, int](), [stage.warm_up for stage in stages]
     for p, stage in enumerate(stages):
-        before = max(depths[:p] if table.problem.branches else depths[p - 1 : p], default=0)
+        before = max(depths[:p] if table.branches else depths[p - 1 : p], default=0)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             nbytes = memory_bytes(
                 table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
@@ -138,4 +137,4 @@ def _vector_bytes(table: CostTable, start: int, stop: int) -> int:
 
 def _feed_bytes(table: CostTable, start: int, stop: int) -> int:
     targets = table.problem.target_bytes if stop == len(table.problem.layers) else 0
-    return targets + flows.feed_bytes(table.problem, start, stop)
+    return targets + table.feed_bytes(start, stop)

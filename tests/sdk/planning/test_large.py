@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 
 from potluck.bench.large_homes import KINDS, NETWORKS, WORKLOADS, LargeHome
+from potluck.errors import Infeasible
 from potluck.planning import check_plan, make_plans
+from potluck.planning import planner as make_module
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.planner import rivals
 from potluck.planning.registry import RIVALS
 from potluck.planning.search import anytime
 from potluck.planning.search import work_budget as tally_module
-from potluck.planning.search.anytime import Board, search
+from potluck.planning.search.anytime import search
+from potluck.planning.search.candidate_pool import Board
+from potluck.planning.search.stage_costs import Heads, busiest_medium
 from potluck.planning.search.subset_dp import SubsetSearch
 from potluck.planning.search.work_budget import Late, MeteredTable, Tally, given_s, in_time
 from potluck.simulate.cost import CostTable
@@ -120,3 +124,51 @@ def test_a_metered_table_tells_the_same_until_time_is_up():
     assert metered.forward_s("d3", 1, 4, 8) == table.forward_s("d3", 1, 4, 8)
     with pytest.raises(Late):
         sum(metered.backward_s("d3", 1, 4, 8) for _ in range(1000))
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8, 16])
+@pytest.mark.parametrize("workload", ["training", "single"])
+@pytest.mark.parametrize(("network", "seed"), [("switch", 4), ("wifi", 11), ("sites", 2)])
+def test_no_label_is_given_up_whose_whole_pipeline_is_better(network, workload, seed, micro_batch):
+    """Told to find what is a little worse than the best there is, the search over alike devices finds the best."""
+    problem = small(LargeHome(12, "alike", network, workload, seed), n_layers=8, batch=64)
+    if problem.workload.batch % micro_batch:
+        pytest.skip("no micro-batch of this batch")
+    table = CostTable(problem)
+    search = SubsetSearch(table, micro_batch, range(9), keep=1000)
+    best = search.run()[0].score
+    found = search.run(best * 1.001)
+    assert found
+    assert found[0].score <= best * (1 + 1e-9)
+
+
+def test_a_cable_of_one_device_is_no_medium_that_all_share():
+    media = [busiest_medium(LargeHome(12, "alike", network, "training", 0).problem()) for network in NETWORKS]
+    assert media[NETWORKS.index("wifi")] == "air"
+    assert media[NETWORKS.index("switch")] is None
+    assert media[NETWORKS.index("sites")].startswith("site")
+
+
+@pytest.mark.parametrize("n", [4, 16])
+def test_a_stage_of_alike_devices_is_priced_as_if_each_were_another(n):
+    problem = small(LargeHome(16, "alike", "switch", "training", 1))
+    table = CostTable(problem)
+    alike = Heads(table, 16, range(9), [range(16)], [(n,)])
+    unlike = Heads(table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))])
+    assert alike.head(0, 5, 0, float("inf")) == unlike.head(0, 5, 0, float("inf"))
+
+
+def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and_the_error_says_why(monkeypatch):
+    """By the closed form, which knows of one request at a time, plans fit; the many of a stream do not."""
+    monkeypatch.setattr(tally_module, "GIVEN_S", ENOUGH_S)
+    problem = small(LargeHome(24, "mixed", "switch", "streaming", 6))
+    rejecting = replace(
+        problem, devices=tuple(replace(device, memory_bytes=12_000_000) for device in problem.devices),
+        layers=tuple(replace(layer, parameter_bytes=4 << 20, output_bytes=1 << 19) for layer in problem.layers),
+    )  # fmt: skip
+    tallies = [Tally()]
+    monkeypatch.setattr(make_module, "Tally", lambda: tallies.append(Tally()) or tallies[-1])
+    with pytest.raises(Infeasible, match=r"no plan for chain fits: it would need .* MB, and may use 12 MB") as error:
+        make_plans(rejecting)
+    assert error.value.facts["limit"] == "memory"
+    assert ENOUGH_S / 2 <= sum(tally() for tally in tallies) < 2 * ENOUGH_S

@@ -13,7 +13,8 @@ from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS
-from potluck.planning.search.anytime import Board, plan_anytime
+from potluck.planning.search.anytime import plan_anytime
+from potluck.planning.search.candidate_pool import Board
 from potluck.planning.search.device_classes import alike, members, patterns
 from potluck.planning.search.local_search import neighbours
 from potluck.records import Inference, Medium, Network, Path, QoE, Training

@@ -1,5 +1,6 @@
 """Small homes of every kind: our plans against brute force over all rows, orders and depths, and every rival's."""
 
+from dataclasses import replace
 from itertools import islice
 from math import inf
 
@@ -14,6 +15,7 @@ from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS
 from potluck.planning.search.local_search import fits
+from potluck.records import Inference
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
@@ -38,6 +40,21 @@ def test_our_own_search_is_within_1_percent_of_brute_force(kind, seed):
     table = CostTable(problem)
     plans = (plan for plan in every_plan(problem) if fits(table, plan, plan.stages))
     assert ours_s(problem, borrow=False) <= best_s(problem, Direct(problem, table), plans) * 1.01
+
+
+@pytest.mark.parametrize("seed", [259, *range(20)])
+def test_rows_that_a_stream_wants_on_slow_links_are_found_though_their_neighbours_are_worse(seed):
+    problem = small_homes.draw("latency", f"brute force {seed}", {"devices": 3, "layers": 5})
+    problem = replace(problem, workload=Inference(batch=8, streaming=True))
+    assert ours_s(problem, borrow=False) <= best_s(problem, Direct(problem), every_plan(problem)) * 1.01
+
+
+@pytest.mark.parametrize("seed", [*range(10), 15, 19, 40, 59])
+def test_where_memory_binds_plans_that_only_the_simulator_knows_to_hold_are_found(seed):
+    problem = small_homes.draw("tight", f"falsify {seed}", {"devices": 3, "layers": 5})
+    least_s = best_s(problem, Direct(problem), every_plan(problem))
+    assert (ours_s(problem) == inf) == (least_s == inf)
+    assert least_s == inf or ours_s(problem) <= least_s * 1.01
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -56,13 +56,19 @@ def seconds(table: cost.CostTable, device: str, start: int, stop: int, rows: int
     return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
 
 
-def shared_s(table: cost.CostTable, groups: Sequence[Group], micro_batch: int) -> Callable[[int, int, int], float]:
+def shared_s(
+    table: cost.CostTable, groups: Sequence[Group], micro_batch: int, known: dict[tuple[str, int], list[float]]
+) -> Callable[[int, int, int], float]:
     """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares in proportion to speed.
 
-    Endless where the layers fit on none of the group. More layers never take less.
+    Endless where the layers fit on none of the group. More layers never take less. `known`: for who asks again on this
+    table, by device and micro-batch size the seconds of the layers in front of each.
     """
     layers = range(len(table.problem.layers) + 1)
-    works = [[[seconds(table, name, 0, i, micro_batch) for i in layers] for name in group] for group in groups]
+    for name in (name for group in groups for name in group):
+        if (name, micro_batch) not in known:
+            known[name, micro_batch] = [seconds(table, name, 0, i, micro_batch) for i in layers]
+    works = [[known[name, micro_batch] for name in group] for group in groups]
     roomiest = [max(table.budgets[name] for name in group) for group in groups]
 
     def stage_s(p: int, start: int, stop: int) -> float:

@@ -17,11 +17,11 @@ def plan_gpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterato
     """Even pipelines over the first devices of each order."""
     table = table or cost.CostTable(problem)
     mean = cost.CostTable(mean_problem(problem))
-    places = candidates.cuts(problem)
+    places, known = candidates.cuts(problem), dict[tuple[str, int], list[float]]()
     for micro_batch in candidates.micro_batches(problem):
         n_micro_batches = problem.workload.batch // micro_batch
         for n_stages in range(1, min(len(problem.devices), len(places) - 1) + 1):
-            bounds = balanced(places, n_stages, shared_s(mean, [("0",)] * n_stages, micro_batch))
+            bounds = balanced(places, n_stages, shared_s(mean, [("0",)] * n_stages, micro_batch, known))
             if bounds is None:
                 continue
             for order in orders(table):

@@ -25,14 +25,14 @@ def plan_metis(problem: Problem, table: cost.CostTable | None = None) -> Iterato
     table = table or cost.CostTable(problem)
     names = [device.name for device in problem.devices]
     types = [[names[i] for i in members] for members in alike(problem)]
-    places = candidates.cuts(problem, 16)
+    places, known = candidates.cuts(problem, 16), dict[tuple[str, int], list[float]]()
     for order in islice(permutations(types), MAX_ORDERS):
         devices = [name for members in order for name in members]
         for sizes in islice(groupings(len(devices)), MAX_GROUPINGS):
             ends = [sum(sizes[:p]) for p in range(len(sizes) + 1)]
             groups = [tuple(devices[a:b]) for a, b in pairwise(ends)]
             for micro_batch in candidates.micro_batches(problem):
-                bounds = balanced(places, len(groups), shared_s(table, groups, micro_batch))
+                bounds = balanced(places, len(groups), shared_s(table, groups, micro_batch, known))
                 plan = build(table, "metis", bounds, groups, micro_batch) if bounds is not None else None
                 if plan is not None:
                     yield plan

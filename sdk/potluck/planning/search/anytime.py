@@ -7,8 +7,7 @@ improved step by step. The clock comes in as an argument; without one the effort
 same.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -24,23 +23,22 @@ from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.search import candidates
 from potluck.planning.search.branch_placement import Places
-from potluck.planning.search.device_classes import ordered, peers, shape
-from potluck.planning.search.local_search import deeper, fits, floor_s, neighbours, reordered
-from potluck.planning.search.subset_dp import Label, SubsetSearch, objective
-from potluck.planning.search.work_budget import TASK_S, Tally, given_s, in_time, is_many
-from potluck.records import Plan, Problem, Stage
+from potluck.planning.search.candidate_pool import Board
+from potluck.planning.search.device_classes import ordered
+from potluck.planning.search.local_search import deeper, fits, floor_s, neighbours, reordered, reshared, smaller
+from potluck.planning.search.subset_dp import Label, SubsetSearch
+from potluck.planning.search.work_budget import Tally, given_s, in_time, is_many
+from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
 N_FINE = 32  # cuts tried along one order of devices
-MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
-PLENTY = 0.9  # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
-LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
 MAX_ORDERS = 6  # of the devices within the stages of one plan
+MAX_SHARES = 40  # of rows of one plan
 N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
@@ -82,83 +80,6 @@ class Found(NamedTuple):
     search: SubsetSearch
 
 
-@dataclass(slots=True)
-class Board:
-    """Every plan that was looked at and that memory holds, and its score; the best first when asked.
-
-    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
-    may use; those of the table unless given.
-    """
-
-    problem: Problem
-    table: cost.CostTable
-    simulator: direct.Direct
-    scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
-    best: float = inf
-    max_work: float = MAX_WORK
-    tally: Tally = field(default_factory=Tally)
-    is_late: Callable[[], bool] = field(default=lambda: False)
-    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
-    budgets: Mapping[str, int] = field(default_factory=dict)
-    peers: dict[str, tuple[str, ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.budgets = self.budgets or self.table.budgets
-        self.peers = peers(self.table)
-
-    def knows(self, plan: Plan) -> bool:
-        """Whether `plan` was simulated already, or one like it."""
-        return shape(plan, self.peers) in self.known
-
-    def score(self, plan: Plan) -> float:
-        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
-        memory does not hold it."""
-        key = plan.stages, plan.micro_batch
-        if key in self.scores:
-            return self.scores[key][0]
-        if any(min(s.shares) < candidates.fewest_rows(self.problem, s.start, s.stop) for s in plan.stages):
-            return inf
-        like = shape(plan, self.peers)
-        if like not in self.known:
-            if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:
-                return inf
-            self.known[like] = self._simulated(plan)
-        score, latency_s = self.known[like]
-        if score == inf:
-            return inf
-        self.scores[key] = score, replace(plan, latency_s=latency_s)
-        self.best = min(self.best, score)
-        return score
-
-    def _simulated(self, plan: Plan) -> tuple[float, float]:
-        """Score and latency."""
-        outcome = self.simulator.run(plan)
-        self.tally.count(outcome.n_tasks, TASK_S)
-        if not self._holds(plan, outcome):
-            return inf, outcome.latency_s
-        if not is_thrifty(self.problem):
-            return outcome.latency_s, outcome.latency_s
-        score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
-        lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
-        return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
-
-    def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
-        """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
-        of one request at a time, there is plenty."""
-        given = not self.simulator.streaming and self.budgets is self.table.budgets
-        if given and fits(self.table, plan, plan.stages, PLENTY):
-            return True
-        return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
-
-    def ranking(self) -> list[Plan]:
-        """All simulated plans, the best first; of equally good ones, those of the fewest stages."""
-
-        def rank(item: tuple[float, Plan]) -> tuple[float, int]:
-            return rounded(item[0]), len(item[1].stages)
-
-        return [plan for _, plan in sorted(self.scores.values(), key=rank)]
-
-
 def plan_anytime(
     problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
 ) -> Iterator[Plan]:
@@ -170,7 +91,7 @@ def plan_anytime(
     )
     best = inf
     for _ in _steps(board, ()):
-        if board.scores and board.is_late():
+        if board.is_over():
             break
         if board.best < best:
             best = board.best
@@ -181,13 +102,13 @@ def search(
     board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
     max_steps: float = inf,
 ) -> None:  # fmt: skip
-    """Fill the board until nothing better is found, or time is up and there is a plan; of `max_steps` at most.
+    """Fill the board until nothing better is found, or it `is_over`; of `max_steps` at most.
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
     """
     board.is_late = is_late
     for step, _ in enumerate(_steps(board, first, borrow=borrow)):
-        if step >= max_steps or (board.scores and is_late()):
+        if step >= max_steps or board.is_over():
             return
 
 
@@ -202,6 +123,7 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
     if is_many(board.problem):
         yield from _passes(board, sizes, LARGE)
+        yield from _recut(board, sizes, 2)
         yield from _borrow(board, CHEAP if borrow else ())
         yield from _recut(board, sizes, 2)
         yield from _improve(board, _distinct(board, 2), TRIES)
@@ -292,10 +214,31 @@ def _closely(board: Board, sizes: Sequence[int]) -> Iterator[None]:
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
         if estimate >= board.best * ERROR:
             break
-        for plan in islice(reordered(search.plan(label)), MAX_ORDERS):
-            board.score(plan)
+        plan = search.plan(label)
+        for other in islice(reordered(plan), MAX_ORDERS):
+            board.score(other)
             yield
+        if board.score(plan) > estimate * NEAR and estimate < board.best:
+            yield from _reshare(board, plan)
     yield from _improve(board, _distinct(board, N_STARTS), TRIES)
+    for plan in board.ranking()[:1]:
+        yield from _reshare(board, plan)
+
+
+def is_small(table: cost.CostTable) -> bool:
+    """Whether a problem is so small that all of it is looked at closely."""
+    size, cuts = min(candidates.micro_batches(table.problem)), candidates.cuts(table.problem, N_FINE)
+    return not is_many(table.problem) and SubsetSearch(table, size, cuts).is_small
+
+
+def _reshare(board: Board, plan: Plan) -> Iterator[None]:
+    """A plan that promised to be the best and is not, with all other rows that could make it so: where links or the
+    requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better."""
+    promising = (other for other in reshared(plan) if floor_s(board.table, other) < board.best)
+    for other in islice(promising, MAX_SHARES):
+        if fits(board.table, other, other.stages):
+            board.score(other)
+        yield
 
 
 def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
@@ -306,6 +249,10 @@ def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
         plan = search.plan(label)
         score = board.score(plan)
         yield
+        if score == inf and board.budgets is not board.table.budgets:  # the search takes memory to be more than it is
+            for other in islice(smaller(plan), MAX_SHARES):
+                board.score(other)
+                yield
         if score == board.best > estimate * NEAR:
             deep = deeper(board.table, plan)
             if deep is not None:
@@ -336,10 +283,10 @@ def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
 def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
     if not is_many(board.problem):
         return SubsetSearch(board.table, micro_batch, cuts, pipelines_only=pipelines_only)
-    late = board.is_late if board.scores else lambda: False
     return SubsetSearch(
-        board.table, micro_batch, cuts, beam=BEAM, pipelines_only=pipelines_only, is_late=late, tally=board.tally
-    )
+        board.table, micro_batch, cuts, beam=BEAM, pipelines_only=pipelines_only, is_late=board.is_over,
+        tally=board.tally,
+    )  # fmt: skip
 
 
 def _distinct(board: Board, n: int) -> list[Plan]:

@@ -1,11 +1,12 @@
 """Local search on a plan: move a cut, shift rows, change depths, swap devices; the simulator says what helps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
 from potluck.planning.baselines.asteroid import make_stage
-from potluck.planning.search.device_classes import classes_of
+from potluck.planning.search.device_classes import classes_of, peers
+from potluck.planning.search.work_budget import is_many
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule import stage_graph
 from potluck.schedule.policies import warm_up_depth
@@ -17,7 +18,7 @@ STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """Plans that differ from `plan` in one thing and fit in memory, those that help most often first."""
     seen = {plan.stages}
-    for stages in chain(_deeper(plan), _moved(plan), _shifted(plan), _swapped(table, plan)):
+    for stages in chain(_deeper(plan), _moved(plan), _shifted(table, plan), _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
@@ -42,6 +43,29 @@ def reordered(plan: Plan) -> Iterator[Plan]:
             for stage, order in zip(plan.stages, orders, strict=True)
         )
         yield replace(plan, stages=stages)
+
+
+def reshared(plan: Plan) -> Iterator[Plan]:
+    """The plan with rows of one device of a stage on another, any number of them, the fewest first."""
+    for rows in range(1, plan.micro_batch):
+        for p, stage in enumerate(plan.stages):
+            for i, j in permutations(range(len(stage.devices)), 2):
+                if stage.shares[i] > rows:
+                    shares = list(stage.shares)
+                    shares[i] -= rows
+                    shares[j] += rows
+                    stages = (*plan.stages[:p], replace(stage, shares=tuple(shares)), *plan.stages[p + 1 :])
+                    yield replace(plan, stages=stages)
+
+
+def smaller(plan: Plan) -> Iterator[Plan]:
+    """Plans of the same stages that may need less memory where it is short: less deep, then with other rows too."""
+    ceilings = [range(min(stage.warm_up, len(plan.stages) - p + 1), 0, -1) for p, stage in enumerate(plan.stages)]
+    depths = sorted((d for d in product(*ceilings) if all(a >= b for a, b in pairwise(d))), key=sum, reverse=True)
+    for least in (plan.stages, *(other.stages for other in reshared(plan))):
+        for deep in [depths[-1]] if least is not plan.stages else [*depths[-1:], *depths[:-1]]:
+            stages = (replace(stage, warm_up=depth) for stage, depth in zip(least, deep, strict=True))
+            yield replace(plan, stages=tuple(stages))
 
 
 def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
@@ -85,13 +109,19 @@ def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
                 yield (*stages[:p], replace(left, stop=cut), replace(right, start=cut), *stages[p + 2 :])
 
 
-def _shifted(plan: Plan) -> Iterator[tuple[Stage, ...]]:
-    stages = plan.stages
+def _shifted(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Rows from one device of a stage to another; in a home of many, of alike ones with as many rows only the first."""
+    stages, same = plan.stages, peers(table) if is_many(table.problem) else {}
     for p, stage in enumerate(stages):
         n = len(stage.devices)
         for size in STEPS if n > 1 else ():
             rows = max(1, plan.micro_batch * size // 64)
+            kinds = set[Hashable]()
             for i, j in ((i, j) for i in range(n) for j in range(n) if i != j and stage.shares[i] > rows):
+                kind = tuple((same.get(stage.devices[k], k), stage.shares[k]) for k in (i, j))
+                if kind in kinds:
+                    continue
+                kinds.add(kind)
                 shares = list(stage.shares)
                 shares[i] -= rows
                 shares[j] += rows

@@ -5,6 +5,7 @@ fit; else the speeds over the stage's own layers and who has room for them. The 
 shares of its best plans improved afterwards.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -60,6 +61,7 @@ class Heads:
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
         self.air = busiest_medium(self.problem)
+        self._first = {i: same[0] for same in classes for i in same}  # of every device, the first that is alike
         self.patterns, self.groups, self.shares = [], list[tuple[int, ...]](), list[tuple[int, ...]]()
         for pattern in patterns:
             group = members(pattern, classes, [0] * len(classes))
@@ -92,7 +94,7 @@ class Heads:
         """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
         less than `limit_s` a step."""
         start, stop = self.cuts[i], self.cuts[j]
-        if any(self._standing_bytes(start, stop, len(self.groups[g])) > self._budgets[d] for d in self.groups[g]):
+        if self._standing_bytes(start, stop, len(self.groups[g])) > min(self._budgets[d] for d in self.groups[g]):
             return None
         made = None
         fewest = candidates.fewest_rows(self.problem, start, stop) if self._normalises else 1
@@ -127,7 +129,8 @@ class Heads:
         """The stage with these shares; None where it takes `limit_s` or more a step."""
         table, problem, group = self.table, self.problem, self.groups[g]
         forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
-        for index, rows in zip(group, shares, strict=True):
+        kinds = Counter((self._first[index], rows) for index, rows in zip(group, shares, strict=True))
+        for (index, rows), n_alike in kinds.items():
             device = problem.devices[index]
             f = table.forward_s(device.name, start, stop, rows) + device.overhead_s
             b = table.backward_s(device.name, start, stop, rows) + device.overhead_s if self.training else 0.0
@@ -135,13 +138,12 @@ class Heads:
             if (f + b) * self.n_micro_batches >= limit_s:
                 return None
             if self._known_power:
-                energy += ((device.busy_w or 0.0) - (device.idle_w or 0.0)) * (f + b) * self.n_micro_batches
-        depth = min(
-            self._depth(start, stop, index, rows, len(group)) for index, rows in zip(group, shares, strict=True)
-        )
+                added_w = n_alike * ((device.busy_w or 0.0) - (device.idle_w or 0.0))
+                energy += added_w * (f + b) * self.n_micro_batches
+        depth = min(self._depth(start, stop, index, rows, len(group)) for index, rows in kinds)
         if not self.training:
             return Head(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
-        update = max(cost.update_s(table, problem.devices[index], start, stop) for index in group)
+        update = max(cost.update_s(table, problem.devices[index], start, stop) for index, _ in kinds)
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
             nbytes = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
@@ -240,10 +242,14 @@ def shares_limit(shares: Sequence[int]) -> list[int]:
 
 
 def busiest_medium(problem: Problem) -> str | None:
-    """The medium that most paths between devices cross: the air of a home on WiFi; None without a network."""
-    counts: dict[str, int] = {}
-    for (source, target), path in problem.network.paths.items():
-        if HOME not in (source, target):
+    """Of the media that several devices send over to several others, the one that most paths cross: the air of a home
+    on WiFi, a line between sites; None where each device has only cables of its own."""
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for pair, path in problem.network.paths.items():
+        if HOME not in pair:
             for name, _ in path.media:
-                counts[name] = counts.get(name, 0) + 1
-    return max(counts, key=lambda name: (counts[name], name)) if counts else None
+                pairs.setdefault(name, []).append(pair)
+    shared = {
+        name: len(ends) for name, ends in pairs.items() if all(len(set(side)) > 1 for side in zip(*ends, strict=True))
+    }
+    return max(shared, key=lambda name: (shared[name], name)) if shared else None

@@ -18,13 +18,14 @@ from typing import NamedTuple, Optional
 from potluck.planning.plans import is_thrifty
 from potluck.planning.search.device_classes import Pattern, classes_of, patterns
 from potluck.planning.search.stage_costs import Crossing, Head, Heads
-from potluck.planning.search.work_budget import LABEL_S, Tally
+from potluck.planning.search.work_budget import HEAD_S, LABEL_S, Tally
 from potluck.records import Plan, QoE, Stage, Training
 from potluck.schedule.policies import warm_up_depths
 from potluck.simulate import cost
 
 WINDOW = 5  # layers to either side that a stage's begin may move when the order of devices is given
 SMALL = 3e4  # states x patterns x cuts^2: some 10 ms
+COARSELY = 10  # cuts of a first look: of a long chain, the way from one to the next instead
 KEEP = 6  # labels per state; more find no better plan in bench `optimality`
 
 
@@ -70,6 +71,7 @@ class SubsetSearch:
         order = [self._pattern(stage) for stage in along.stages] if along is not None else []
         shapes = shapes or list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
         shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
+        self._shares = any(sum(pattern) > 1 for pattern in shapes)
         self.heads = self._make_heads(micro_batch, shapes)
         self.n_micro_batches = self.heads.n_micro_batches
         self.sizes = [len(members) for members in self.classes]
@@ -108,8 +110,9 @@ class SubsetSearch:
     def _windows(self, along: Plan) -> dict[int, tuple[int, int]]:
         """State in front of which a stage comes -> the first and last layer at which that stage may begin."""
         windows, states = {}, list(self._only)
+        around = max(WINDOW, len(self.problem.layers) // COARSELY)
         for state, stage in zip(states, reversed(along.stages), strict=False):
-            windows[state] = (stage.start - WINDOW, stage.start + WINDOW) if stage.start else (0, 0)
+            windows[state] = (stage.start - around, stage.start + around) if stage.start else (0, 0)
         return windows
 
     def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
@@ -145,6 +148,7 @@ class SubsetSearch:
                 for j in range(i + 1, last + 1):
                     if self._near and not self._wanted(i, g, behind[j] if j < last else (0,)):
                         continue
+                    self._tally.count(1, HEAD_S)
                     head = self.heads.head(i, j, g, limit_s)
                     if head is None:
                         break  # a longer stage neither fits nor is faster
@@ -254,7 +258,7 @@ class SubsetSearch:
 
     def _score(self, span: float, done: float, air: float, energy: float, i: int, g: int, state: int) -> float:
         """What the stages from cut i on score when the layers before go as fast as they can on what is free."""
-        front, n = self.front_s[i], self.n_micro_batches
+        front, n = self._filling_s(i, state), self.n_micro_batches
         if self.training:
             latency = max(done + self.fill * front / 3, span + self.fill * front, air)
         elif self.streaming:
@@ -268,6 +272,13 @@ class SubsetSearch:
         if not self.thrifty:
             return latency
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
+
+    def _filling_s(self, i: int, state: int) -> float:
+        """What a micro-batch takes through the layers in front of cut i at the least: on the fastest devices, or shared
+        by all that are free."""
+        if not i or not self._shares:
+            return self.front_s[i]
+        return min(self.front_s[i], self._front_floor_s(i, state) / self.n_micro_batches)
 
     def _front_floor_s(self, i: int, state: int) -> float:
         """About the least time for the layers in front of cut i on the devices that are free."""

@@ -11,7 +11,7 @@ from potluck.simulate import cost
 
 MANY = 8  # devices beyond which work is counted
 # On a core of 2020 or so, about:
-TASK_S, LABEL_S = 12e-6, 5e-6  # a simulated task, a label of the search
+TASK_S, LABEL_S, HEAD_S = 12e-6, 6e-6, 20e-6  # a simulated task, a label and a stage of the search
 COST_S, STEP_S, DEVICE_S = 0.8e-6, 30e-6, 20e-6  # of others: the cost of some layers, a step, a plan per device
 LOOK_S = 2e-4  # between two looks at the clock
 GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices

@@ -1,0 +1,102 @@
+"""The plans that a search has looked at: each simulated once, those that memory holds in their order."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from potluck.planning.plans import is_thrifty, rounded
+from potluck.planning.search import candidates
+from potluck.planning.search.device_classes import peers, shape
+from potluck.planning.search.local_search import fits, floor_s
+from potluck.planning.search.subset_dp import objective
+from potluck.planning.search.work_budget import TASK_S, Tally, given_s, is_many
+from potluck.records import Plan, Problem, Stage
+from potluck.simulate import cost, direct
+
+MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
+PLENTY = 0.9  # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
+LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
+
+
+@dataclass(slots=True)
+class Board:
+    """Every plan that was looked at and that memory holds, and its score; the best first when asked.
+
+    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
+    may use; those of the table unless given.
+    """
+
+    problem: Problem
+    table: cost.CostTable
+    simulator: direct.Direct
+    scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
+    best: float = inf
+    max_work: float = MAX_WORK
+    tally: Tally = field(default_factory=Tally)
+    is_late: Callable[[], bool] = field(default=lambda: False)
+    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    peers: dict[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budgets = self.budgets or self.table.budgets
+        self.peers = peers(self.table)
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether `plan` was simulated already, or one like it."""
+        return shape(plan, self.peers) in self.known
+
+    def is_over(self) -> bool:
+        """Whether time is up and there is a plan; in a home of many devices, where counted work ends the search, also
+        if there is none by the half of it: the other half is for looks at plans that may fit after all."""
+        if self.scores:
+            return self.is_late()
+        return is_many(self.problem) and self.tally() >= given_s(self.problem) / 2 and self.is_late()
+
+    def score(self, plan: Plan) -> float:
+        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
+        memory does not hold it."""
+        key = plan.stages, plan.micro_batch
+        if key in self.scores:
+            return self.scores[key][0]
+        if any(min(s.shares) < candidates.fewest_rows(self.problem, s.start, s.stop) for s in plan.stages):
+            return inf
+        like = shape(plan, self.peers)
+        if like not in self.known:
+            if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:
+                return inf
+            self.known[like] = self._simulated(plan)
+        score, latency_s = self.known[like]
+        if score == inf:
+            return inf
+        self.scores[key] = score, replace(plan, latency_s=latency_s)
+        self.best = min(self.best, score)
+        return score
+
+    def _simulated(self, plan: Plan) -> tuple[float, float]:
+        """Score and latency."""
+        outcome = self.simulator.run(plan)
+        self.tally.count(outcome.n_tasks, TASK_S)
+        if not self._holds(plan, outcome):
+            return inf, outcome.latency_s
+        if not is_thrifty(self.problem):
+            return outcome.latency_s, outcome.latency_s
+        score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
+        lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
+        return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
+
+    def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
+        """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
+        of one request at a time, there is plenty."""
+        given = not self.simulator.streaming and self.budgets is self.table.budgets
+        if given and fits(self.table, plan, plan.stages, PLENTY):
+            return True
+        return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
+
+    def ranking(self) -> list[Plan]:
+        """All simulated plans, the best first; of equally good ones, those of the fewest stages."""
+
+        def rank(item: tuple[float, Plan]) -> tuple[float, int]:
+            return rounded(item[0]), len(item[1].stages)
+
+        return [plan for _, plan in sorted(self.scores.values(), key=rank)]
