@@ -16,6 +16,7 @@ import pytest
 from potluck import cli
 from potluck.bench import frame
 from potluck.commands import bench
+from potluck.optional import EXTRAS
 from potluck_agent.cli import arguments
 
 torch = pytest.importorskip("torch")
@@ -137,6 +138,15 @@ def test_planning_examples_run_and_plan_for_several_devices(command, capsys):
     assert cli.main([*words, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]
     assert len({device for stage in best["stage"] for device in stage["devices"]}) > 1, told
+
+
+@pytest.mark.parametrize("command", [c for c in commands("plan") if c.split()[2] != "share"])
+def test_planning_needs_no_more_than_the_light_install(command):
+    without = f"import sys; sys.modules |= dict.fromkeys({sorted(EXTRAS)}); from potluck import cli; "
+    line = [sys.executable, "-c", f"{without}sys.exit(cli.main({arguments_of(command)}))"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 @pytest.mark.parametrize("command", commands("agent"))

@@ -45,7 +45,7 @@ ATTACKS: dict[str, Row] = {
         "refused; the worker stands in a folder that does not exist",
         tests_of(
             "security/test_attacks:test_a7_a_model_in_memory_reads_no_file_of_the_folder_it_is_in",
-            "agent/test_worker_bounds:test_files_memory_and_network_are_out_of_reach",
+            "agent/worker/test_bounds:test_files_memory_and_network_are_out_of_reach",
         ),
     ),
     "A8": Row(
@@ -74,7 +74,7 @@ ATTACKS: dict[str, Row] = {
         "the agent does not start",
         tests_of(
             "security/test_attacks:test_a11_the_library_has_the_known_holes_mended",
-            "agent/test_door:test_without_encryption_or_with_an_old_library_it_says_so",
+            "agent/net/test_server_sockets:test_without_encryption_or_with_an_old_library_it_says_so",
         ),
     ),
     "A12": Row(

@@ -27,7 +27,7 @@ ROWS: dict[str, Row] = {
         "agents drop what it had and wait for the next notebook; a saved run goes on as if uninterrupted",
         tests_of(
             "sdk/run/test_faults:test_killing_the_notebook_leaves_nothing",
-            "agent/test_core_sessions:test_a_notebook_that_is_gone_leaves_nothing_behind",
+            "agent/core/test_core_sessions:test_a_notebook_that_is_gone_leaves_nothing_behind",
             "sdk/run/test_training:test_a_saved_run_goes_on_as_if_uninterrupted",
         ),
         "a new notebook cannot take over a run that goes on; steps after the last saved file are lost",
@@ -38,9 +38,9 @@ ROWS: dict[str, Row] = {
         _CHAOS + tests_of(
             "sdk/run/test_failures:test_a_killed_worker_is_named_and_its_agent_lives",
             "agent/test_agent_process:test_failures_in_the_worker_are_named_and_the_agent_lives",
-            "agent/test_worker_bounds:test_a_worker_that_dies_says_how "
+            "agent/worker/test_bounds:test_a_worker_that_dies_says_how "
             "test_a_worker_killed_while_the_system_ran_out_of_memory_is_out_of_memory",
-            "agent/test_core_worker:test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives",
+            "agent/core/test_core_worker:test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives",
         ),
         _NO_RECOVERY,
     ),
@@ -51,7 +51,7 @@ ROWS: dict[str, Row] = {
             "sdk/run/test_failures:test_a_stopped_agent_is_noticed_by_its_silence",
             "sdk/sessions/test_controller:test_silence_is_noticed "
             "test_our_own_standstill_is_not_taken_for_silence",
-            "agent/test_core_sessions:test_commit_drops_older_epochs_and_refuses_them_from_then_on",
+            "agent/core/test_core_sessions:test_commit_drops_older_epochs_and_refuses_them_from_then_on",
         ),
     ),
     "F5": Row(
@@ -59,7 +59,7 @@ ROWS: dict[str, Row] = {
         "it is killed and named; its agent answers meanwhile",
         tests_of(
             "agent/test_agent_process:test_a_worker_that_hangs_is_killed_and_named",
-            "agent/test_core_worker:test_a_hung_worker_is_killed_after_the_time_it_may_be_silent",
+            "agent/core/test_core_worker:test_a_hung_worker_is_killed_after_the_time_it_may_be_silent",
             "sdk/sessions/test_controller:test_a_busy_worker_without_progress_hangs",
         ),
     ),
@@ -67,8 +67,8 @@ ROWS: dict[str, Row] = {
         "a silent partition",
         "who is cut off is named; values that were on their way arrive once and whole when the link is back",
         tests_of(
-            "agent/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
-            "agent/test_core_transfers:test_a_member_that_stays_away_ends_what_waits_for_it",
+            "agent/core/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
+            "agent/core/test_core_transfers:test_a_member_that_stays_away_ends_what_waits_for_it",
             "sdk/sessions/test_controller_failures:test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while",
             "sdk/lab/test_relay:test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back",
         ),
@@ -85,7 +85,7 @@ ROWS: dict[str, Row] = {
         tests_of(
             "sdk/run/test_switching:test_every_request_during_switches_over_slow_links_is_answered_once",
             "sdk/lab/test_lab:test_links_change_as_the_script_says",
-            "agent/test_chunk_sizes:test_a_link_gets_the_largest_chunk_that_it_carries_in_time",
+            "agent/core/test_chunk_sizes:test_a_link_gets_the_largest_chunk_that_it_carries_in_time",
         ),
         "no other plan is offered by itself when a link drops",
     ),
@@ -122,11 +122,11 @@ ROWS: dict[str, Row] = {
         tests_of(
             "wire/test_session:test_refuses_and_nothing_changes test_repeats_are_no_error "
             "test_what_was_on_its_way_when_the_other_side_dropped_or_reconnected_is_no_error",
-            "agent/test_core_work:test_a_value_in_two_transfers_at_once_is_applied_once "
+            "agent/core/test_core_work:test_a_value_in_two_transfers_at_once_is_applied_once "
             "test_values_may_come_before_their_execution test_rejects_values_that_do_not_belong "
             "test_refuses_chunks_out_of_order_or_of_the_wrong_size",
-            "agent/test_core_sessions:test_dropping_twice_is_fine",
-            "agent/test_core_fuzz:test_nothing_that_is_said_breaks_the_core",
+            "agent/core/test_core_sessions:test_dropping_twice_is_fine",
+            "agent/core/test_core_fuzz:test_nothing_that_is_said_breaks_the_core",
         ),
     ),
     "F13": Row(
@@ -151,10 +151,10 @@ ROWS: dict[str, Row] = {
         "every value arrives once and whole, whatever the order and however often links break; nothing that peers or a "
         "worker say, in any order, raises anything",
         tests_of(
-            "agent/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
-            "agent/test_credit:test_values_that_overtake_one_another_all_arrive_the_most_urgent_first",
+            "agent/core/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
+            "agent/core/test_credit:test_values_that_overtake_one_another_all_arrive_the_most_urgent_first",
             "wire/test_session:test_a_whole_session_with_a_switch_of_plans",
-            "agent/test_core_fuzz:test_nothing_that_is_said_breaks_the_core "
+            "agent/core/test_core_fuzz:test_nothing_that_is_said_breaks_the_core "
             "test_nothing_that_is_said_for_long_breaks_the_core",
             "sdk/sessions/test_controller_fuzz:test_nothing_that_agents_say_breaks_the_controller "
             "test_nothing_that_agents_say_for_long_breaks_the_controller",
@@ -173,7 +173,7 @@ ROWS: dict[str, Row] = {
         "the authenticator fails, or the library cannot encrypt",
         "nobody comes in, and the agent says why it does not start",
         tests_of(
-            "agent/test_door:test_an_authenticator_that_fails_lets_nobody_in "
+            "agent/net/test_server_sockets:test_an_authenticator_that_fails_lets_nobody_in "
             "test_without_any_authenticator_nobody_comes_in "
             "test_an_authenticator_that_is_dead_keeps_the_agent_from_starting "
             "test_a_weakened_socket_keeps_the_agent_from_starting "
@@ -193,7 +193,7 @@ ROWS: dict[str, Row] = {
         "guessing, changing or replaying a pairing",
         "three tries, one success, and no key that somebody exchanged on the way",
         tests_of(
-            "agent/test_pairing:test_whatever_is_exchanged_on_the_way_ends_the_attempt "
+            "agent/core/test_pairing_window:test_whatever_is_exchanged_on_the_way_ends_the_attempt "
             "test_a_reflected_message_is_refused test_three_tries_in_all_then_even_the_right_code_is_refused "
             "test_expired_after_its_time_even_for_whoever_is_at_the_desk "
             "test_refuses_messages_that_do_not_hold_and_never_pairs test_one_visitor_at_a_time"
@@ -221,7 +221,7 @@ ROWS: dict[str, Row] = {
             "test_mutated_frames_decode_or_raise_wire_errors",
             "agent/test_agent_process:test_broken_frames_of_a_paired_peer_are_answered_or_dropped",
             "agent/test_hostile_worker:test_the_agent_outlives_its_worker",
-            "agent/test_core_worker:test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place",
+            "agent/core/test_core_worker:test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place",
         )
         + TAKEN_OVER_AGENTS,
     ),
@@ -233,7 +233,7 @@ ROWS: dict[str, Row] = {
             "test_s7_many_more_spoiled_graphs",
             "security/test_operators:test_no_call_crashes_or_reads_what_is_not_its_own test_many_more_calls "
             "test_sizes_that_torch_does_not_check_are_refused_by_rule",
-            "agent/test_interpreter:test_refuses_to_make_what_no_memory_holds "
+            "agent/worker/test_interpreter:test_refuses_to_make_what_no_memory_holds "
             "test_refuses_parameters_that_no_memory_holds",
         ),
         "what an operator takes for its own use in between is bounded by the worker's limit alone",
@@ -265,15 +265,15 @@ ROWS: dict[str, Row] = {
         "it is refused as busy before memory grows without bound; the agent never goes deeper, and looks at the others "
         "in between",
         tests_of(
-            "agent/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
+            "agent/core/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
             "test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too "
             "test_values_are_rejected_while_too_much_waits test_instructions_of_executions_have_an_end "
             "test_plans_have_an_end test_the_answers_that_are_kept_have_an_end "
             "test_aborted_sends_to_nobody_are_not_kept",
-            "agent/test_core_chains:test_loose_sends_that_wait_for_one_another_all_leave_in_order "
+            "agent/core/test_core_chains:test_loose_sends_that_wait_for_one_another_all_leave_in_order "
             "test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_end "
             "test_values_that_wait_for_one_place_all_get_it test_executions_that_end_for_one_anothers_room_all_end",
-            "agent/test_rounds:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
+            "agent/net/test_rounds:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
             "test_the_work_of_reading_a_plan_is_bounded_by_its_bytes",
         ),
         "one plan of the largest size is read in one piece, about a second on a slow device",
@@ -283,10 +283,10 @@ ROWS: dict[str, Row] = {
         "on Linux it sends no signal but to itself, changes no limit of another process and has no children; only "
         "answers that are due count",
         tests_of(
-            "agent/test_worker_seccomp:test_the_filter_refuses "
+            "agent/worker/test_seccomp:test_the_filter_refuses "
             "test_a_worker_that_was_taken_over_cannot_touch_its_agent "
             "test_every_thread_of_a_worker_at_work_is_filtered",
-            "agent/test_core_worker:test_a_worker_that_says_anything_but_what_is_due_is_silent "
+            "agent/core/test_core_worker:test_a_worker_that_says_anything_but_what_is_due_is_silent "
             "test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says",
         ),
         "other systems have no such filter; the priority of its agent is not guarded",

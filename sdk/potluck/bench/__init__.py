@@ -8,7 +8,7 @@ BENCHES = {
     "interpreter": "a segment's training step and forward pass against eager torch",
     "agent": "how light the agent and the command are",
     "planners": "every planner on the settings and models of the papers, judged on shared links",
-    "peers": "other planners' formats: what a round trip loses, their plans judged",
+    "formats": "other planners' formats: what a round trip loses, their plans judged",
     "optimality": "planners against every plan there is, on small random homes",
     "planning_time": "seconds to a first plan, a near-best one and the end",
     "simulator": "simulated actions per second",

@@ -50,7 +50,7 @@ def run(settings: Mapping[str, float]) -> Result:
         "n_judged": float(len(ratios)),
         "n_metis_can_take": float(n_metis),
     }
-    return Result(name="peers", figures=figures, settings=dict(settings), goals=GOALS)
+    return Result(name="formats", figures=figures, settings=dict(settings), goals=GOALS)
 
 
 def printed(plan: Plan) -> str:

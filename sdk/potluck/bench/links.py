@@ -12,7 +12,7 @@ from potluck.bench.played import Case, of_home
 if TYPE_CHECKING:
     from potluck.run.comparison import Comparison
 
-GOALS = {"step_apart_max_frac": ("<=", 0.1)}  # as ARCHITECTURE says
+GOALS = {"step_apart_max_frac": ("<=", 0.1)}  # as BENCHMARKS.md says
 KINDS = ("namespaces", "relay")
 # Each with a time scale at which two cores play it, and a model for its links: the first on a switch, the second on one
 # radio channel, of 0.15 MB/s then.

@@ -17,7 +17,7 @@ SMALL = {
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
-    "peers": {"every": 24},
+    "formats": {"every": 24},
     "optimality": {"problems": 2, "devices": 2, "layers": 4, "judged": 50, "candidates": 50, "processes": 1},
     "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
     "split": {
@@ -41,7 +41,7 @@ PROMISED = {
     "network_schedule": {"predicted_speedup_median", "scheduling_max_s"},
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_rival"},
-    "peers": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
+    "formats": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
     "optimality": {"gap_median_frac", "gap_p95_frac", "worst_ratio_to_best_rival_tight", "false_infeasible"},
     "planning_time": {
         "dora_cases_max_s",
