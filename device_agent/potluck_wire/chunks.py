@@ -28,7 +28,7 @@ def largest_chunk_bytes(nbytes: int) -> int:
     return min(MAX_CHUNK_BYTES, max(MIB, nbytes // PARTS))
 
 
-class Assembly:
+class Reassembler:
     """The receiver's side of one transfer. It holds no bytes: it says where each chunk belongs.
 
     Raises
@@ -79,7 +79,7 @@ class Assembly:
         return start, stop
 
 
-class Account:
+class CreditLedger:
     """What one sender is owed: credit for what was taken in of its values.
 
     Over all of them together: a value that a more urgent one overtook must not keep its part of the window.
@@ -88,9 +88,9 @@ class Account:
     __slots__ = ("_owed",)
 
     def __init__(self) -> None:
-        self._owed: dict[int, Assembly] = {}
+        self._owed: dict[int, Reassembler] = {}
 
-    def take(self, assembly: Assembly, *, may_wait: bool = False) -> list[Credit]:
+    def take(self, assembly: Reassembler, *, may_wait: bool = False) -> list[Credit]:
         """More of this value was taken in; the credit that is due now: once it is worth a message, and at the end.
 
         `may_wait`: at the end of this value, too, only once it is worth a message; `settle` or `whole` comes soon.
@@ -114,17 +114,17 @@ class Account:
             self._credit(self._owed[transfer])
         return tuple(whole)
 
-    def forget(self, assembly: Assembly) -> None:
+    def forget(self, assembly: Reassembler) -> None:
         """This value was given up: nothing is owed for it."""
         self._owed.pop(assembly.value.transfer, None)
 
-    def _credit(self, assembly: Assembly) -> Credit:
+    def _credit(self, assembly: Reassembler) -> Credit:
         del self._owed[assembly.value.transfer]
         assembly.credited_bytes = assembly.received_bytes
         return Credit(transfer=assembly.value.transfer, received_bytes=assembly.received_bytes, done=assembly.complete)
 
 
-class Departure:
+class SendWindow:
     """The sender's side of one transfer: which chunk goes next, and how much of it is not credited yet."""
 
     __slots__ = ("_next", "chunk_bytes", "credited_bytes", "done", "nbytes", "sent_bytes")

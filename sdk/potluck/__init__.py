@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from potluck.handle import Handle
     from potluck.home import Home
     from potluck.offload.accelerate import accelerate
-    from potluck.offload.what_if import prospect
+    from potluck.offload.what_if import offload_what_if
     from potluck.planning.api import judge, load_plan, plan
     from potluck.profile.estimate import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
@@ -34,7 +34,7 @@ _WHERE = {
     "Model": "potluck.graph",
     "estimate": "potluck.profile.estimate",
     "accelerate": "potluck.offload.accelerate",
-    "prospect": "potluck.offload.what_if",
+    "offload_what_if": "potluck.offload.what_if",
     "plan": "potluck.planning.api",
     "judge": "potluck.planning.api",
     "load_plan": "potluck.planning.api",
@@ -52,7 +52,7 @@ _WHERE = {
 }
 
 __all__ = [
-    "Home", "Model", "accelerate", "estimate", "prospect", "plan", "judge", "load_plan", "Training", "Inference", "QoE",
+    "Home", "Model", "accelerate", "estimate", "offload_what_if", "plan", "judge", "load_plan", "Training", "Inference", "QoE",
     "Plan", "Device", "Spec", "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
 ]  # fmt: skip
 

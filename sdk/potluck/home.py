@@ -311,7 +311,7 @@ class Home(Shown):
     def deploy(
         self, plan: Plan, model: "Model | None" = None, *, optimizer: "Optimizer | None" = None, seed: int = 0,
         resume: str | Path | None = None, schedule: "str | Policy | None" = None,
-        turns: bool | None = None, refine_s: float = 0.0, profile: "Profile | None" = None,
+        order_transfers: bool | None = None, refine_s: float = 0.0, profile: "Profile | None" = None,
     ) -> "Handle[Run]":  # fmt: skip
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
 
@@ -326,7 +326,7 @@ class Home(Shown):
         schedule
             In which order the stages act: "1f1b" (the default for training), "fill-drain", "interleaved",
             "forward-only" (for inference), or a function from a plan to a `potluck.schedule.ir.Schedule`.
-        turns, refine_s
+        order_transfers, refine_s
             Whether transfers take turns on shared media, in the order that ends a step soonest (by a profile); default:
             turns, that order as priorities, or neither, as simulated. CP-SAT (ortools) may better it for `refine_s`.
         profile
@@ -349,7 +349,7 @@ class Home(Shown):
         def work(task: Task) -> "Run":
             run = deploy(
                 self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
-                profile=profile or self._profiles.get(chosen.signature), schedule=schedule, turns=turns,
+                profile=profile or self._profiles.get(chosen.signature), schedule=schedule, order_transfers=order_transfers,
                 refine_s=refine_s,
             )  # fmt: skip
             self._runs.add(run)

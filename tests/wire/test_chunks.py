@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck_wire.chunks import Account, Assembly, Departure, split
+from potluck_wire.chunks import CreditLedger, Reassembler, SendWindow, split
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CREDIT_BYTES, KIB, MAX_CHUNK_BYTES, MIB
 from potluck_wire.messages import Value
@@ -26,7 +26,7 @@ def test_ranges_cover_every_byte_once_in_order(nbytes, chunk_bytes):
 
 @given(*SIZES)
 def test_the_receiver_accepts_exactly_what_the_sender_cuts(nbytes, chunk_bytes):
-    assembly = Assembly(value(nbytes, chunk_bytes))
+    assembly = Reassembler(value(nbytes, chunk_bytes))
     for index, (start, stop) in enumerate(split(nbytes, chunk_bytes)):
         assert not assembly.complete
         assert assembly.accept(index, stop - start) == (start, stop)
@@ -36,7 +36,7 @@ def test_the_receiver_accepts_exactly_what_the_sender_cuts(nbytes, chunk_bytes):
 
 @given(*SIZES, st.lists(st.tuples(st.integers(0, 12), st.integers(0, 70)), max_size=30))
 def test_whatever_else_comes_is_refused_and_changes_nothing(nbytes, chunk_bytes, arrivals):
-    assembly, ranges, due = Assembly(value(nbytes, chunk_bytes)), split(nbytes, chunk_bytes), 0
+    assembly, ranges, due = Reassembler(value(nbytes, chunk_bytes)), split(nbytes, chunk_bytes), 0
     for index, size in arrivals:
         right = due < len(ranges) and index == due and size == ranges[due][1] - ranges[due][0]
         before = assembly.received_bytes
@@ -65,7 +65,7 @@ def test_whatever_else_comes_is_refused_and_changes_nothing(nbytes, chunk_bytes,
     ],
 )
 def test_refuses_a_chunk(arrivals, refused):
-    assembly = Assembly(value())
+    assembly = Reassembler(value())
     for arrival in arrivals:
         assembly.accept(*arrival)
     with pytest.raises(WireError) as raised:
@@ -90,13 +90,13 @@ def test_refuses_a_chunk(arrivals, refused):
 )
 def test_refuses_a_value_whose_numbers_do_not_fit(wrong, code):
     with pytest.raises(WireError) as raised:
-        Assembly(value(**wrong))
+        Reassembler(value(**wrong))
     assert raised.value.code == code
 
 
 @given(*SIZES, st.integers(60, 200), st.randoms())
 def test_a_window_is_never_overrun_and_everything_arrives(nbytes, chunk_bytes, window, random):
-    departure, assembly, under_way = Departure(nbytes, chunk_bytes), Assembly(value(nbytes, chunk_bytes)), []
+    departure, assembly, under_way = SendWindow(nbytes, chunk_bytes), Reassembler(value(nbytes, chunk_bytes)), []
     while not departure.done:
         chunk = departure.advance(window - departure.outstanding_bytes)
         if chunk is not None:
@@ -112,7 +112,7 @@ def test_a_window_is_never_overrun_and_everything_arrives(nbytes, chunk_bytes, w
 
 @pytest.mark.parametrize(("received", "done"), [(5, False), (3, False), (9, True), (8, True)])
 def test_refuses_a_credit_that_cannot_be(received, done):
-    departure = Departure(10, 4)
+    departure = SendWindow(10, 4)
     departure.advance(100)
     departure.credit(4, False)
     with pytest.raises(WireError):
@@ -120,7 +120,7 @@ def test_refuses_a_credit_that_cannot_be(received, done):
 
 
 def test_a_receiver_that_has_the_value_already_may_say_so_at_once():
-    departure = Departure(10, 4)
+    departure = SendWindow(10, 4)
     departure.advance(100)
     assert departure.credit(10, True) == 4
     assert departure.done
@@ -140,8 +140,8 @@ def taken(account, assembly, chunks):
 
 
 def test_credit_is_due_for_all_values_of_a_sender_together():
-    account = Account()
-    first, second, third = (Assembly(value(10 * PART, PART, transfer=number)) for number in (1, 2, 3))
+    account = CreditLedger()
+    first, second, third = (Reassembler(value(10 * PART, PART, transfer=number)) for number in (1, 2, 3))
     assert taken(account, first, [0]) == [[]]
     assert taken(account, second, [0]) == [[(1, PART, False), (2, PART, False)]]
     assert taken(account, first, range(1, 3)) == [[], [(1, 3 * PART, False)]]
@@ -156,7 +156,7 @@ def test_credit_is_due_for_all_values_of_a_sender_together():
     [(16 * KIB, 4), (256 * KIB, 4), (MIB, 4), (3 * MIB // 2, 3), (2 * MIB, 2)],
 )
 def test_credit_is_due_sooner_where_chunks_are_small(chunk_bytes, n_chunks):
-    assembly = Assembly(value(64 * MIB, chunk_bytes, transfer=1))
-    *before, due = taken(Account(), assembly, range(n_chunks))
+    assembly = Reassembler(value(64 * MIB, chunk_bytes, transfer=1))
+    *before, due = taken(CreditLedger(), assembly, range(n_chunks))
     assert before == [[]] * (n_chunks - 1)
     assert due == [(1, n_chunks * chunk_bytes, False)]

@@ -45,7 +45,7 @@ def run(given: Namespace) -> int:
 def _start(chosen: Options, directory: Path) -> int:
     """Run the agent until it is told to stop."""
     from potluck_agent.core.machine import Core
-    from potluck_agent.net.event_loop import Net
+    from potluck_agent.net.event_loop import EventLoop
     from potluck_wire.pairing import new_code
 
     note = (lambda text: _say(sys.stderr, text)) if chosen.as_json else (lambda text: _say(sys.stdout, text))
@@ -54,7 +54,7 @@ def _start(chosen: Options, directory: Path) -> int:
     meter, facts = _meter(chosen)
     settings = _settings(chosen, identity, facts)
     control_files.refuse_second(directory)
-    net = Net(
+    net = EventLoop(
         core=Core(settings),
         identity=identity,
         state_dir=directory,

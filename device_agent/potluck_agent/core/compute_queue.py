@@ -17,7 +17,7 @@ AHEAD_S = 0.05  # more, while they take less than this in all, as they did befor
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class QueuedTask:
     """Instruction `index` of an execution, with the worker since `since_s`."""
 
     execution: Execution
@@ -36,12 +36,12 @@ class Task:
         return len(self.execution.layout.attrs[self.index]) + VALUE_BYTES * n_values
 
 
-class Lane:
+class ComputeQueue:
     """Ready tasks by (priority, age of the execution, position in the program)."""
 
     def __init__(self) -> None:
         self._ready: list[tuple[int, int, int, Execution]] = []
-        self._with_worker: dict[int, Task] = {}
+        self._with_worker: dict[int, QueuedTask] = {}
         self._n_tags = 0
 
     @property
@@ -54,14 +54,14 @@ class Lane:
         priority = execution.instruction(index).priority
         heapq.heappush(self._ready, (priority, execution.order, index, execution))
 
-    def next(self) -> tuple[int, Task] | None:
+    def next(self) -> tuple[int, QueuedTask] | None:
         """The tag and the task to hand to the worker now, if it has room."""
         while self._ready and self._has_room():
             *_, index, execution = heapq.heappop(self._ready)
             if execution.over:
                 continue
             self._n_tags += 1
-            task = self._with_worker[self._n_tags] = Task(execution, index)
+            task = self._with_worker[self._n_tags] = QueuedTask(execution, index)
             return self._n_tags, task
         return None
 
@@ -72,7 +72,7 @@ class Lane:
         ahead_s, ahead_bytes = sum([task.usual_s for task in with_worker]), sum([task.nbytes for task in with_worker])
         return ahead_s < AHEAD_S and ahead_bytes < AHEAD_BYTES
 
-    def finish(self, tag: int, took_s: float | None = None) -> Task | None:
+    def finish(self, tag: int, took_s: float | None = None) -> QueuedTask | None:
         """The worker is through with it, after so long; None: it failed."""
         task = self._with_worker.pop(tag, None)
         if task is not None and took_s is not None:

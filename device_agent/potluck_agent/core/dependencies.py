@@ -11,7 +11,7 @@ from potluck_wire.program import NETWORK, Program
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DependencyGraph:
     """A program with its dependencies.
 
     `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once per reason.
@@ -57,7 +57,7 @@ class Layout:
         return self.program.instructions[index].op in NETWORK
 
 
-def lay_out(program: Program) -> Layout:
+def lay_out(program: Program) -> DependencyGraph:
     """The layout of a program that holds (`potluck_wire.program.from_json` has checked it)."""
     makers = {value: instruction.id for instruction in program.instructions for value in instruction.outputs}
     followers: list[list[int]] = [[] for _ in program.instructions]
@@ -75,7 +75,7 @@ def lay_out(program: Program) -> Layout:
             followers[reason].append(instruction.id)
     peers = [instruction.attrs["peer"] for instruction in program.instructions if instruction.op in NETWORK]
     trains = any(instruction.op == "backward" for instruction in program.instructions)
-    return Layout(
+    return DependencyGraph(
         program=program,
         waits=tuple(waits),
         followers=tuple(tuple(row) for row in followers),

@@ -6,12 +6,12 @@ Every run belongs to the notebook that prepared it. One notebook's runs at a tim
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import Buffer
 from potluck_agent.core.execution import Name, Unwanted, slot_of
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, Run, read_load
-from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, LoadedRun, read_load
+from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.errors import WireError
 from potluck_wire.limits import MAX_PLANS_BYTES, is_identifier
 from potluck_wire.messages import (
@@ -46,14 +46,14 @@ class Lost:
     text: str
 
 
-class Plans:
+class EpochTable:
     """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is executed any more."""
 
     def __init__(
-        self, settings: Settings, out: Outbox, laborer: Laborer, end_epoch: Callable[[Run, int, float], None]
+        self, settings: Settings, out: Outbox, laborer: WorkerProxy, end_epoch: Callable[[LoadedRun, int, float], None]
     ) -> None:
         self._settings, self._out, self._laborer, self._end_epoch = settings, out, laborer, end_epoch
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, LoadedRun] = {}
         self._lost: dict[str, Lost] = {}
         self.n_old = 0  # messages of an epoch that is over
 
@@ -76,7 +76,7 @@ class Plans:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
-        run = run or self.runs.setdefault(message.run, Run(name=message.run, owner=key))
+        run = run or self.runs.setdefault(message.run, LoadedRun(name=message.run, owner=key))
         this = Name(run.name, message.epoch, "", 0)
         slots = {piece.name: slot_of(this, piece.name) for piece in load.segments}
         run.epochs[message.epoch] = Epoch(
@@ -96,7 +96,7 @@ class Plans:
         if not slots:
             self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
 
-    def _refusal(self, key: str, message: Prepare, run: Run | None) -> tuple[str, str] | None:
+    def _refusal(self, key: str, message: Prepare, run: LoadedRun | None) -> tuple[str, str] | None:
         """Why an epoch is not even tried."""
         if not is_identifier(message.run):
             return RefusalCode.DOCUMENT, "the run's name is not an identifier"
@@ -188,7 +188,7 @@ class Plans:
         lost = self._lost.get(name)
         return f"no run {name} is loaded" if lost is None else f"run {name} went with the worker: {lost.text}"
 
-    def own(self, key: str, name: str) -> Run | None:
+    def own(self, key: str, name: str) -> LoadedRun | None:
         """That run, if it is this notebook's."""
         run = self.runs.get(name)
         return run if run is not None and run.owner == key else None
@@ -202,7 +202,7 @@ class Plans:
             run.answered(name, (failed, ()))
             self._out.say(run.owner, failed)
 
-    def taker(self, value: Value) -> tuple[Run, str]:
+    def taker(self, value: Value) -> tuple[LoadedRun, str]:
         """The run that takes this value, and from which device; `Unwanted` where none does."""
         run = self.runs.get(value.run)
         if run is None:
@@ -219,7 +219,7 @@ class Plans:
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")
         return run, receive[1]
 
-    def layout(self, key: str, message: Execute | Abort, run: Run) -> Layout | None:
+    def layout(self, key: str, message: Execute | Abort, run: LoadedRun) -> DependencyGraph | None:
         """The program that is asked for; None, and the message is refused, where it is not here."""
         epoch = run.epochs.get(message.epoch)
         if epoch is None or epoch.loading:
@@ -233,12 +233,12 @@ class Plans:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
         return layout
 
-    def _drop_run(self, run: Run, now_s: float) -> None:
+    def _drop_run(self, run: LoadedRun, now_s: float) -> None:
         for number in list(run.epochs):
             self._drop_epoch(run, number, now_s)
         self.runs.pop(run.name, None)
 
-    def _drop_epoch(self, run: Run, number: int, now_s: float) -> None:
+    def _drop_epoch(self, run: LoadedRun, number: int, now_s: float) -> None:
         self._end_epoch(run, number, now_s)
         del run.epochs[number]
         if not run.epochs:

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import Buffer, Span
-from potluck_agent.core.send_queue import Parcel
+from potluck_agent.core.send_queue import Transfer
 from potluck_wire.answers import read_exports
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
@@ -92,7 +92,7 @@ class Execution:
     `begin_s`: when all devices begin it together, by our clock; 0: nobody knows.
     """
 
-    def __init__(self, name: Name, layout: Layout, owner: str, order: int, begin_s: float = 0.0) -> None:
+    def __init__(self, name: Name, layout: DependencyGraph, owner: str, order: int, begin_s: float = 0.0) -> None:
         self.name, self.layout, self.owner, self.order, self.begin_s = name, layout, owner, order, begin_s
         self.places: dict[str, Located] = {}  # values that are to be sent
         self.busy_s = self._done_s = 0.0
@@ -237,7 +237,7 @@ class Execution:
         self._n_left -= 1
 
 
-def parcel_of(execution: Execution, index: int, located: Located, key: str, now_s: float) -> Parcel:
+def parcel_of(execution: Execution, index: int, located: Located, key: str, now_s: float) -> Transfer:
     """Send `index`, of a value that lies there, as the network lane takes it; `key`: whom it goes to."""
     instruction = execution.instruction(index)
     to = instruction.attrs.get("to", "")
@@ -248,7 +248,7 @@ def parcel_of(execution: Execution, index: int, located: Located, key: str, now_
         shape=located.shape,
         nbytes=located.span.nbytes,
     )
-    return Parcel(
+    return Transfer(
         key=key,
         value=value,
         place=located.span,
@@ -285,7 +285,7 @@ def slot_of(name: Name, segment: Any) -> str:
     return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
 
 
-def check_tellable(run: str, epoch: int, layout: Layout) -> None:
+def check_tellable(run: str, epoch: int, layout: DependencyGraph) -> None:
     """WireError where the worker could not be told an instruction of this program, whatever the step.
 
     Names come to it with those of run, epoch, program and step, up to three times each; so a program may hold and still

@@ -1,6 +1,6 @@
 """The work of this device: executing programs, and letting their values in and out. Pure.
 
-`Plans` says what is loaded, `Execution` what is ready, `Lane` what the worker does next, `Outgoing` and `Incoming` what
+`EpochTable` says what is loaded, `Execution` what is ready, `ComputeQueue` what the worker does next, `SendQueue` and `ReceiveBuffers` what
 is on the links; here they are put together.
 """
 
@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from potluck_agent.core.compute_queue import Lane, Task
-from potluck_agent.core.epochs import Plans
+from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
+from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import Buffer, Member, Span
 from potluck_agent.core.execution import Early, Execution, Located, Name, Ready, SendOf, Unwanted, compute_of, parcel_of
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import WORKER, Arrival, Incoming, Step
-from potluck_agent.core.run_state import Run
-from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, Step
+from potluck_agent.core.run_state import LoadedRun
+from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.waiting import Ask, Behind, crowded
 from potluck_agent.core.work_queue import Turns
-from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.documents import dump
 from potluck_wire.messages import (
     HOME,
@@ -40,23 +40,23 @@ from potluck_wire.messages import (
 MAX_EARLY = 1024  # executions that values came for before they began
 
 
-class Work:
+class ExecutionEngine:
     """Executions by name. `members(owner)` gives the roster of a notebook's home, by device name."""
 
     def __init__(
         self,
         settings: Settings,
         out: Outbox,
-        laborer: Laborer,
-        incoming: Incoming,
-        outgoing: Outgoing,
+        laborer: WorkerProxy,
+        incoming: ReceiveBuffers,
+        outgoing: SendQueue,
         members: Callable[[str], dict[str, Member]],
     ) -> None:
         self._out, self._laborer, self._hang_s = out, laborer, settings.hang_s
         self._is_told_times, self._outbound_bytes = settings.is_told_times, settings.outbound_bytes
         self._incoming, self._outgoing, self._members = incoming, outgoing, members
-        self._lane = Lane()
-        self.plans = Plans(settings, out, laborer, self._end_epoch)
+        self._lane = ComputeQueue()
+        self.plans = EpochTable(settings, out, laborer, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
         self._early: dict[Name, dict[str, Early]] = {}
         self._behind = Behind()
@@ -138,7 +138,7 @@ class Work:
             tag, task = pick
             self._compute(tag, task, now_s)
 
-    def _compute(self, tag: int, task: Task, now_s: float) -> None:
+    def _compute(self, tag: int, task: QueuedTask, now_s: float) -> None:
         execution = task.execution
         ready, frees = execution.queued(task.index)
         order = compute_of(execution, task.index, tag, frees, is_told_times=self._is_told_times)
@@ -197,7 +197,7 @@ class Work:
         del execution.places[execution.instruction(index).inputs[0]]
         return ready
 
-    def _send_of(self, parcel: Parcel, now_s: float) -> tuple[Execution, int] | None:
+    def _send_of(self, parcel: Transfer, now_s: float) -> tuple[Execution, int] | None:
         """The execution and the send that this parcel is of; of a loose one, which is over now, and others: None."""
         about = parcel.about
         if not isinstance(about, SendOf):
@@ -209,7 +209,7 @@ class Work:
         execution = self._executions.get(about.name)
         return None if execution is None else (execution, about.index)
 
-    def delivered(self, parcel: Parcel, now_s: float) -> None:
+    def delivered(self, parcel: Transfer, now_s: float) -> None:
         """A value of ours has arrived where it should."""
         if (sent := self._send_of(parcel, now_s)) is None:
             return
@@ -221,7 +221,7 @@ class Work:
             self._give_back(execution.places.pop(execution.instruction(index).inputs[0]).span, now_s)
         self._go_on(execution, ready, now_s)
 
-    def refused(self, parcel: Parcel, code: str, text: str, now_s: float) -> None:
+    def refused(self, parcel: Transfer, code: str, text: str, now_s: float) -> None:
         """The receiver does not want a value of ours."""
         if (sent := self._send_of(parcel, now_s)) is not None:
             execution, index = sent
@@ -261,7 +261,7 @@ class Work:
             text = f"step {ahead.step} failed before it"
             self._out.say(ask.key, Failed(**ask.name._asdict(), cause=FailureCause.CANCELLED, text=text))
 
-    def _end_epoch(self, run: Run, number: int, now_s: float) -> None:
+    def _end_epoch(self, run: LoadedRun, number: int, now_s: float) -> None:
         """Nothing of an epoch goes on: values that are coming (first: they take any room), executions, early values."""
         self.apply(self._incoming.cancel((run.name, number)), now_s)
         for execution in [e for name, e in self._executions.items() if name[:2] == (run.name, number)]:

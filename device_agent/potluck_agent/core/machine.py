@@ -1,7 +1,7 @@
 """The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
 
-It decides who may say what, and hands everything else to its parts: `Work` (plans, programs, values), `Measuring`
-(layers, links, power) and `Laborer` (the worker).
+It decides who may say what, and hands everything else to its parts: `ExecutionEngine` (plans, programs, values), `MeasurementQueue`
+(layers, links, power) and `WorkerProxy` (the worker).
 """
 
 from collections import deque
@@ -32,14 +32,14 @@ from potluck_agent.core.events import (
     Undone,
     WorkerDied,
 )
-from potluck_agent.core.execution_engine import Work
-from potluck_agent.core.measurements import Measuring
+from potluck_agent.core.execution_engine import ExecutionEngine
+from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import Incoming
-from potluck_agent.core.send_queue import Outgoing
-from potluck_agent.core.value_exchange import Exchange
-from potluck_agent.core.worker_proxy import READY, Laborer
+from potluck_agent.core.receive_buffers import ReceiveBuffers
+from potluck_agent.core.send_queue import SendQueue
+from potluck_agent.core.value_exchange import ValueExchange
+from potluck_agent.core.worker_proxy import READY, WorkerProxy
 from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
 from potluck_wire.limits import clip
@@ -107,12 +107,12 @@ class Core:
         settings, out = self._settings, self._out
         self._sessions: dict[str, Session] = {}
         self._radio_s = 0.0
-        self._laborer = Laborer(settings, out)
-        self._incoming = Incoming(settings.inbound_bytes)
-        self._outgoing = Outgoing(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
-        self._work = Work(settings, out, self._laborer, self._incoming, self._outgoing, self._members)
-        self._measuring = Measuring(out, self._laborer, self._outgoing, self._members)
-        self._exchange = Exchange(
+        self._laborer = WorkerProxy(settings, out)
+        self._incoming = ReceiveBuffers(settings.inbound_bytes)
+        self._outgoing = SendQueue(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
+        self._work = ExecutionEngine(settings, out, self._laborer, self._incoming, self._outgoing, self._members)
+        self._measuring = MeasurementQueue(out, self._laborer, self._outgoing, self._members)
+        self._exchange = ValueExchange(
             settings, out, self._laborer, self._incoming, self._outgoing, self._work, self._measuring
         )
         self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from potluck_agent.core.epochs import refusal_code
 from potluck_agent.core.events import Buffer, Member, ReadMeter, Span
 from potluck_agent.core.outbox import Outbox
-from potluck_agent.core.send_queue import Outgoing, Parcel
-from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.send_queue import SendQueue, Transfer
+from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.answers import check_timings
 from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, PROBE, is_identifier
 from potluck_wire.messages import (
@@ -58,11 +58,11 @@ class Subscription:
     since_s: float = 0.0
 
 
-class Measuring:
+class MeasurementQueue:
     """Measurements that are asked for and not answered yet."""
 
     def __init__(
-        self, out: Outbox, laborer: Laborer, outgoing: Outgoing, members: Callable[[str], dict[str, Member]]
+        self, out: Outbox, laborer: WorkerProxy, outgoing: SendQueue, members: Callable[[str], dict[str, Member]]
     ) -> None:
         self._out, self._laborer, self._outgoing, self._members = out, laborer, outgoing, members
         self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
@@ -150,9 +150,11 @@ class Measuring:
         nbytes = series.request.nbytes
         value = Value(program=PROBE, name=about.task, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         place = Span("zeros", 0, nbytes)
-        self._outgoing.add(Parcel(key=series.peer_key, value=value, place=place, priority=PROBE_PRIORITY, about=about))
+        self._outgoing.add(
+            Transfer(key=series.peer_key, value=value, place=place, priority=PROBE_PRIORITY, about=about)
+        )
 
-    def delivered(self, parcel: Parcel, now_s: float) -> None:
+    def delivered(self, parcel: Transfer, now_s: float) -> None:
         """One repeat has arrived."""
         about = parcel.about
         if not isinstance(about, ProbeOf) or about not in self._probes:
@@ -166,7 +168,7 @@ class Measuring:
         answer = Probed(task=about.task, peer=series.request.peer, seconds=tuple(series.seconds))
         self._out.say(about.key, answer)
 
-    def refused(self, parcel: Parcel, text: str) -> None:
+    def refused(self, parcel: Transfer, text: str) -> None:
         """The receiver does not want to be measured."""
         about = parcel.about
         if isinstance(about, ProbeOf) and about in self._probes:

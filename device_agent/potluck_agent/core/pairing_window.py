@@ -22,7 +22,7 @@ class Reply:
     paired: Paired | None = None
 
 
-class Desk:
+class PairingWindow:
     """At most one open window and one visitor."""
 
     def __init__(self, *, name: str, key: str) -> None:

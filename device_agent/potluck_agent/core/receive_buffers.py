@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from potluck_agent.allocator import Allocator, ArenaFull
 from potluck_agent.core.events import Action, Buffer, Span, Store, ToPeer
-from potluck_wire.chunks import Account, Assembly
+from potluck_wire.chunks import CreditLedger, Reassembler
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
@@ -60,7 +60,7 @@ class Arrival:
     """One value that is coming in. `offset` None: no room yet; `sink`: only measured, not kept."""
 
     key: str
-    assembly: Assembly
+    assembly: Reassembler
     about: Hashable
     sink: bool = False
     may_wait: bool = False  # its credit
@@ -89,14 +89,14 @@ class Step:
     complete: list[Arrival] = field(default_factory=list)
 
 
-class Incoming:
+class ReceiveBuffers:
     """All arrivals of this device."""
 
     def __init__(self, inbound_bytes: int) -> None:
         self.space = Space(inbound_bytes)
         self._arrivals: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
         self._queue: deque[Arrival] = deque()  # without a place, oldest first
-        self._accounts: defaultdict[str, Account] = defaultdict(Account)  # by sender
+        self._accounts: defaultdict[str, CreditLedger] = defaultdict(CreditLedger)  # by sender
         self._unsettled: dict[str, float] = {}  # senders whose credit waits -> since when
 
     @property
@@ -119,7 +119,9 @@ class Incoming:
             text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
             return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
         may_wait = may_wait and value.nbytes <= value.chunk_bytes
-        arrival = Arrival(key=key, assembly=Assembly(value), about=about, sink=sink, may_wait=may_wait, start_s=now_s)
+        arrival = Arrival(
+            key=key, assembly=Reassembler(value), about=about, sink=sink, may_wait=may_wait, start_s=now_s
+        )
         if not sink and not self._queue:
             arrival.offset = self.space.place(value.nbytes)
         if arrival.offset is None and not sink:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from potluck_agent.core.dependencies import Layout, lay_out
+from potluck_agent.core.dependencies import DependencyGraph, lay_out
 from potluck_agent.core.events import Buffer
 from potluck_agent.core.execution import Name, check_tellable
 from potluck_wire.checks import anything, one_of, record, rows, which
@@ -33,7 +33,7 @@ class Epoch:
     number: int
     document_bytes: int
     memory_bytes: int
-    layouts: dict[str, Layout]
+    layouts: dict[str, DependencyGraph]
     loading: set[str]
     credit_along: bool = False  # its devices know `Value.received`
 
@@ -46,7 +46,7 @@ Answer = tuple[Message, tuple[Buffer, ...]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class LoadedRun:
     """A run of one notebook. `committed` is the epoch in force, -1 before the first commit."""
 
     name: str
@@ -96,7 +96,7 @@ class Load:
     """What a `Prepare` asks for: the segments and the programs."""
 
     segments: tuple[Piece, ...]
-    layouts: dict[str, Layout]
+    layouts: dict[str, DependencyGraph]
 
 
 _LOAD = record(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
 from potluck_agent.core.events import Span, ToPeer
-from potluck_wire.chunks import Departure, largest_chunk_bytes
+from potluck_wire.chunks import SendWindow, largest_chunk_bytes
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import Chunk, Credit, Value
 
@@ -22,7 +22,7 @@ FAST_CHUNK_S = 0.02  # a link that carries more than the usual chunk in so long 
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Parcel:
+class Transfer:
     """One value to be sent. `value` carries everything but the transfer's number; `about` says whose it is.
 
     `release_s`: not before that; `pace_bytes_per_s`: no faster than that. 0: at once, as fast as it goes.
@@ -39,14 +39,14 @@ class Parcel:
     order: int = 0
     transfer: int = 0
     start_s: float | None = None
-    departure: Departure = field(default_factory=lambda: Departure(0, 1))
+    departure: SendWindow = field(default_factory=lambda: SendWindow(0, 1))
     received: tuple[int, ...] = ()
 
-    def __lt__(self, other: "Parcel") -> bool:
+    def __lt__(self, other: "Transfer") -> bool:
         return (self.priority, self.order) < (other.priority, other.order)
 
 
-class Outgoing:
+class SendQueue:
     """All parcels of this device. `link_bytes_per_s` 0: as fast as the network is.
 
     `along(key)` gives the transfers of that receiver that the header of its next value shall acknowledge.
@@ -63,13 +63,13 @@ class Outgoing:
         self._window_bytes = window_bytes
         limit = max(MIN_CHUNK_BYTES, int(link_bytes_per_s * CHUNK_S)) if link_bytes_per_s else CHUNK_BYTES
         self._chunk_bytes = min(CHUNK_BYTES, limit)
-        self._waiting: dict[str, list[Parcel]] = {}  # by receiver: heaps of parcels with unsent chunks
-        self._under_way: dict[tuple[str, int], Parcel] = {}  # by receiver and transfer: not acknowledged in full
+        self._waiting: dict[str, list[Transfer]] = {}  # by receiver: heaps of parcels with unsent chunks
+        self._under_way: dict[tuple[str, int], Transfer] = {}  # by receiver and transfer: not acknowledged in full
         self._outstanding: dict[str, int] = {}  # by receiver: bytes sent and not credited
         self._fast_chunk_bytes: dict[str, int] = {}  # by receiver: what its link has shown that it carries
         self._reachable: set[str] = set()
         self._n_parcels = self._n_transfers = 0
-        self._held: list[tuple[float, int, Parcel]] = []  # by release time: a heap
+        self._held: list[tuple[float, int, Transfer]] = []  # by release time: a heap
         self._paced_until_s = self._pumped_s = 0.0
         self._is_idle = True  # nothing could be sent when something might have been
         self._on_air: ToPeer | None = None  # paced: it leaves at `_air_free_s`
@@ -88,7 +88,7 @@ class Outgoing:
         """There is none any more."""
         self._reachable.discard(key)
 
-    def add(self, parcel: Parcel, now_s: float = 0.0) -> None:
+    def add(self, parcel: Transfer, now_s: float = 0.0) -> None:
         """Send this when its turn comes."""
         self._n_parcels += 1
         parcel.order = self._n_parcels
@@ -97,14 +97,14 @@ class Outgoing:
         else:
             self._begin(parcel)
 
-    def _begin(self, parcel: Parcel) -> None:
+    def _begin(self, parcel: Transfer) -> None:
         self._n_transfers += 1
         parcel.transfer = self._n_transfers
-        parcel.departure = Departure(parcel.value.nbytes, self._chunk_bytes_for(parcel))
+        parcel.departure = SendWindow(parcel.value.nbytes, self._chunk_bytes_for(parcel))
         self._under_way[parcel.key, parcel.transfer] = parcel
         heapq.heappush(self._waiting.setdefault(parcel.key, []), parcel)
 
-    def _chunk_bytes_for(self, parcel: Parcel) -> int:
+    def _chunk_bytes_for(self, parcel: Transfer) -> int:
         fast_bytes = self._fast_chunk_bytes.get(parcel.key, self._chunk_bytes)
         return min(fast_bytes, largest_chunk_bytes(parcel.value.nbytes))
 
@@ -137,11 +137,11 @@ class Outgoing:
             self._waiting[key] = heap
         self._keep([held for held in self._held if held[2].about not in about])
 
-    def _keep(self, held: list[tuple[float, int, Parcel]]) -> None:
+    def _keep(self, held: list[tuple[float, int, Transfer]]) -> None:
         self._held = held
         heapq.heapify(held)
 
-    def forget(self, key: str) -> tuple[Parcel, ...]:
+    def forget(self, key: str) -> tuple[Transfer, ...]:
         """This receiver is gone; returns what it will not get."""
         lost = tuple(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
         for parcel in lost:
@@ -154,7 +154,7 @@ class Outgoing:
         self._reachable.discard(key)
         return lost
 
-    def credited(self, key: str, credit: Credit, now_s: float) -> Parcel | None:
+    def credited(self, key: str, credit: Credit, now_s: float) -> Transfer | None:
         """The receiver has more of a value; returns the parcel once it has all. WireError where that cannot be."""
         parcel = self._under_way.get((key, credit.transfer))
         if parcel is None:
@@ -167,14 +167,14 @@ class Outgoing:
         self._judge(parcel, now_s)
         return parcel
 
-    def arrived(self, key: str, transfer: int, now_s: float) -> Parcel | None:
+    def arrived(self, key: str, transfer: int, now_s: float) -> Transfer | None:
         """The receiver has all of a value, and says so with one of its own; returns the parcel, if it is news."""
         parcel = self._under_way.get((key, transfer))
         if parcel is None:
             return None
         return self.credited(key, Credit(transfer=transfer, received_bytes=parcel.value.nbytes, done=True), now_s)
 
-    def _judge(self, parcel: Parcel, now_s: float) -> None:
+    def _judge(self, parcel: Transfer, now_s: float) -> None:
         """Size the next chunks for this receiver by how fast it got a value that took more than one."""
         if self._rate or parcel.start_s is None or not parcel.departure.all_sent or parcel.value.nbytes <= CHUNK_BYTES:
             return
@@ -185,14 +185,14 @@ class Outgoing:
             chunk_bytes *= 2
         self._fast_chunk_bytes[parcel.key] = chunk_bytes
 
-    def rejected(self, key: str, transfer: int) -> Parcel | None:
+    def rejected(self, key: str, transfer: int) -> Transfer | None:
         """The receiver does not want it."""
         parcel = self._under_way.get((key, transfer))
         if parcel is not None:
             self._end(parcel)
         return parcel
 
-    def _end(self, parcel: Parcel) -> None:
+    def _end(self, parcel: Transfer) -> None:
         del self._under_way[parcel.key, parcel.transfer]
         self._outstanding[parcel.key] = self._outstanding.get(parcel.key, 0) - parcel.departure.outstanding_bytes
 
@@ -248,7 +248,7 @@ class Outgoing:
 
     def _next(self, now_s: float) -> tuple[ToPeer, int] | None:
         """The most urgent chunk that has credit, and its bytes."""
-        best: Parcel | None = None
+        best: Transfer | None = None
         for key in tuple(self._waiting):
             parcel = self._head(key) if key in self._reachable else None
             if parcel is not None and (best is None or parcel < best) and self._has_credit(parcel):
@@ -270,7 +270,7 @@ class Outgoing:
         best.received = best.received or self._along(best.key)
         return ToPeer(best.key, _header(best), (span,)), stop - start
 
-    def _head(self, key: str) -> Parcel | None:
+    def _head(self, key: str) -> Transfer | None:
         heap = self._waiting.get(key)
         while heap:
             parcel = heap[0]
@@ -280,7 +280,7 @@ class Outgoing:
         self._waiting.pop(key, None)
         return None
 
-    def _has_credit(self, parcel: Parcel) -> bool:
+    def _has_credit(self, parcel: Transfer) -> bool:
         departure = parcel.departure
         nbytes = min(departure.chunk_bytes, departure.nbytes - departure.sent_bytes)
         outstanding_bytes = self._outstanding.get(parcel.key, 0) + nbytes
@@ -293,7 +293,7 @@ class Outgoing:
         return min(self._window_bytes, WINDOW_CHUNKS * largest)
 
 
-def _header(parcel: Parcel) -> Value:
+def _header(parcel: Transfer) -> Value:
     value = parcel.value
     return Value(
         transfer=parcel.transfer,

@@ -1,6 +1,6 @@
 """Values between this device and its peers, as their messages come: what is taken, what has arrived, what is refused.
 
-`Incoming` and `Outgoing` keep the accounts; here their news go to the work and to the measurements. Pure.
+`ReceiveBuffers` and `SendQueue` keep the accounts; here their news go to the work and to the measurements. Pure.
 """
 
 from collections.abc import Callable
@@ -8,29 +8,29 @@ from typing import Any
 
 from potluck_agent.core.events import Buffer, LinkReset
 from potluck_agent.core.execution import Unwanted
-from potluck_agent.core.execution_engine import Work
-from potluck_agent.core.measurements import Measuring
+from potluck_agent.core.execution_engine import ExecutionEngine
+from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import Incoming
-from potluck_agent.core.send_queue import Outgoing, Parcel
-from potluck_agent.core.worker_proxy import Laborer
+from potluck_agent.core.receive_buffers import ReceiveBuffers
+from potluck_agent.core.send_queue import SendQueue, Transfer
+from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PROBE
 from potluck_wire.messages import Chunk, Credit, FailureCause, Message, RefusalCode, Rejected, Value
 
 
-class Exchange:
+class ValueExchange:
     """Everything that is said on the data channel."""
 
     def __init__(
         self,
         settings: Settings,
         out: Outbox,
-        laborer: Laborer,
-        incoming: Incoming,
-        outgoing: Outgoing,
-        work: Work,
-        measuring: Measuring,
+        laborer: WorkerProxy,
+        incoming: ReceiveBuffers,
+        outgoing: SendQueue,
+        work: ExecutionEngine,
+        measuring: MeasurementQueue,
     ) -> None:
         self._is_emulated, self._out, self._laborer = settings.is_emulated, out, laborer
         self._incoming, self._outgoing, self._work, self._measuring = incoming, outgoing, work, measuring
@@ -76,7 +76,7 @@ class Exchange:
             return
         self._delivered(parcel, now_s)
 
-    def _delivered(self, parcel: Parcel | None, now_s: float) -> None:
+    def _delivered(self, parcel: Transfer | None, now_s: float) -> None:
         self._laborer.moved(now_s)
         if parcel is not None:
             self._work.delivered(parcel, now_s)

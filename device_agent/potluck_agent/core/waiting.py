@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from potluck_agent.core.dependencies import Layout
+from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.execution import Execution, Name
 from potluck_wire.limits import MAX_EXECUTIONS, MAX_UNDER_WAY
 from potluck_wire.messages import Execute
@@ -67,7 +67,7 @@ class Behind:
                 self._asks[ahead] = asks
 
 
-def crowded(under_way: Collection[Execution], behind: Behind, layout: Layout) -> str:
+def crowded(under_way: Collection[Execution], behind: Behind, layout: DependencyGraph) -> str:
     """Why no further execution is begun or waits, of a program of that layout; empty: one does."""
     n_executions = len(under_way) + len(behind)
     n_instructions = sum([execution.layout.n_instructions for execution in under_way]) + behind.n_instructions

@@ -27,7 +27,7 @@ ORDER_BYTES = 512  # about what an order takes beside its documents
 ABSENT, STARTING, READY = "absent", "starting", "ready"
 
 
-class Laborer:
+class WorkerProxy:
     """Messages for a worker that is not ready yet wait here."""
 
     def __init__(self, settings: Settings, out: Outbox) -> None:

@@ -37,15 +37,15 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.machine import Core
-from potluck_agent.core.pairing_window import Desk
+from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
 from potluck_agent.net.multipart import hand_over, receive
-from potluck_agent.net.pairing_listener import Reception
-from potluck_agent.net.peer_connections import Links
-from potluck_agent.net.poller import Sources
-from potluck_agent.net.server_sockets import Door, check_library, self_test
-from potluck_agent.net.worker_supervisor import Workplace
+from potluck_agent.net.pairing_listener import PairingListener
+from potluck_agent.net.peer_connections import PeerConnections
+from potluck_agent.net.poller import Poller
+from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
+from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
@@ -82,7 +82,7 @@ class Meter(Protocol):
         """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so far."""
 
 
-class Net:
+class EventLoop:
     """The agent's sockets and its loop. `start_worker()` gives a new worker link; `meter` is read when asked for.
 
     `paired(name)` is called when a notebook has been paired, `note(text)` with what the owner may want to read.
@@ -105,26 +105,26 @@ class Net:
         check_library()
         self._core, self._identity, self._state_dir = core, identity, state_dir
         self._trusted, self._meter, self._note = trusted, meter, note
-        self.desk = Desk(name=name, key=identity.public)
+        self.desk = PairingWindow(name=name, key=identity.public)
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
         self._owners: dict[str, Peer] = {}
         self._routes: dict[tuple[Channel, str], bytes] = {}
-        self._sources = Sources()
-        self._workplace = Workplace(self._sources, start_worker)
+        self._sources = Poller()
+        self._workplace = WorkerSupervisor(self._sources, start_worker)
         self._context: Any = zmq.Context()
-        self._links = Links(self._context, self._sources, identity, self._feed, self._blame)
+        self._links = PeerConnections(self._context, self._sources, identity, self._feed, self._blame)
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
-            self._door = Door(self._context, identity, self._admits, host, port)
+            self._door = ServerSockets(self._context, identity, self._admits, host, port)
             self_test(self._context, self._door, identity)
         except BaseException:
             self._context.destroy(0)
             raise
         self.port = self._door.port
-        self._reception = Reception(
+        self._reception = PairingListener(
             self._door.listener, self._sources, self.desk, self._trust, state_dir, note, core.fault
         )
         for source in (self._door.zap, *self._door.routers.values()):

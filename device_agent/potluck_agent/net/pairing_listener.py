@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent import control_files
-from potluck_agent.core.pairing_window import Desk, Reply
-from potluck_agent.net.poller import Sources
+from potluck_agent.core.pairing_window import PairingWindow, Reply
+from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
 from potluck_wire.pairing import Paired
 
 READ_BYTES = 1024
 
 
-class Reception:
+class PairingListener:
     """Visitors of the pairing port.
 
     `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner. `fault` is told what a
@@ -29,8 +29,8 @@ class Reception:
     def __init__(
         self,
         listener: socket.socket,
-        sources: Sources,
-        desk: Desk,
+        sources: Poller,
+        desk: PairingWindow,
         trust: Callable[[Paired], bool],
         state_dir: Path,
         note: Callable[[str], None],

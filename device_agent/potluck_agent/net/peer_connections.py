@@ -16,7 +16,7 @@ from potluck_agent.core.events import MEMBER, Event, FromPeer, LinkReset, Member
 from potluck_agent.core.members import read_address
 from potluck_agent.keys import Identity
 from potluck_agent.net.multipart import receive
-from potluck_agent.net.poller import Sources
+from potluck_agent.net.poller import Poller
 from potluck_agent.net.resolving import UNKNOWN, Resolver
 from potluck_agent.net.server_sockets import Socket, endpoint
 from potluck_wire.dealers import set_up_dealer
@@ -36,7 +36,7 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN
 
 
 @dataclass(slots=True)
-class Link:
+class PeerConnection:
     """One connection. It `stands` once it is encrypted; `down_s` is since when this device could not be reached.
 
     `socket` and `monitor` are None until the address of the member is known; `ask_s`: when to ask for it again.
@@ -51,13 +51,13 @@ class Link:
     broken: bool = False
 
 
-class Links:
+class PeerConnections:
     """Links by the key of the member. `feed` takes events for the core, `blame` the key of whose frames raised what."""
 
     def __init__(
         self,
         context: Any,
-        sources: Sources,
+        sources: Poller,
         identity: Identity,
         feed: Callable[[Event], None],
         blame: Callable[[str, Exception], None],
@@ -65,12 +65,12 @@ class Links:
     ) -> None:
         self._context, self._sources, self._identity = context, sources, identity
         self._feed, self._blame, self._resolver = feed, blame, resolver or Resolver()
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerConnection] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._links
 
-    def get(self, key: str) -> Link | None:
+    def get(self, key: str) -> PeerConnection | None:
         """The link to this member."""
         return self._links.get(key)
 
@@ -110,12 +110,12 @@ class Links:
             if link.socket in ready:
                 self._read(link)
 
-    def _open(self, member: Member, down_s: float) -> Link:
-        link = Link(member, down_s)
+    def _open(self, member: Member, down_s: float) -> PeerConnection:
+        link = PeerConnection(member, down_s)
         self._connect(link, down_s)
         return link
 
-    def _connect(self, link: Link, now_s: float) -> bool:
+    def _connect(self, link: PeerConnection, now_s: float) -> bool:
         """Connect, if its address is known by now."""
         name, port = read_address(link.member.address)
         if now_s < link.ask_s or (host := self._resolver.address(name)) is None:
@@ -134,7 +134,7 @@ class Links:
         link.socket, link.monitor = dealer, monitor
         return True
 
-    def _close(self, link: Link) -> None:
+    def _close(self, link: PeerConnection) -> None:
         if link.socket is None:
             return
         self._sources.unregister(link.socket)
@@ -143,7 +143,7 @@ class Links:
         link.monitor.close(0)
         link.socket.close(0)
 
-    def _watch(self, link: Link) -> None:
+    def _watch(self, link: PeerConnection) -> None:
         event: dict[str, Any] = recv_monitor_message(link.monitor)  # type: ignore[assignment]
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.stands = True
@@ -152,7 +152,7 @@ class Links:
                 link.down_s = time.monotonic()
             link.stands, link.broken = False, True
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: PeerConnection) -> None:
         for _ in range(AT_ONCE):
             try:
                 message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)

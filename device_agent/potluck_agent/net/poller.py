@@ -13,7 +13,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: zmq's own flags are slow
 
 
-class Sources:
+class Poller:
     """Sockets (ZeroMQ) and descriptors (plain numbers) that are waited for."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class _Taken(AgentError):
     """A port is in use: another one may be free."""
 
 
-class Door:
+class ServerSockets:
     """Three encrypted ROUTERs and the plain pairing listener on four ports in a row, and the ZAP handler.
 
     `admits(key)` says at each handshake whether that CURVE key (z85) may come in.
@@ -189,7 +189,7 @@ def zap_reply(frames: Sequence[bytes], admits: Callable[[str], bool]) -> list[by
         return [b"1.0", request, b"500", b"the authenticator failed", b"", b""]
 
 
-def self_test(context: Any, door: Door, identity: Identity) -> None:
+def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
     """Knock at every socket: with an unknown key and without encryption nobody may come in; with a known key one must.
 
     Raises
@@ -222,7 +222,7 @@ def self_test(context: Any, door: Door, identity: Identity) -> None:
         raise AgentError("self-test failed: connections over this machine's own network do not work. Not starting.")
 
 
-def _listen_once(door: Door, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]) -> None:
+def _listen_once(door: ServerSockets, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]) -> None:
     poller = zmq.Poller()
     for source in (door.zap, *door.routers.values(), *(visitor.monitor for visitor in visitors)):
         poller.register(source, zmq.POLLIN)
@@ -241,7 +241,13 @@ class _Visitor:
     """One client of the self-test, which says who it is as soon as it may."""
 
     def __init__(
-        self, context: Any, door: Door, server: Identity, channel: Channel, who: str, keys: tuple[str, ...] | None
+        self,
+        context: Any,
+        door: ServerSockets,
+        server: Identity,
+        channel: Channel,
+        who: str,
+        keys: tuple[str, ...] | None,
     ) -> None:
         self.who, self.let_in, self.turned_away = who, False, who == "friend"
         self._socket = context.socket(zmq.DEALER)

@@ -4,15 +4,15 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from potluck_agent.core.events import FromWorker, WorkerDied
-from potluck_agent.net.poller import READ, WRITE, Sources
+from potluck_agent.net.poller import READ, WRITE, Poller
 from potluck_wire.errors import WireError
 from potluck_wire.messages import FailureCause, Message
 
 
-class Workplace:
+class WorkerSupervisor:
     """At most one worker; `start()` gives a new worker link."""
 
-    def __init__(self, sources: Sources, start: Callable[[], Any]) -> None:
+    def __init__(self, sources: Poller, start: Callable[[], Any]) -> None:
         self._sources, self._start = sources, start
         self._worker: Any = None
         self._events = 0

@@ -18,7 +18,7 @@ from typing import Protocol
 from potluck.offload.accelerated import LATE, LATE_S
 from potluck.offload.bandwidth_filter import LONG, SHORT, Asking, Estimator
 from potluck.offload.link_bandwidth import PROBE_BYTES
-from potluck.offload.plan.problem import Operator, Sharing
+from potluck.offload.plan.problem import OffloadProblem, Operator
 from potluck.offload.plan.split import Splitter
 
 PLACES = {"indoors": (93e6 / 8, 0.35, 0.02), "outdoors": (73e6 / 8, 0.6, 0.06)}  # mean, spread, drops per second
@@ -150,7 +150,7 @@ def _table() -> list[list[float]]:
         )
     whole = ((len(line) - 1, None),)
     line.append(Operator(name="y", count=1, row_bytes=4000, inputs=whole, divisible=False))
-    splitter = Splitter(Sharing(operators=tuple(line), bytes_per_s=GRID[0], latency_s=2e-3, piece_s=5e-4))
+    splitter = Splitter(OffloadProblem(operators=tuple(line), bytes_per_s=GRID[0], latency_s=2e-3, piece_s=5e-4))
     splits = [splitter.share(rate) for rate in GRID]
     rows: list[list[float]] = []
     for split in splits:

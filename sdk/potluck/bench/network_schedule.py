@@ -173,8 +173,8 @@ def _sides(
     no_paths = replace(profile, network=Network(media=(), paths={}))  # so nothing has a pace
     runs = {
         TURNS: home.deploy(plan, model, profile=profile).wait(),
-        OFF: home.deploy(plan, model, turns=False, profile=profile).wait(),
-        AT_ONCE: home.deploy(plan, model, turns=False, profile=no_paths).wait(),
+        OFF: home.deploy(plan, model, order_transfers=False, profile=profile).wait(),
+        AT_ONCE: home.deploy(plan, model, order_transfers=False, profile=no_paths).wait(),
     }
     try:
         steps: dict[str, list[float]] = {side: [] for side in runs}

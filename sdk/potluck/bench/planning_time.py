@@ -21,7 +21,7 @@ from potluck.planning import make_plans
 from potluck.planning.registry import RIVALS
 from potluck.planning.search.anytime import plan_anytime
 from potluck.planning.search.local_search import floor_s
-from potluck.planning.search.work_budget import Tally, in_time
+from potluck.planning.search.work_budget import WorkBudget, in_time
 from potluck.records import Problem
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
@@ -82,7 +82,7 @@ def _best_rival_s(problem: Problem, each_s: float) -> tuple[float, int]:
     simulator, best_s, n_late = Direct(problem, table), inf, 0
     for planner in RIVALS.values():
         end_s = time.process_time() + each_s
-        found = in_time(planner, problem, Tally(), lambda end_s=end_s: time.process_time() >= end_s)  # type: ignore[misc]
+        found = in_time(planner, problem, WorkBudget(), lambda end_s=end_s: time.process_time() >= end_s)  # type: ignore[misc]
         n_late += time.process_time() >= end_s
         for plan in found[:N_JUDGED]:
             if floor_s(table, plan) < best_s:  # a plan takes no less

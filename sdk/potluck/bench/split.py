@@ -16,7 +16,7 @@ from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
 from potluck.offload.plan import baselines as rivals
 from potluck.offload.plan.bandwidths import over
-from potluck.offload.plan.problem import DEVICE, Division, Line, Sharing
+from potluck.offload.plan.problem import DEVICE, Division, OffloadProblem, SharedLink
 from potluck.offload.plan.split import Split, Splitter
 from potluck.offload.plan.steps import TILES
 from potluck.offload.split_table import BANDWIDTHS, N_SEARCHES
@@ -97,7 +97,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="split", figures=figures, settings=settings, goals=GOALS)
 
 
-def sharing_of(name: str, slower: tuple[float, float] = (1.0, 1.0)) -> Sharing:
+def sharing_of(name: str, slower: tuple[float, float] = (1.0, 1.0)) -> OffloadProblem:
     """The planner's problem of a model of the catalog on the paper's robot with its server; the link is still open.
 
     `slower`: both take so many times as long as their rooflines.
@@ -171,10 +171,10 @@ def _table_losses(splitter: Splitter, step_mb: float, most_mb: float) -> dict[st
     }  # fmt: skip
 
 
-def _second_helper_ratio(sharing: Sharing) -> float:
+def _second_helper_ratio(sharing: OffloadProblem) -> float:
     """The time of a request of three robots that are alike, two of them joined by a wire, by that of two."""
     operators = (operator.among((DEVICE,) * 3) for operator in sharing.operators)
-    wire = Line(media=((1, 1),), latency_s=sharing.latency_s)
+    wire = SharedLink(media=((1, 1),), latency_s=sharing.latency_s)
     three = replace(
         sharing, operators=tuple(operators), n_sides=3, lines={(1, 2): wire, (2, 1): wire},
         media_bytes_per_s=(WIRED_BYTES_PER_S,),

@@ -14,7 +14,7 @@ from potluck.lab.scenario import Bandwidth
 from potluck.offload.compile import Sides
 from potluck.offload.plan.baselines import WAYS
 from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable, SharedPiece, lower
-from potluck.offload.plan.problem import Sharing
+from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.split import Splitter
 from potluck.offload.rows.operator_times import pace
 from potluck.offload.stats import Answer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.home import Home
-    from potluck.offload.accelerated import Fast
+    from potluck.offload.accelerated import AcceleratedModel
 
 HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"  # Intra-DP's, on its WiFi
 WIDE = (96, 192, 384)  # channels, in the lab: 0.7 Mflop for each pixel that is sent, VGG-19 does 0.8
@@ -115,7 +115,7 @@ def _played(model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale
             return found | (_fading(home, fast, x, turns, time_scale) if turns else {})
 
 
-def _steady(home: "Home", fast: "Fast", x: "torch.Tensor", requests: int) -> dict[str, float]:
+def _steady(home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", requests: int) -> dict[str, float]:
     """Foretold and measured where the air stays as it is."""
     found: dict[str, float] = {}
     errors: list[float] = []
@@ -130,7 +130,9 @@ def _steady(home: "Home", fast: "Fast", x: "torch.Tensor", requests: int) -> dic
     return {"prediction_error_median_frac": median(errors), **found}
 
 
-def _fading(home: "Home", fast: "Fast", x: "torch.Tensor", turns: int, time_scale: float) -> dict[str, float]:
+def _fading(
+    home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", turns: int, time_scale: float
+) -> dict[str, float]:
     """Requests on traces that drop to near zero, of ours and of every rival: one per step, which begins while the
     request is under way. All go by the same estimator, and answer alone where the helper is late."""
     deadline_s = DEADLINE * fast.alone_s
@@ -219,7 +221,7 @@ def _ready(graph: Graph, state: "Mapping[str, torch.Tensor]") -> Callable[[list[
     return lambda inputs: interpreter.run(inputs, weights, train=False)
 
 
-def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Sharing:
+def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> OffloadProblem:
     """The problem of two sides that are as fast as this process, layer by layer in sequence."""
     state, values, layers = model.state(), [x], {}
     for index in range(len(model.layers())):
@@ -228,4 +230,4 @@ def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Shar
         values = list(layer(values))
     seconds = frame.interleaved(layers, LAYER_REPEATS)
     equal = pace(model.laid_out(), [min(several) for several in seconds.values()], len(x))
-    return Sharing(operators=shareable.operators((equal, equal), batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)
+    return OffloadProblem(operators=shareable.operators((equal, equal), batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)

@@ -51,11 +51,11 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def _ours_s(home: "Home", nbytes: int) -> float:
-    from potluck.sessions.events import Gather
+    from potluck.sessions.events import RequestAll
 
     sender, receiver = tuple(home.devices)[:2]
     order = Probe(task=f"bench-{nbytes}", peer=receiver, nbytes=nbytes, repeats=1)
-    answers = home._link.ask(Gather(requests={sender: (order, ())})).result()
+    answers = home._link.ask(RequestAll(requests={sender: (order, ())})).result()
     return float(answers[sender][0].seconds[0])
 
 

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     asked.add_argument("--planner", default="potluck", metavar="NAME", help="another of the planners, or all")
     asked.add_argument("--time", metavar="TIME", help="how long to look for better plans, such as 10s")
-    asked.add_argument("--turns", action="store_true", help="rank the first plans with their transfers in order")
+    asked.add_argument("--order-transfers", action="store_true", help="rank the first plans with their transfers in order")
     asked.add_argument("--refine", default="0s", metavar="TIME", help="so long CP-SAT (ortools) may better that order")
     asked.add_argument("--layers", type=int, metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
@@ -94,14 +94,14 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     problem = _problem(args, home, model)
     budget_s = None if args.time is None else parse_seconds(args.time)
     refine_s = parse_seconds(args.refine)
-    if args.planner == "all" and (args.turns or refine_s > 0):
-        raise UserError("planners are compared without turns.", next_step="Leave --turns or --planner all out.")
+    if args.planner == "all" and (args.order_transfers or refine_s > 0):
+        raise UserError("planners are compared without turns.", next_step="Leave --order-transfers or --planner all out.")
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
         from potluck.planning.api import solve
 
-        _show(args, solve(problem, args.planner, budget_s=budget_s, turns=args.turns, refine_s=refine_s))
+        _show(args, solve(problem, args.planner, budget_s=budget_s, order_transfers=args.order_transfers, refine_s=refine_s))
 
 
 def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -> "Plans":
@@ -152,11 +152,11 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
 
 def _share(args: argparse.Namespace, home: str, model: str) -> None:
     from potluck.display import html
-    from potluck.offload.what_if import BANDWIDTHS, prospect
+    from potluck.offload.what_if import BANDWIDTHS, offload_what_if
     from potluck.units import parse_rate
 
     rates = [parse_rate(text) for text in args.at] or BANDWIDTHS
-    found = prospect(home, model, device=args.device, helper=args.helper, bandwidths=rates)
+    found = offload_what_if(home, model, device=args.device, helper=args.helper, bandwidths=rates)
     print(repr(found))
     if args.html:
         _write(args.html, html.page(f"One request of {model} in {home}", found._repr_html_()))

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from potluck.simulate.engine import COMPUTE, Course, TaskGraph, Times
+from potluck.simulate.engine import COMPUTE, SimulationState, TaskGraph, Times
 
 
 def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
@@ -27,7 +27,7 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     ready: list[list[int]] = [[] for _ in range(n_lanes)]
     free, open_media = [True] * n_lanes, [True] * len(graph.capacity)
     waiting: list[int] = []  # transfers, the most urgent first
-    course, now_s = Course(graph), 0.0
+    course, now_s = SimulationState(graph), 0.0
     ends, start_s, stop, came, touched = course.ends, course.start_s, course.stop, course.first(), list[int]()
     while True:
         for task in came:

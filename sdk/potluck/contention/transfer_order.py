@@ -19,7 +19,7 @@ from potluck.records import Problem, Training
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate.cost import CostTable
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times
-from potluck.simulate.predict import foretell
+from potluck.simulate.predict import predict_steps
 from potluck.simulate.programs import Simulation
 
 PACE_FRAC = 1.25  # of what the path was measured to carry: never the brake, and yet at most a fifth too much in buffers
@@ -122,7 +122,7 @@ def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refi
         return compiled
 
     def soonest(*ways: Compiled) -> tuple[float, Compiled]:
-        return min(((max(foretell(way, problem).step_s), way) for way in ways), key=lambda pair: pair[0])
+        return min(((max(predict_steps(way, problem).step_s), way) for way in ways), key=lambda pair: pair[0])
 
     refined = (schedule_transfers(compiled, problem, refine_s=refine_s),) if refine_s > 0 else ()
     ordered_s, ordered = soonest(schedule_transfers(compiled, problem), *refined)

@@ -11,7 +11,7 @@ from potluck.display import axes, timeline
 from potluck.display.axes import Scale
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, legend
 from potluck.display.tables import Bar, Table
-from potluck.offload.explanation import Account
+from potluck.offload.explanation import RequestExplanation
 from potluck.offload.plan.problem import DEVICE, Operator
 from potluck.offload.stats import ALONE, Stats
 
@@ -20,12 +20,12 @@ SIDES, SEVERAL = ("blue", "orange", "green", "sky", "yellow"), "purple"
 CHART_HEIGHT, MIDDLE = 210.0, 26.0
 
 
-def picture(account: Account) -> Scene:
+def picture(account: RequestExplanation) -> Scene:
     """Above, every operator as a column of its rows; below, the same in time."""
     return stacked(rows(account), timeline.gantt(account.predicted))
 
 
-def rows(account: Account) -> Scene:
+def rows(account: RequestExplanation) -> Scene:
     """Operators from left to right; the first rows are on top. What several compute is shown as such."""
     places = list(range(1, len(account.operators) - 1))
     x = Scale(low=0, high=max(len(places), 1), start=LEFT, stop=timeline.WIDTH - timeline.RIGHT)
@@ -49,7 +49,7 @@ def rows(account: Account) -> Scene:
     return Scene(width=timeline.WIDTH, height=TOP + HEIGHT + 30, title=title, items=tuple(items))
 
 
-def _bands(account: Account, place: int) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
+def _bands(account: RequestExplanation, place: int) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
     """Runs of rows of an operator, and the devices that compute them."""
     rows = {name: account.rows.get(name, {}).get(place, (0, 0)) for name in account.names}
     found = []
@@ -60,11 +60,13 @@ def _bands(account: Account, place: int) -> list[tuple[tuple[str, ...], tuple[in
     return found
 
 
-def _colour(account: Account, names: tuple[str, ...]) -> str:
+def _colour(account: RequestExplanation, names: tuple[str, ...]) -> str:
     return SIDES[account.names.index(names[0]) % len(SIDES)] if len(names) == 1 else SEVERAL
 
 
-def _band(account: Account, place: int, names: tuple[str, ...], span: tuple[int, int], x: float, width: float) -> Rect:
+def _band(
+    account: RequestExplanation, place: int, names: tuple[str, ...], span: tuple[int, int], x: float, width: float
+) -> Rect:
     operator = account.operators[place]
     y, height = TOP + HEIGHT * span[0] / operator.count, HEIGHT * (span[1] - span[0]) / operator.count
     title = f"{_called(operator)}: rows {span[0]} to {span[1]} of {operator.count} on {' and '.join(names)}"
@@ -87,7 +89,7 @@ def _moved(item: Item, down: float) -> Item:
     return replace(item, y=item.y + down)
 
 
-def divided(account: Account) -> Table:
+def divided(account: RequestExplanation) -> Table:
     """The operators in runs that are divided alike: what the device and its helpers compute of them."""
     found: list[tuple[str | Bar, ...]] = []
     shares = [(place, _shares(account, place)) for place in range(1, len(account.operators) - 1)]
@@ -120,12 +122,12 @@ def _called(operator: Operator) -> str:
     return operator.name.removeprefix("aten.").split(".")[0]
 
 
-def _shares(account: Account, place: int) -> tuple[float, ...]:
+def _shares(account: RequestExplanation, place: int) -> tuple[float, ...]:
     spans = (account.rows.get(name, {}).get(place, (0, 0)) for name in account.names)
     return tuple((stop - start) / account.operators[place].count for start, stop in spans)
 
 
-def at_work(account: Account, found: Stats, state: str = "") -> Table:
+def at_work(account: RequestExplanation, found: Stats, state: str = "") -> Table:
     """What an accelerated model does now, in a sentence; how much sooner that is; what it has done."""
     times = account.alone_s / account.latency_s if account.latency_s else 1.0
     sooner = f", {times:.1f} times as long" if times >= 1.05 else ""
@@ -148,7 +150,7 @@ def at_work(account: Account, found: Stats, state: str = "") -> Table:
     )
 
 
-def _sentence(account: Account) -> str:
+def _sentence(account: RequestExplanation) -> str:
     """Who does how much of the work, counted as what it takes the device."""
     total_s = sum(operator.seconds(DEVICE) for operator in account.operators)
     parts = []

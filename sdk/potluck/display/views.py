@@ -7,10 +7,10 @@ from typing import Any
 from potluck.display import html, offload_views, text, what_if_views
 from potluck.graph.model import Model
 from potluck.home import Home
-from potluck.offload.accelerated import Fast
-from potluck.offload.explanation import Account
+from potluck.offload.accelerated import AcceleratedModel
+from potluck.offload.explanation import RequestExplanation
 from potluck.offload.stats import Stats
-from potluck.offload.what_if import Prospect
+from potluck.offload.what_if import OffloadWhatIf
 from potluck.planning.explain import Explanation
 from potluck.planning.plans import Plans
 from potluck.profile.profiles import Profile
@@ -49,8 +49,8 @@ as_html.register(Explanation, html.explanation)
 as_html.register(Comparison, html.compared)
 as_text.register(Explanation, text.explanation)
 as_text.register(Comparison, text.compared)
-_picture.register(Account, offload_views.picture)
-_picture.register(Prospect, what_if_views.chart)
+_picture.register(RequestExplanation, offload_views.picture)
+_picture.register(OffloadWhatIf, what_if_views.chart)
 
 
 @as_html.register
@@ -112,35 +112,35 @@ def _(stats: Stats) -> str:
 
 
 @as_html.register
-def _(account: Account) -> str:
+def _(account: RequestExplanation) -> str:
     content = offload_views.divided(account)
     return html.fragment("account", text.render(content), offload_views.picture(account).svg(), html.table(content))
 
 
 @as_text.register
-def _(account: Account) -> str:
+def _(account: RequestExplanation) -> str:
     return text.render(offload_views.divided(account))
 
 
 @as_html.register
-def _(fast: Fast) -> str:
+def _(fast: AcceleratedModel) -> str:
     account = fast.explain()
     content = offload_views.at_work(account, fast.stats, fast.state)
     return html.fragment("fast", text.render(content), offload_views.rows(account).svg(), html.table(content))
 
 
 @as_text.register
-def _(fast: Fast) -> str:
+def _(fast: AcceleratedModel) -> str:
     return text.render(offload_views.at_work(fast.explain(), fast.stats, fast.state))
 
 
 @as_html.register
-def _(prospect: Prospect) -> str:
+def _(prospect: OffloadWhatIf) -> str:
     content = what_if_views.table(prospect)
     picture = what_if_views.chart(prospect)
     return html.fragment("prospect", text.render(content), picture.svg(), html.table(content))
 
 
 @as_text.register
-def _(prospect: Prospect) -> str:
+def _(prospect: OffloadWhatIf) -> str:
     return text.render(what_if_views.table(prospect))

@@ -12,7 +12,7 @@ from potluck.display.tables import Table
 
 if TYPE_CHECKING:
     from potluck.offload.plan.split import Split
-    from potluck.offload.what_if import Prospect
+    from potluck.offload.what_if import OffloadWhatIf
 
 COLOURS = {"device": "grey", "helper": "orange", "layer cut": "vermilion"}
 HEADROOM = 1.15  # times the device alone; what takes longer leaves the chart at the top
@@ -20,7 +20,7 @@ HEADROOM = 1.15  # times the device alone; what takes longer leaves the chart at
 Points = list[tuple[float, float]]
 
 
-def chart(found: "Prospect") -> Scene:
+def chart(found: "OffloadWhatIf") -> Scene:
     """Milliseconds of a request over megabytes per second."""
     names = _names(found)
     curves = {name: _curve(found, name) for name in names}
@@ -46,7 +46,7 @@ def chart(found: "Prospect") -> Scene:
     return Scene(width=WIDTH, height=HEIGHT, title=title, items=tuple(items))
 
 
-def table(found: "Prospect") -> Table:
+def table(found: "OffloadWhatIf") -> Table:
     """A row for each bandwidth: seconds of each way, and what sharing saves."""
     names = _names(found)
     rows = tuple(
@@ -72,7 +72,7 @@ def table(found: "Prospect") -> Table:
     )
 
 
-def _names(found: "Prospect") -> dict[str, str]:
+def _names(found: "OffloadWhatIf") -> dict[str, str]:
     return {"device": f"{found.device} alone", "helper": f"all on {found.helpers[0]}", "layer cut": "best layer cut"}
 
 
@@ -81,7 +81,7 @@ def _saving(split: "Split", others: "Mapping[str, Split]") -> float:
     return 1 - split.latency_s / min(others[name].latency_s for name in ("device", "helper"))
 
 
-def _curve(found: "Prospect", name: str) -> Points:
+def _curve(found: "OffloadWhatIf", name: str) -> Points:
     return [(point.bytes_per_s / 1e6, point.others[name].latency_s * 1e3) for point in found.points]
 
 

@@ -15,7 +15,7 @@ from potluck import records
 from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
-from potluck.graph.partition.cuts import Line, line
+from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.torch.state_names import as_module, load
 from potluck.shown import Shown
@@ -268,7 +268,7 @@ class Model(Shown):
             tuple(found[i] for i in range(start, stop) if i in found) for start, stop in pairwise(chosen.bounds)
         )
 
-    def traced_line(self) -> Line:
+    def traced_line(self) -> Linearization:
         """The inference graph as it was traced, in a line."""
         return self._inference.line
 

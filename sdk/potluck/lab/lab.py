@@ -12,8 +12,8 @@ from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find, lock
 from potluck.lab.relayed import Relayed
-from potluck.lab.runner import Director, Happened, log
-from potluck.lab.scenario import Bandwidth, Cast, Happening, Loss, Script, check, read
+from potluck.lab.runner import Happened, ScenarioRunner, log
+from potluck.lab.scenario import Bandwidth, Loss, ScenarioContext, ScenarioEvent, Script, check, read
 from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.connections import Keys
 from potluck.sessions.local_agents import LocalAgents, Started
@@ -59,7 +59,7 @@ class Lab:
             raise UserError(f"there are no links by {links!r}.", next_step="namespaces and relay are possible.")
         public, secret = (part.decode() for part in zmq.curve_keypair())
         self.keys = Keys(public=public, secret=secret)
-        self.director: Director | None = None
+        self.director: ScenarioRunner | None = None
         self.emulation: Emulation | None = None
         self.links: Namespaces | Relayed | None = None
         if isinstance(devices, str | Path) and devices not in NAMED:
@@ -104,7 +104,7 @@ class Lab:
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Nobody else can join a lab of this program's own."""
 
-    def play(self, script: Script) -> Director:
+    def play(self, script: Script) -> ScenarioRunner:
         """Let the happenings of a script happen from now on, in place of any other script."""
         happenings = read(script)
         names = [agent.name for agent in self.started]
@@ -114,12 +114,12 @@ class Lab:
         if self.director is not None:
             self.director.close()
         scale = self.emulation.time_scale if self.emulation is not None else 1.0
-        self.director = Director(happenings, self.agents, self.links, time_scale=scale, tell=self._tell)
+        self.director = ScenarioRunner(happenings, self.agents, self.links, time_scale=scale, tell=self._tell)
         return self.director
 
-    def _check(self, happenings: Iterable[Happening], devices: Sequence[str], absent: Sequence[str] = ()) -> None:
+    def _check(self, happenings: Iterable[ScenarioEvent], devices: Sequence[str], absent: Sequence[str] = ()) -> None:
         media = [medium.name for medium in self.network.media] if self.network is not None else []
-        check(happenings, Cast(devices=devices, media=media, emulated=self._emulated, absent=absent))
+        check(happenings, ScenarioContext(devices=devices, media=media, emulated=self._emulated, absent=absent))
         for item in happenings:
             if isinstance(item, Bandwidth) and self.emulation is not None:
                 self.emulation.check_rate(item.medium, parse_rate(item.rate))
@@ -154,7 +154,7 @@ class JoinedLab:
         if self._claim is not None:
             self._claim.give_way = give_way
 
-    def play(self, script: Script) -> Director:
+    def play(self, script: Script) -> ScenarioRunner:
         """Scripts belong to whoever has the lab up."""
         raise HomeError("this lab is another process's.", next_step="Give the script to `potluck lab up --script`.")
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from potluck.errors import HomeError, PotluckError
-from potluck.lab.scenario import Bandwidth, Crash, Flow, Freeze, Happening, Join, Leave, Load, Loss, slowed
+from potluck.lab.scenario import Bandwidth, Crash, Flow, Freeze, Join, Leave, Load, Loss, ScenarioEvent, slowed
 from potluck.units import parse_rate
 
 
@@ -39,7 +39,7 @@ class Happened(NamedTuple):
     """What has begun, or ended (`over`), how long after the start, and why it failed if it did."""
 
     passed_s: float
-    item: Happening
+    item: ScenarioEvent
     over: bool = False
     failure: PotluckError | None = None
 
@@ -58,12 +58,12 @@ def log(happened: Happened) -> None:
 class _Entry:
     at_s: float
     number: int
-    item: Happening = field(compare=False)
+    item: ScenarioEvent = field(compare=False)
     act: Callable[[], None] = field(compare=False)
     ends: bool = field(default=False, compare=False)
 
 
-class Director:
+class ScenarioRunner:
     """Begins at once; `close` ends it, and what lasts. `happened`: all that has; `tell` hears of each, in its thread.
 
     What fails is noted there too (and logged, where nobody else is told), and the next happens all the same. Everything
@@ -71,7 +71,7 @@ class Director:
     """
 
     def __init__(
-        self, script: Iterable[Happening], devices: Devices, links: Links | None, *, time_scale: float = 1.0,
+        self, script: Iterable[ScenarioEvent], devices: Devices, links: Links | None, *, time_scale: float = 1.0,
         tell: Callable[[Happened], None] = log,
     ) -> None:  # fmt: skip
         self.happened: list[Happened] = []
@@ -122,7 +122,7 @@ class Director:
         self.happened.append(Happened(passed_s, entry.item, over=entry.ends, failure=failure))
         self._tell(self.happened[-1])
 
-    def _begin(self, item: Happening, slow: Happening) -> Callable[[], None]:
+    def _begin(self, item: ScenarioEvent, slow: ScenarioEvent) -> Callable[[], None]:
         """What makes `item` happen; `slow` is the same in the lab's time."""
         devices = self._devices
         match slow:
@@ -150,7 +150,7 @@ class Director:
         raise HomeError(f"script: nobody knows how to {type(item).__name__}.")
 
     def _for_a_while(
-        self, item: Happening, slow: Load | Freeze, begin: Callable[[], None], end: Callable[[], None]
+        self, item: ScenarioEvent, slow: Load | Freeze, begin: Callable[[], None], end: Callable[[], None]
     ) -> None:
         begin()
         heapq.heappush(self._queue, _Entry(slow.at_s + slow.lasts_s, next(self._numbers), item, end, ends=True))

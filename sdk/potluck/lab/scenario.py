@@ -22,7 +22,7 @@ from potluck.units import parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class ScenarioEvent:
     """Something at `at_s` after the start of the script."""
 
     at_s: float
@@ -40,33 +40,33 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth(Happening):
+class Bandwidth(ScenarioEvent):
     """From now on `medium` carries `rate`: bytes per second, or text such as "10 Mbit/s"."""
 
     medium: str
     rate: float | str
 
     def __post_init__(self) -> None:
-        Happening.__post_init__(self)
+        ScenarioEvent.__post_init__(self)
         if not 0 < parse_rate(self.rate) < inf:
             raise UserError(f"script: rate must be above zero, got {self.rate!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss(Happening):
+class Loss(ScenarioEvent):
     """From now on `medium` loses this part of its packets."""
 
     medium: str
     loss_frac: float
 
     def __post_init__(self) -> None:
-        Happening.__post_init__(self)
+        ScenarioEvent.__post_init__(self)
         if not isinstance(self.loss_frac, int | float) or not 0 <= self.loss_frac < 1:
             raise UserError(f"script: loss_frac must be 0 or more and below 1, got {self.loss_frac!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow(Happening):
+class Flow(ScenarioEvent):
     """Somebody else's bytes go from `source` to `target`, as many as get through, for `lasts_s`."""
 
     source: str
@@ -74,13 +74,13 @@ class Flow(Happening):
     lasts_s: float
 
     def __post_init__(self) -> None:
-        Happening.__post_init__(self)
+        ScenarioEvent.__post_init__(self)
         if self.source == self.target:
             raise UserError(f"script: source and target must be two devices, got {self.source!r} twice.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load(Happening):
+class Load(ScenarioEvent):
     """Something else takes this part of the device's processor for `lasts_s`."""
 
     device: str
@@ -88,20 +88,20 @@ class Load(Happening):
     lasts_s: float
 
     def __post_init__(self) -> None:
-        Happening.__post_init__(self)
+        ScenarioEvent.__post_init__(self)
         if not isinstance(self.busy_frac, int | float) or not 0 < self.busy_frac <= 0.99:
             raise UserError(f"script: busy_frac must be above 0 and at most 0.99, got {self.busy_frac!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crash(Happening):
+class Crash(ScenarioEvent):
     """The device's agent is killed, without a word."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Freeze(Happening):
+class Freeze(ScenarioEvent):
     """The device stands still for `lasts_s`, agent and worker."""
 
     device: str
@@ -109,26 +109,26 @@ class Freeze(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave(Happening):
+class Leave(ScenarioEvent):
     """The device's agent ends in good order."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join(Happening):
+class Join(ScenarioEvent):
     """A device that left or crashed is there again, with its key and at its address."""
 
     device: str
 
 
-KINDS: dict[str, type[Happening]] = {
+KINDS: dict[str, type[ScenarioEvent]] = {
     kind.__name__.lower(): kind for kind in (Bandwidth, Loss, Flow, Load, Crash, Freeze, Leave, Join)
 }
-Script = str | Path | Iterable[Happening]
+Script = str | Path | Iterable[ScenarioEvent]
 
 
-def read(script: Script) -> tuple[Happening, ...]:
+def read(script: Script) -> tuple[ScenarioEvent, ...]:
     """The happenings of a file, or the given ones, in order of time.
 
     Raises
@@ -142,7 +142,7 @@ def read(script: Script) -> tuple[Happening, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class ScenarioContext:
     """Who and what is there when a script begins: `emulated` devices can be loaded, `absent` ones join or stay away."""
 
     devices: Sequence[str]
@@ -151,7 +151,7 @@ class Cast:
     absent: Collection[str] = ()
 
 
-def check(script: Iterable[Happening], cast: Cast) -> None:
+def check(script: Iterable[ScenarioEvent], cast: ScenarioContext) -> None:
     """UserError at the first happening, in order of time, that cannot happen there."""
     absent = dict.fromkeys(cast.absent, "when the script begins")
     for item in script:
@@ -177,7 +177,7 @@ def check(script: Iterable[Happening], cast: Cast) -> None:
 _LINKS = "Links of homes of the library, or of TOML files, can change."
 
 
-def _check_name(item: Happening, what: str, cast: Cast) -> None:
+def _check_name(item: ScenarioEvent, what: str, cast: ScenarioContext) -> None:
     kind, known = ("medium", cast.media) if what == "medium" else ("device", cast.devices)
     if (name := getattr(item, what)) not in known:
         raise _refused(
@@ -185,11 +185,11 @@ def _check_name(item: Happening, what: str, cast: Cast) -> None:
         )
 
 
-def _refused(item: Happening, why: str, next_step: str) -> UserError:
+def _refused(item: ScenarioEvent, why: str, next_step: str) -> UserError:
     return UserError(f"script: {item}: {why}.", next_step=next_step)
 
 
-def slowed(item: Happening, time_scale: float) -> Happening:
+def slowed(item: ScenarioEvent, time_scale: float) -> ScenarioEvent:
     """The happening in a lab that is so many times slower than the home."""
     times = {field.name: getattr(item, field.name) * time_scale for field in fields(item) if field.name.endswith("_s")}
     if isinstance(item, Bandwidth):
@@ -197,11 +197,11 @@ def slowed(item: Happening, time_scale: float) -> Happening:
     return replace(item, **times)
 
 
-def _in_order(script: Iterable[Happening]) -> tuple[Happening, ...]:
+def _in_order(script: Iterable[ScenarioEvent]) -> tuple[ScenarioEvent, ...]:
     return tuple(sorted(script, key=lambda item: item.at_s))
 
 
-def _from_file(path: Path) -> list[Happening]:
+def _from_file(path: Path) -> list[ScenarioEvent]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -213,7 +213,7 @@ def _from_file(path: Path) -> list[Happening]:
     return [_happening(row, f"{path}: event {number}") for number, row in enumerate(rows, 1)]
 
 
-def _happening(row: dict[str, Any], where: str) -> Happening:
+def _happening(row: dict[str, Any], where: str) -> ScenarioEvent:
     kind = KINDS.get(str(row.pop("do", "")))
     if kind is None:
         raise FileError(f"{where}: `do` must be one of {', '.join(KINDS)}.")

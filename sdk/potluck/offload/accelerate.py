@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import ModelError, UserError
 from potluck.graph.traced import SEQUENCE
 from potluck.handle import Handle, Task, resolved
-from potluck.offload.accelerated import Fast
-from potluck.offload.cache import SplitStore, default_directory
+from potluck.offload.accelerated import AcceleratedModel
+from potluck.offload.cache import SplitCache, default_directory
 from potluck.offload.plan.lowering import Shareable
 from potluck.offload.rows.operator_times import Pace, pace
 from potluck.offload.split_table import (
@@ -68,7 +68,7 @@ def accelerate(
     example: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None, *,
     helper: Place | Sequence[Place], device: Place | None = None, objective: str = "latency",
     deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
-) -> Handle[Fast]:  # fmt: skip
+) -> Handle[AcceleratedModel]:  # fmt: skip
     """The model as something to call: it answers as the model does, sooner or with less energy.
 
     Parameters
@@ -118,7 +118,7 @@ def accelerate(
             next_step="Make it without sequence_dims, of an example as long as requests will be.",
         )
 
-    def work(task: Task) -> Fast:
+    def work(task: Task) -> AcceleratedModel:
         names = tuple(place.name for place in helpers)
         name, agents = (device.name, None) if device is not None else _own(home, names)
         try:
@@ -129,8 +129,8 @@ def accelerate(
             case = replace(
                 case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches, first=first
             )
-            store = SplitStore(default_directory() if home._ring is not None else None, made.signature)
-            fast = Fast(home._link, home.devices, case, made.answer, agents, task, store)
+            store = SplitCache(default_directory() if home._ring is not None else None, made.signature)
+            fast = AcceleratedModel(home._link, home.devices, case, made.answer, agents, task, store)
         except BaseException:
             if agents is not None:
                 home.devices.remove(name)

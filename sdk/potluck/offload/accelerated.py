@@ -19,16 +19,16 @@ from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
 from potluck.graph.arguments import Arguments
 from potluck.graph.torch.autocast import check_autocast
 from potluck.handle import Task
-from potluck.offload.cache import SplitStore
+from potluck.offload.cache import SplitCache
 from potluck.offload.compile import computing, transfers
-from potluck.offload.deployment import Loaded
-from potluck.offload.drift import Speeds
-from potluck.offload.explanation import Account
-from potluck.offload.link_bandwidth import Air
-from potluck.offload.maintenance import Upkeep
+from potluck.offload.deployment import OffloadDeployment
+from potluck.offload.drift import DriftMonitor
+from potluck.offload.explanation import RequestExplanation
+from potluck.offload.link_bandwidth import LinkBandwidth
+from potluck.offload.maintenance import Maintenance
 from potluck.offload.split_table import Entry, SplitCase, SplitTable
 from potluck.offload.stats import ALONE, Answer, Stats
-from potluck.offload.table_search import Tables
+from potluck.offload.table_search import TableSearch
 from potluck.records import Trace
 from potluck.run.batches import as_tuple
 from potluck.run.device_group import outputs_of
@@ -48,27 +48,29 @@ LATE = 1.5  # times what it should take, until the device begins to answer alone
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
 
-class Fast(Tabular):
+class AcceleratedModel(Tabular):
     """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager."""
 
     def __init__(
         self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
-        agents: LocalAgents | None, task: Task, store: SplitStore | None = None,
+        agents: LocalAgents | None, task: Task, store: SplitCache | None = None,
     ) -> None:  # fmt: skip
         self._link, self._members, self._rebuild, self._agents = link, members, rebuild, agents
         device, helper = case.names[:2]
         path = case.problem.network.path(device, helper)
-        self._air = Air(case.problem.network.bandwidth(device, helper), path.latency_s)
-        self._tables = Tables(store or SplitStore(None, case.model.signature))
+        self._air = LinkBandwidth(case.problem.network.bandwidth(device, helper), path.latency_s)
+        self._tables = TableSearch(store or SplitCache(None, case.model.signature))
         table = self._tables.first(case, self.bytes_per_s, _told(task, case))
         task.update(0.8, "loading")
-        self._loaded = Loaded(link, members, case, table, self.bytes_per_s)
+        self._loaded = OffloadDeployment(link, members, case, table, self.bytes_per_s)
         self._late: tuple[Future[Execution], Compiled] | None = None
         self._answers: list[Answer] = []
-        self._speeds = Speeds(case.names)
+        self._speeds = DriftMonitor(case.names)
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._closed = threading.Event()
-        self._upkeep = Upkeep(link, self._loaded, self._tables, self._air, self._speeds, lambda: self._late is not None)
+        self._upkeep = Maintenance(
+            link, self._loaded, self._tables, self._air, self._speeds, lambda: self._late is not None
+        )
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Fast(Tabular):
         metered = {self.device: self._members[self.device].metered}
         return measured_trace(tuple(self.kept)[-1:], known, energy_j, metered)
 
-    def explain(self, bytes_per_s: float | None = None) -> Account:
+    def explain(self, bytes_per_s: float | None = None) -> RequestExplanation:
         """Which rows run where and when; at the bandwidth of now, or another."""
         rate = self.bytes_per_s if bytes_per_s is None else bytes_per_s
         if not (isinstance(rate, int | float) and 0 <= rate < math.inf):
@@ -264,14 +266,14 @@ class Fast(Tabular):
         """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
         return self._loaded.case.rivals(self.alone, bytes_per_s)
 
-    def like(self, rival: str, *, deadline_s: float | None = None) -> "Fast":
+    def like(self, rival: str, *, deadline_s: float | None = None) -> "AcceleratedModel":
         """Another for the same model and devices, which shares requests as a rival does, by the same estimate.
 
         `rival`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s` "thriftiest cut". Empty: ours.
         """
         self._check()
         case = replace(self._loaded.full, rival=rival, deadline_s=deadline_s, first=())
-        return Fast(self._link, self._members, case, self._rebuild, None, Task())
+        return AcceleratedModel(self._link, self._members, case, self._rebuild, None, Task())
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class Fast(Tabular):
         if self._closed.is_set():
             raise HomeError("this accelerated model is closed.", next_step="Call potluck.accelerate again.")
 
-    def __enter__(self) -> "Fast":
+    def __enter__(self) -> "AcceleratedModel":
         self._check()
         return self
 

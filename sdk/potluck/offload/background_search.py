@@ -16,16 +16,16 @@ from typing import IO, Any
 from potluck.offload.cache import alone, read, write
 from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.documents import found_document, problem_document, read_found, read_problem
-from potluck.offload.plan.problem import Sharing
-from potluck.offload.plan.search_spec import Wishes
+from potluck.offload.plan.problem import OffloadProblem
+from potluck.offload.plan.search_spec import SearchSpec
 
 NICENESS = 19  # requests come first
 
 
-class Search:
+class BackgroundSearch:
     """It goes on until it is `over` or closed: then `found` says what it has found, if anything."""
 
-    def __init__(self, sharing: Sharing, wishes: Wishes, path: Path | None) -> None:
+    def __init__(self, sharing: OffloadProblem, wishes: SearchSpec, path: Path | None) -> None:
         self.done = 0
         self.found: Found | None = None
         self._sharing = sharing

@@ -14,22 +14,22 @@ from pathlib import Path
 
 from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.documents import found_document, read_found
-from potluck.offload.plan.problem import Sharing
-from potluck.offload.plan.search_spec import Wishes
+from potluck.offload.plan.problem import OffloadProblem
+from potluck.offload.plan.search_spec import SearchSpec
 from potluck.profile.store import cache_dir
 
 SCHEMA = 7  # a change of the search or of the file makes tables anew
 LOCK = "searching.lock"
 
 
-class SplitStore:
+class SplitCache:
     """The splits of one model; without a `directory` in memory alone."""
 
     def __init__(self, directory: Path | None, signature: str) -> None:
         self.directory, self._signature = directory, signature
         self._kept: dict[str, Found] = {}
 
-    def name(self, sharing: Sharing, wishes: Wishes) -> str:
+    def name(self, sharing: OffloadProblem, wishes: SearchSpec) -> str:
         """What a table is called: by all that the search depends on."""
         operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s) for o in sharing.operators]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
@@ -38,20 +38,22 @@ class SplitStore:
         about = self._signature, operators, links, watts, wanted
         return f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 
-    def path(self, sharing: Sharing, wishes: Wishes) -> Path | None:
+    def path(self, sharing: OffloadProblem, wishes: SearchSpec) -> Path | None:
         """Where it is kept; None: on no disk."""
         return self.directory / self.name(sharing, wishes) if self.directory is not None else None
 
-    def known(self, sharing: Sharing, wishes: Wishes) -> Found | None:
+    def known(self, sharing: OffloadProblem, wishes: SearchSpec) -> Found | None:
         """What was found before, here or by another."""
         path = self.path(sharing, wishes)
         return self._kept.get(self.name(sharing, wishes)) or (read(path, sharing) if path is not None else None)
 
-    def keep(self, sharing: Sharing, wishes: Wishes, found: Found) -> None:
+    def keep(self, sharing: OffloadProblem, wishes: SearchSpec, found: Found) -> None:
         """For as long as this process lasts."""
         self._kept[self.name(sharing, wishes)] = found
 
-    def found(self, sharing: Sharing, wishes: Wishes, told: Callable[[int], None] = lambda done: None) -> Found:
+    def found(
+        self, sharing: OffloadProblem, wishes: SearchSpec, told: Callable[[int], None] = lambda done: None
+    ) -> Found:
         """What was found before, or is searched for and kept now."""
         found = self.known(sharing, wishes)
         if found is None:
@@ -67,7 +69,7 @@ def default_directory() -> Path:
     return cache_dir() / "splits"
 
 
-def read(path: Path, sharing: Sharing) -> Found | None:
+def read(path: Path, sharing: OffloadProblem) -> Found | None:
     """The splits in a file; None where there is none, or another thing."""
     try:
         return read_found(json.loads(path.read_bytes()), sharing)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.offload.plan.lowering import DEVICE, Sent, Shareable, Shared, SharedPiece
-from potluck.offload.plan.problem import Sharing
-from potluck.offload.rows.tiles import Interval, Part, part_type
+from potluck.offload.plan.problem import OffloadProblem
+from potluck.offload.rows.tiles import Interval, TensorSlice, part_type
 from potluck.records import HOME, Segment
 from potluck.run.compiled_plan import Piece, Request, request
-from potluck.schedule.program_builder import Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, ProgramBuilder, Result
 from potluck.sessions.events import Execution
 from potluck.simulate.spans import union_s
 from potluck_wire.graph import BATCH
@@ -28,7 +28,7 @@ class Sides:
 
     names: tuple[str, ...]  # of the devices, by side
     kinds: Mapping[str, str]  # device -> kind
-    sharing: Sharing
+    sharing: OffloadProblem
     batch: int
 
     def piece_s(self, shareable: Shareable, piece: SharedPiece) -> float:
@@ -36,7 +36,7 @@ class Sides:
         rows = {shareable.place[value]: rows for value, rows in piece.computes.items()}
         return sum(self.sharing.seconds(piece.side, place, stop - start) for place, (start, stop) in rows.items())
 
-    def part_bytes(self, shareable: Shareable, part: Part) -> int:
+    def part_bytes(self, shareable: Shareable, part: TensorSlice) -> int:
         """What a part takes for the batch of a request."""
         sizes = {**shareable.line.traced.hints, BATCH: self.batch}
         return part_type(shareable.line, shareable.localities, part).nbytes(sizes)
@@ -65,7 +65,7 @@ def compile_shared(
     """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it."""
     part = {DEVICE, *(step.side for step in shared.steps)}  # a helper without rows has no program
     there = tuple(device for side, device in enumerate(sides.names) if side in part)
-    build = _Build(shareable, sides, Assembler(name, there, HOME))
+    build = _Build(shareable, sides, ProgramBuilder(name, there, HOME))
     build.feed(shareable.line.traced.graph.inputs[0].name)
     pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names}
     rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names}
@@ -136,14 +136,14 @@ def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:
 
 
 class _Build:
-    def __init__(self, shareable: Shareable, sides: Sides, programs: Assembler) -> None:
+    def __init__(self, shareable: Shareable, sides: Sides, programs: ProgramBuilder) -> None:
         self.model, self.sides, self.programs = shareable, sides, programs
         self.here: list[set[str]] = [set() for _ in sides.names]  # the values of each side
 
     def feed(self, tensor: str) -> None:
         """The input comes from home to the device."""
         part = self.model.input_part
-        feed = Feed(
+        feed = InputBinding(
             device=self.sides.names[DEVICE], value=part.name, tensor=tensor, stop=self.sides.batch,
             nbytes=self._bytes(part),
         )  # fmt: skip
@@ -154,7 +154,7 @@ class _Build:
         """One piece."""
         side = step.side
         outputs = {part.name: self._bytes(part) for part in step.gives}
-        note = Note(
+        note = Annotation(
             label=_label(step, self.model), seconds=self.sides.piece_s(self.model, step), nbytes=self._working(step)
         )
         self.programs.compute(
@@ -171,14 +171,14 @@ class _Build:
             whole, axis = self.model.input_part, self.model.rows_of(part.value)[0]
             nbytes = self._bytes(part)
             self.programs.compute(
-                source, "slice", [whole.name], {part.name: nbytes}, note=Note(label="cut", nbytes=nbytes),
+                source, "slice", [whole.name], {part.name: nbytes}, note=Annotation(label="cut", nbytes=nbytes),
                 priority=turn, dim=axis, start=part.start - whole.start, stop=part.stop - whole.start,
             )  # fmt: skip
             self.here[side].add(part.name)
         self.programs.send(source, part.name, target, part.name, label=_rows(part), priority=turn)
         self.here[step.to].add(part.name)
 
-    def results(self, parts: Sequence[Part]) -> None:
+    def results(self, parts: Sequence[TensorSlice]) -> None:
         """The outputs go home."""
         graph = self.model.line.traced.graph
         by_ref = {part.ref: part for part in parts}
@@ -191,7 +191,7 @@ class _Build:
             )  # fmt: skip
             self.programs.result(result, label="out")
 
-    def _bytes(self, part: Part) -> int:
+    def _bytes(self, part: TensorSlice) -> int:
         return self.sides.part_bytes(self.model, part)
 
     def _working(self, step: SharedPiece) -> int:
@@ -201,14 +201,14 @@ class _Build:
             ends |= {ref.value: turn for ref in self.model.reads(value)} | {value: turn}
         held = peak = 0
         for turn, (value, rows) in enumerate(step.computes.items()):
-            held += self._bytes(Part(value, *rows))
+            held += self._bytes(TensorSlice(value, *rows))
             peak = max(peak, held)
             gone = [other for other, end in ends.items() if end == turn and other in step.computes]
-            held -= sum(self._bytes(Part(other, *step.computes[other])) for other in gone)
+            held -= sum(self._bytes(TensorSlice(other, *step.computes[other])) for other in gone)
         return peak
 
 
-def _rows(part: Part) -> str:
+def _rows(part: TensorSlice) -> str:
     return f"{part.start}-{part.stop}"
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from potluck.errors import PotluckError
 from potluck.offload.compile import shared_requests
 from potluck.offload.plan.lowering import DEVICE, HELPER
-from potluck.offload.predictions import Foretold
+from potluck.offload.predictions import Predictions
 from potluck.offload.split_table import SplitCase, SplitTable
 from potluck.run.compiled_plan import INFER, PUSH
-from potluck.run.device_group import Crew
+from potluck.run.device_group import DeviceGroup
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from potluck.sessions.events import Execution
 
 
-class Loaded:
+class OffloadDeployment:
     """The model and a table on all sides. Whoever holds `lock` finds all of it as it is."""
 
     def __init__(self, link: Link, members: Members, case: SplitCase, table: SplitTable, bytes_per_s: float) -> None:
@@ -31,14 +31,14 @@ class Loaded:
         self.case = self.full = case  # of those that are there, and of all
         self.device, self.helpers = case.names[DEVICE], case.names[HELPER:]
         self.table = table
-        self.crew = Crew(link, members, f"fast-{uuid.uuid4().hex[:12]}")
+        self.crew = DeviceGroup(link, members, f"fast-{uuid.uuid4().hex[:12]}")
         self.lock = threading.RLock()
         self.failure: PotluckError | None = None
         self.is_helped = False  # whether there is a helper with all that it needs
         self._n_epochs = self._epoch = self._n_steps = 0
         self._whole = {name: case.whole(name, self.crew.run) for name in case.names}
         self.alone = self._whole[self.device].compiled[INFER]
-        self.foretold = Foretold(case, self.alone)
+        self.foretold = Predictions(case, self.alone)
         self._there = self.helpers  # that have the model
         try:
             for name in case.names:
@@ -80,7 +80,7 @@ class Loaded:
         self.crew.prepare(epoch, shared_requests(self.crew.run, epoch, table.programs, memory))
         with self.lock:
             self.case, self.table, self._epoch, self.is_helped = case, table, epoch, True
-            self.foretold = Foretold(case, self.alone)
+            self.foretold = Predictions(case, self.alone)
         if before[0]:
             self.crew.drop(*before)
 

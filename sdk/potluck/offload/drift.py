@@ -13,7 +13,7 @@ SHOWN = 5  # requests that show how fast a side is
 WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
 
 
-class Speeds:
+class DriftMonitor:
     """The latest times of every side, as shares of what it was to take."""
 
     def __init__(self, names: Iterable[str]) -> None:

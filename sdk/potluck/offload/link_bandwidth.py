@@ -3,14 +3,14 @@
 import time
 
 from potluck.offload.bandwidth_filter import Asking, Estimator
-from potluck.sessions.events import Gather
+from potluck.sessions.events import RequestAll
 from potluck.sessions.link import Link
 from potluck_wire.messages import Probe
 
 PROBE_BYTES = 32 * 1024
 
 
-class Air:
+class LinkBandwidth:
     """`bytes_per_s` is what counts now."""
 
     def __init__(self, first_bytes_per_s: float, latency_s: float) -> None:
@@ -32,5 +32,5 @@ class Air:
     def ask(self, link: Link, task: str, device: str, peer: str) -> None:
         """Let the device send its helper something."""
         probe = Probe(task=task, peer=peer, nbytes=PROBE_BYTES, repeats=1)
-        answers = link.ask(Gather(requests={device: (probe, ())})).result()
+        answers = link.ask(RequestAll(requests={device: (probe, ())})).result()
         self.heard(PROBE_BYTES, answers[device][0].seconds[0], asked=True)

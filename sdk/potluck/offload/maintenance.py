@@ -7,23 +7,29 @@ import time
 from collections.abc import Callable
 
 from potluck.errors import HomeError, PotluckError
-from potluck.offload.deployment import Loaded
-from potluck.offload.drift import Speeds
-from potluck.offload.link_bandwidth import Air
+from potluck.offload.deployment import OffloadDeployment
+from potluck.offload.drift import DriftMonitor
+from potluck.offload.link_bandwidth import LinkBandwidth
 from potluck.offload.plan.lowering import HELPER
 from potluck.offload.split_table import SplitCase, SplitTable
-from potluck.offload.table_search import Tables
+from potluck.offload.table_search import TableSearch
 from potluck.sessions.link import Link
 
 LOOK_S = 0.25  # between two looks
 RETRY_S = 2.0  # after a failed attempt to reach a helper
 
 
-class Upkeep:
+class Maintenance:
     """One thread; it does nothing while a request `is_late`."""
 
     def __init__(
-        self, link: Link, loaded: Loaded, tables: Tables, air: Air, speeds: Speeds, is_late: Callable[[], bool]
+        self,
+        link: Link,
+        loaded: OffloadDeployment,
+        tables: TableSearch,
+        air: LinkBandwidth,
+        speeds: DriftMonitor,
+        is_late: Callable[[], bool],
     ) -> None:
         self._link, self._loaded, self._tables, self._air, self._speeds = link, loaded, tables, air, speeds
         self._is_late, self._retry_s = is_late, 0.0

@@ -4,11 +4,11 @@ Programs are foretold once for bandwidths that are alike in two digits.
 """
 
 from potluck.offload.split_table import SplitCase, SplitTable
-from potluck.run.compiled_plan import Edition
+from potluck.run.compiled_plan import CompiledPlan
 from potluck.schedule import Compiled
 
 
-class Foretold:
+class Predictions:
     """Of one case; `alone` is the program of the device without its helpers."""
 
     def __init__(self, case: SplitCase, alone: Compiled) -> None:
@@ -22,7 +22,7 @@ class Foretold:
             self._seconds[key] = max(self._case.foretell(compiled, float(key[1])).step_s)
         return self._seconds[key]
 
-    def memory_bytes(self, whole: Edition, device: str, table: SplitTable, bytes_per_s: float) -> int:
+    def memory_bytes(self, whole: CompiledPlan, device: str, table: SplitTable, bytes_per_s: float) -> int:
         """What a device needs: the weights of the whole model once, and the most that any entry holds."""
 
         def peak_bytes(compiled: Compiled) -> int:

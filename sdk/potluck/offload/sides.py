@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable
-from potluck.offload.plan.problem import Line, Sharing
+from potluck.offload.plan.problem import OffloadProblem, SharedLink
 from potluck.offload.rows.operator_times import Pace
 from potluck.records import Device, Network
 
 
 def sharing_in(
     network: Network, device: Device, helpers: Sequence[str], shareable: Shareable, paces: Sequence[Pace], batch: int
-) -> Sharing:
+) -> OffloadProblem:
     """The problem of one request of `batch` rows to this device, with its helpers; `paces` by side.
 
     The bandwidth between them is still open.
@@ -19,7 +19,7 @@ def sharing_in(
     names = (device.name, *helpers)
     busy_w, radio_w, idle_w = _watts(device)
     lines, rates = _lines(network, names, device.overhead_s)
-    return Sharing(
+    return OffloadProblem(
         operators=shareable.operators(paces, batch),
         bytes_per_s=0.0,
         n_sides=len(names),
@@ -47,7 +47,7 @@ def own_media(network: Network, names: Sequence[str]) -> dict[str, int]:
 
 def _lines(
     network: Network, names: Sequence[str], overhead_s: float
-) -> tuple[dict[tuple[int, int], Line], tuple[float, ...]]:
+) -> tuple[dict[tuple[int, int], SharedLink], tuple[float, ...]]:
     """Between any two sides: the device's own link counts as one medium; and what the other media carry."""
     own, capacity = own_media(network, names), {item.name: item.capacity_bytes_per_s for item in network.media}
     number: dict[str, int] = {}
@@ -57,7 +57,7 @@ def _lines(
         crossed = {(number.setdefault(m, len(number) + 1), times) for m, times in path.media if m not in own}
         if any(m in own for m, _ in path.media):
             crossed.add((0, 1))
-        lines[a, b] = Line(media=tuple(sorted(crossed)), latency_s=path.latency_s + overhead_s)
+        lines[a, b] = SharedLink(media=tuple(sorted(crossed)), latency_s=path.latency_s + overhead_s)
     return lines, tuple(capacity[name] for name in number)
 
 

@@ -13,18 +13,18 @@ from typing import Any
 from potluck.errors import UserError
 from potluck.graph.kinds import kind_on
 from potluck.offload.compile import SharedProgram, Sides, compile_shared
-from potluck.offload.explanation import Account
+from potluck.offload.explanation import RequestExplanation
 from potluck.offload.plan import baselines
 from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable, lower
-from potluck.offload.plan.problem import Sharing
-from potluck.offload.plan.search_spec import Wishes
+from potluck.offload.plan.problem import OffloadProblem
+from potluck.offload.plan.search_spec import SearchSpec
 from potluck.offload.plan.split import Split, Splitter
 from potluck.offload.rows.operator_times import Pace
 from potluck.offload.sides import own_media, sharing_in
 from potluck.planning.scenario import rated
 from potluck.records import Plan, Problem, Stage, Trace
-from potluck.run.compiled_plan import Edition, make_edition
+from potluck.run.compiled_plan import CompiledPlan, compile_for_run
 from potluck.run.emulated_times import paced
 from potluck.schedule import Compiled
 from potluck.simulate import simulate
@@ -78,13 +78,13 @@ class SplitCase:
     lender: str  # the segment that has the weights
     emulated: frozenset[str] = frozenset()
     deadline_s: float | None = None  # with one, joules are saved
-    bandwidths: tuple[float, ...] = BANDWIDTHS  # this, and the next two, as in `Wishes`
+    bandwidths: tuple[float, ...] = BANDWIDTHS  # this, and the next two, as in `SearchSpec`
     n_searches: int = 0
     rival: str = ""
     first: tuple[float, ...] = ()  # of these, splits are there before all others are searched for; none: all at once
 
     @cached_property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> OffloadProblem:
         """The planner's problem; its link is still open."""
         device, helpers = self.problem.device(self.names[DEVICE]), self.names[HELPER:]
         return sharing_in(self.problem.network, device, helpers, self.shareable, self.paces, self.batch)
@@ -112,19 +112,19 @@ class SplitCase:
         paces = tuple(pace for name, pace in zip(self.names, self.paces, strict=True) if name in names)
         return replace(self, names=names, paces=paces)
 
-    def whole(self, device: str, run: str) -> Edition:
+    def whole(self, device: str, run: str) -> CompiledPlan:
         """The whole model on one device: the weights of all pieces, and how to answer alone."""
         stage = Stage(start=0, stop=len(self.model.layers()), devices=(device,), shares=(self.batch,))
         plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=self.batch, training=False)
         backends = {device: self.problem.device(device).backends}
-        edition = make_edition(self.model, plan, run=run, epoch=0, optimizer=None, backends=backends)
+        edition = compile_for_run(self.model, plan, run=run, epoch=0, optimizer=None, backends=backends)
         paced = {name: self.as_emulated(compiled) for name, compiled in edition.compiled.items()}
         return replace(edition, compiled=paced)
 
     @property
-    def wishes(self) -> Wishes:
+    def wishes(self) -> SearchSpec:
         """What is searched for."""
-        return Wishes(
+        return SearchSpec(
             bandwidths=self.bandwidths, n_searches=self.n_searches, deadline_s=self.deadline_s, rival=self.rival
         )
 
@@ -189,7 +189,7 @@ class SplitCase:
         """What one request does at this bandwidth, by the simulator; alone, the link does not count."""
         return simulate(compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem)
 
-    def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> Account:
+    def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> RequestExplanation:
         """Who computes which rows when, at this bandwidth."""
         operators = self.sharing.operators
         compiled = entry.program.compiled if entry.program is not None else alone
@@ -199,7 +199,7 @@ class SplitCase:
             notes.append("no operator of this model can compute some rows without the others: it is cut between them.")
         if entry.program is None:
             notes.append(f"sharing does not pay: {self.names[DEVICE]} answers alone.")
-        return Account(
+        return RequestExplanation(
             device=self.names[DEVICE], helpers=self.names[HELPER:], bytes_per_s=bytes_per_s, operators=operators,
             rows=entry.program.rows if entry.program is not None else {self.names[DEVICE]: everything},
             predicted=self.foretell(compiled, bytes_per_s),

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from potluck.offload.background_search import Search
-from potluck.offload.cache import SplitStore
+from potluck.offload.background_search import BackgroundSearch
+from potluck.offload.cache import SplitCache
 from potluck.offload.split_table import SplitCase, SplitTable
 from potluck.offload.stats import Searched
 
 
-class Tables:
+class TableSearch:
     """`first` gives a table for a case; `whole` its whole one, once, when that has been found after all."""
 
-    def __init__(self, store: SplitStore) -> None:
+    def __init__(self, store: SplitCache) -> None:
         self._store = store
         self._lacking: SplitCase | None = None  # that there is only a first table of
-        self._search: Search | None = None
+        self._search: BackgroundSearch | None = None
 
     def first(self, case: SplitCase, bytes_per_s: float, told: Callable[[int], None] = lambda done: None) -> SplitTable:
         """The whole table, where that was found before or is wanted at once; else one that is right, if coarse.
@@ -34,7 +34,7 @@ class Tables:
             return None
         sharing, wishes = case.sharing, case.wishes
         if self._search is None:
-            self._search = Search(sharing, wishes, self._store.path(sharing, wishes))
+            self._search = BackgroundSearch(sharing, wishes, self._store.path(sharing, wishes))
         if not self._search.over:
             return None
         found = self._search.found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
 from potluck.offload.plan import baselines as rivals
-from potluck.offload.plan.problem import Sharing
+from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.split import Split, Splitter
 from potluck.offload.sides import sharing_in
 from potluck.profile.library import HomeSpec, load_home
@@ -18,7 +18,7 @@ from potluck.shown import Pictured
 
 if TYPE_CHECKING:
     from potluck.graph import Model
-    from potluck.graph.partition.cuts import Line
+    from potluck.graph.partition.cuts import Linearization
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 40, 50))
 OTHERS = ("device", "helper", "layer cut")  # of `rivals.WAYS`
@@ -34,7 +34,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Prospect(Pictured):
+class OffloadWhatIf(Pictured):
     """What sharing a request comes to at several bandwidths; shows itself as a chart and a table.
 
     `splitter` answers for any other bandwidth: `share(bytes_per_s)`, `front(bytes_per_s)`.
@@ -51,10 +51,10 @@ class Prospect(Pictured):
         return self.splitter.front(bytes_per_s, n)
 
 
-def prospect(
+def offload_what_if(
     home: str | Path | HomeSpec, model: "str | Model", *, device: str = "", helper: str | Sequence[str] = (),
     bandwidths: Sequence[float] = BANDWIDTHS,
-) -> Prospect:  # fmt: skip
+) -> OffloadWhatIf:  # fmt: skip
     """What `potluck.accelerate` should bring for one request of one row, before there is a device to try it on.
 
     Parameters
@@ -79,7 +79,7 @@ def prospect(
     if not bandwidths or min(bandwidths) <= 0:
         raise UserError(f"bandwidths are bytes per second above zero, got {tuple(bandwidths)!r:.80}.")
     splitter = Splitter(sharing_of(home, names, _line(model)))
-    return Prospect(
+    return OffloadWhatIf(
         model=model if isinstance(model, str) else model.name,
         device=names[0],
         helpers=names[1:],
@@ -88,7 +88,7 @@ def prospect(
     )
 
 
-def sharing_of(home: HomeSpec, names: Sequence[str], line: "Line") -> Sharing:
+def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> OffloadProblem:
     """The planner's problem of a traced model on these devices of a home, one row a request; the link is still open."""
     from potluck.graph.cost.costed_graph import nodes_of
     from potluck.offload.plan.lowering import Shareable
@@ -125,7 +125,7 @@ def _sides(home: HomeSpec, device: str, helpers: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _line(model: "str | Model") -> "Line":
+def _line(model: "str | Model") -> "Linearization":
     from potluck.graph.partition.cuts import line
     from potluck.profile import catalog
 

@@ -19,7 +19,7 @@ OURS = "potluck"  # the planner that is asked unless another is named
 
 def plan(
     profile: "Profile | Handle[Profile]", workload: Training | Inference, qoe: QoE | None = None, *,
-    planner: str = OURS, budget_s: float | None = None, turns: bool = False, refine_s: float = 0.0,
+    planner: str = OURS, budget_s: float | None = None, order_transfers: bool = False, refine_s: float = 0.0,
 ) -> "Plans":  # fmt: skip
     """Plans for `workload` on the profiled home, best first.
 
@@ -33,7 +33,7 @@ def plan(
         One of the literature instead of our own: a name in `potluck.planning.registry.PLANNERS`.
     budget_s
         How long our own planner may look for better plans; by default a second or some.
-    turns, refine_s
+    order_transfers, refine_s
         Whether its first plans are ranked as they are foretold step after step, with their transfers in order, as
         `home.deploy` finds it; CP-SAT (ortools) may better that for `refine_s` seconds, as it may there. Takes seconds.
 
@@ -51,7 +51,7 @@ def plan(
     if qoe is not None and not isinstance(qoe, QoE):
         raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
     problem = known.problem(workload, qoe or QoE())
-    return solve(problem, planner, budget_s=budget_s, turns=turns, refine_s=refine_s)
+    return solve(problem, planner, budget_s=budget_s, order_transfers=order_transfers, refine_s=refine_s)
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
@@ -66,7 +66,7 @@ def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
 
 def solve(
     problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None,
-    turns: bool = False, refine_s: float = 0.0,
+    order_transfers: bool = False, refine_s: float = 0.0,
 ) -> "Plans":  # fmt: skip
     """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for."""
     from potluck.planning import make_plans
@@ -80,15 +80,15 @@ def solve(
             f"planning for {budget_s:g} s with {planner!r} is not possible.",
             next_step=f"A time above zero goes with {OURS!r}; others end by themselves.",
         )
-    if (turns or refine_s > 0) and planner != OURS:
+    if (order_transfers or refine_s > 0) and planner != OURS:
         raise UserError(
             f"transfers in turns are not what {planner!r} plans.",
-            next_step=f"Ask {OURS!r}, or deploy(plan, turns=True).",
+            next_step=f"Ask {OURS!r}, or deploy(plan, order_transfers=True).",
         )
     whole = hasty = first = partial(ask, name=planner)
     if planner == OURS:
         clock = None if budget_s is None else time.monotonic
-        whole = partial(make_plans, clock=clock, budget_s=budget_s, turns=turns, refine_s=refine_s)
+        whole = partial(make_plans, clock=clock, budget_s=budget_s, order_transfers=order_transfers, refine_s=refine_s)
         hasty, first = (partial(make_plans, clock=time.process_time, budget_s=budget_s) for budget_s in (HASTE_S, 0.0))
     try:
         return whole(problem)

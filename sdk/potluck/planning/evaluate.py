@@ -80,7 +80,7 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _tensors(p: int, given: Sequence[flows.Bundle]) -> list[tuple[Tensor, tuple[int, ...]]]:
+def _tensors(p: int, given: Sequence[flows.OutputGroup]) -> list[tuple[Tensor, tuple[int, ...]]]:
     """What stage p makes, and who takes each."""
     found = []
     for k, (to, output_bytes, gradient_bytes) in enumerate(given):

@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class Improvement:
     """A change of the home, and the best plan there would be then; None where that could not hold the limits."""
 
     change: str
@@ -54,7 +54,7 @@ class Explanation(Tabular):
     bottleneck_frac: float
     alone: Mapping[str, Plan]
     unused: Mapping[str, str]
-    prospects: tuple[Prospect, ...]
+    prospects: tuple[Improvement, ...]
 
 
 def explain(plan: Plan, *, prospects: bool = True) -> Explanation:
@@ -79,7 +79,7 @@ def explain(plan: Plan, *, prospects: bool = True) -> Explanation:
         bottleneck_frac=busiest[bottleneck],
         alone=_alone(problem),
         unused=plan.unused,
-        prospects=tuple(Prospect(change=said, plan=_best(changed, plan)) for said, changed in changes),
+        prospects=tuple(Improvement(change=said, plan=_best(changed, plan)) for said, changed in changes),
     )
 
 

@@ -16,9 +16,9 @@ from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import put_in_order
 from potluck.planning.search.anytime import is_small, search
-from potluck.planning.search.candidate_pool import MAX_WORK, Board
+from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
-from potluck.planning.search.work_budget import Tally, given_s, is_many
+from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct, footprint
 
@@ -34,20 +34,20 @@ THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certifi
 
 def make_plans(
     problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
-    turns: bool = False, refine_s: float = 0.0, borrow: bool = True,
+    order_transfers: bool = False, refine_s: float = 0.0, borrow: bool = True,
 ) -> Plans:  # fmt: skip
     """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
     its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
-    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With `turns` it
+    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With `order_transfers` it
     has not: the first plans are ranked as they are foretold step after step, transfers in order, which an exact solver
     may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
-    timed, tally = clock is not None and budget_s is not None, Tally()
+    timed, tally = clock is not None and budget_s is not None, WorkBudget()
     if not timed and is_many(problem):
         clock, budget_s = tally, given_s(problem)
     end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
@@ -64,7 +64,7 @@ def make_plans(
     if not holding:
         raise feasibility.infeasible(problem, judged)
     holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
-    if turns or refine_s > 0:
+    if order_transfers or refine_s > 0:
         ranked = put_in_order(problem, holding, refine_s)
         unused = feasibility.why_unused(problem, ranked[0][0], judged)
         holding = [plan for _, plan in ranked]
@@ -113,7 +113,7 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: Tally, *,
+    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: WorkBudget, *,
     thorough: bool = False, borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
     known: Sequence[Plan] = (),
 ) -> list[Plan]:  # fmt: skip
@@ -124,8 +124,10 @@ def _judged(
     """
     simulator, qoe, max_work = direct.Direct(problem, table), problem.qoe, inf if thorough else MAX_WORK
 
-    def empty(asked: Problem) -> Board:  # searches ask their table's problem
-        return Board(asked, cost.CostTable(asked), simulator, max_work=max_work, tally=tally, budgets=budgets or {})
+    def empty(asked: Problem) -> CandidatePool:  # searches ask their table's problem
+        return CandidatePool(
+            asked, cost.CostTable(asked), simulator, max_work=max_work, tally=tally, budgets=budgets or {}
+        )
 
     fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
     boards = [fastest]
@@ -167,7 +169,7 @@ def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
 
 
 def _beyond(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: Tally, known: Sequence[Plan], *,
+    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: WorkBudget, known: Sequence[Plan], *,
     borrow: bool = True,
 ) -> list[Plan]:  # fmt: skip
     """Judged plans of looks that take memory to be more than it is: closed forms assume the slowest links, so that some
@@ -195,4 +197,4 @@ def _beyond(
     if best:
         return best
     free, steps = feasibility.with_more_memory(problem, inf), count()
-    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, Tally())
+    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, WorkBudget())

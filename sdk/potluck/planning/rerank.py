@@ -11,7 +11,7 @@ from potluck.planning import feasibility
 from potluck.planning.evaluate import compile_plan
 from potluck.planning.plans import preference
 from potluck.records import Plan, Problem, Training
-from potluck.simulate.predict import foretell
+from potluck.simulate.predict import predict_steps
 
 N_PLANS = 6  # that are looked at again
 
@@ -35,8 +35,8 @@ def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
     """The plan with time, energy and memory of its programs as they are deployed. Its gap, of one step, goes."""
     compiled = compile_plan(problem, plan)
     ordered = in_turns(compiled, problem, refine_s=refine_s)
-    before = foretell(compiled, problem)
-    after = before if ordered is compiled else foretell(ordered, problem)
+    before = predict_steps(compiled, problem)
+    after = before if ordered is compiled else predict_steps(ordered, problem)
     energy_j = {name: after.energy_j[name] / len(after.step_s) for name in plan.device_energy_j}
     return replace(
         plan,

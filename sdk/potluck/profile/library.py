@@ -15,7 +15,7 @@ from typing import Any
 from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.profile.roofline import copy_bytes_per_s
-from potluck.profile.topology import TOPOLOGIES, Attachment, Link, Wiring, build
+from potluck.profile.topology import TOPOLOGIES, Attachment, HomeWiring, Link, build
 from potluck.records import HOME, Device, Network
 from potluck_wire.statement import BACKEND_OF
 
@@ -137,7 +137,7 @@ def load_device(name: str | Path) -> DeviceSpec:
     return spec
 
 
-def load_network(name: str | Path) -> Wiring:
+def load_network(name: str | Path) -> HomeWiring:
     """How a home is wired, by its name or from a file of your own."""
     path = _resolve("networks", name)
     table = _Table(_toml(path), str(path))
@@ -190,7 +190,7 @@ def assumed(device: str) -> Mapping[str, Number]:
     return found
 
 
-def _network(wiring: Wiring, members: list[Attachment], home_at: str, path: Path) -> Network:
+def _network(wiring: HomeWiring, members: list[Attachment], home_at: str, path: Path) -> Network:
     try:
         return build(wiring, members, home_at)
     except UserError as error:
@@ -224,7 +224,7 @@ def _members(
     return specs, members
 
 
-def _wiring(table: "_Table") -> Wiring:
+def _wiring(table: "_Table") -> HomeWiring:
     topology = table.choice("topology", TOPOLOGIES)
     numbers = table.numbers(NETWORK_NUMBERS)
     if "capacity_bytes_per_s" not in numbers:
@@ -234,7 +234,7 @@ def _wiring(table: "_Table") -> Wiring:
     table.optional_text("note")
     table.done()
     values = {field: number.value for field, number in numbers.items()}
-    return Wiring(topology=topology, links=links, **values)
+    return HomeWiring(topology=topology, links=links, **values)
 
 
 def _link(entry: "_Table") -> Link:

@@ -18,7 +18,7 @@ from potluck.profile.network import is_itself, network_of, stated_rate
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
 from potluck.records import HOME, Device, LayerCost
-from potluck.sessions.events import Deliver, Gather
+from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
@@ -54,7 +54,7 @@ class Bench:
         document = document_for(model, device, kind, index, index + 1, train=train)
         order = Measure(task=name, kind=kind, train=train, rows=tuple(rows), repeats=n)
         self._task.check()
-        answers = self._link.ask(Gather(requests={device: (order, (document,))})).result()
+        answers = self._link.ask(RequestAll(requests={device: (order, (document,))})).result()
         answer, _ = answers[device]
         self.done(f"{device}: {name}")
         return LayerCost(
@@ -72,7 +72,7 @@ class Bench:
             order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
             requests[name] = order, (document_for(model, name, kind, index, index + 1, train=train),)
         self._task.check()
-        answers = self._link.ask(Gather(requests=requests)).result()
+        answers = self._link.ask(RequestAll(requests=requests)).result()
         self.done(f"{', '.join(requests)} at once")
         seconds = [float(sum((*answer.forward_s, *answer.backward_s))) for answer, _ in answers.values()]
         return mean(seconds)
@@ -101,10 +101,10 @@ class Bench:
     def _probe(self, source: str, target: str, nbytes: int) -> Sequence[float]:
         repeats = SHORT_REPEATS if nbytes == PROBE_BYTES[0] else PROBE_REPEATS
         if source == HOME:
-            order = Deliver(device=target, nbytes=nbytes)
+            order = UplinkProbe(device=target, nbytes=nbytes)
             return [float(self._link.ask(order).result()) for _ in range(repeats)]
         probe = Probe(task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=repeats)
-        answers = self._link.ask(Gather(requests={source: (probe, ())})).result()
+        answers = self._link.ask(RequestAll(requests={source: (probe, ())})).result()
         return tuple(answers[source][0].seconds)
 
 

@@ -36,7 +36,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class HomeWiring:
     """What a network file says. `capacity_bytes_per_s` is the air's, a port's or a cable's, each way.
 
     `cable_bytes_per_s`: ports of devices that are wired to a wifi's access point. `bus_bytes_per_s`: between devices
@@ -54,7 +54,7 @@ class Wiring:
 Route = tuple[list[tuple[str, int]], float]  # media and how often, latency
 
 
-def build(wiring: Wiring, members: Sequence[Attachment], home_at: str) -> Network:
+def build(wiring: HomeWiring, members: Sequence[Attachment], home_at: str) -> Network:
     """The network of `members`; the notebook runs on `home_at` and shares that device's paths.
 
     Raises UserError where two devices cannot reach each other, or where a capacity that a path needs is unknown.
@@ -81,7 +81,7 @@ def build(wiring: Wiring, members: Sequence[Attachment], home_at: str) -> Networ
     return Network(media=media, paths=paths)
 
 
-def _bus(wiring: Wiring, member: Attachment, capacities: dict[str, float]) -> Route:
+def _bus(wiring: HomeWiring, member: Attachment, capacities: dict[str, float]) -> Route:
     if wiring.bus_bytes_per_s is None:
         raise UserError(
             f"several devices share port {member.port!r}, but the network does not say how fast they reach each other.",
@@ -91,7 +91,7 @@ def _bus(wiring: Wiring, member: Attachment, capacities: dict[str, float]) -> Ro
     return [(f"{member.port} bus", 1)], 0.0
 
 
-def _wifi(wiring: Wiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _wifi(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
     capacities["air"] = wiring.capacity_bytes_per_s
     if wiring.cable_bytes_per_s is not None:
         for member in members:
@@ -118,12 +118,12 @@ def _ports(members: Sequence[Attachment], capacity_bytes_per_s: float, capacitie
         capacities[f"{member.port} up"] = capacities[f"{member.port} down"] = capacity_bytes_per_s
 
 
-def _switch(wiring: Wiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _switch(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
     _ports(members, wiring.capacity_bytes_per_s, capacities)
     return lambda source, target: ([(f"{source.port} up", 1), (f"{target.port} down", 1)], wiring.latency_s)
 
 
-def _ring(wiring: Wiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _ring(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
     ports = list(dict.fromkeys(member.port for member in members))
     for here, there in pairwise([*ports, ports[0]] if len(ports) > 2 else ports):
         capacities[f"{here} > {there}"] = capacities[f"{there} > {here}"] = wiring.capacity_bytes_per_s
@@ -138,7 +138,7 @@ def _ring(wiring: Wiring, members: Sequence[Attachment], capacities: dict[str, f
     return route
 
 
-def _sites(wiring: Wiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _sites(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
     _ports(members, wiring.capacity_bytes_per_s, capacities)
     latency: dict[tuple[str, str], float] = {}
     for link in wiring.links:

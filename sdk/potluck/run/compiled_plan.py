@@ -15,7 +15,7 @@ from potluck.run.optimizers import Optimizer
 from potluck.schedule import (
     FOLLOW,
     Compiled,
-    Shadow,
+    Standby,
     State,
     compile_inference,
     compile_pull,
@@ -97,7 +97,7 @@ def _nbytes(item: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edition:
+class CompiledPlan:
     """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
 
     `kinds`: as what each device gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
@@ -112,9 +112,9 @@ class Edition:
     compiled: Mapping[str, Compiled]
     seed: int = 0
     schedule: str | Policy | None = None
-    turns: bool | None = None  # whether transfers take turns; None: where that is sooner
+    order_transfers: bool | None = None  # whether transfers take turns; None: where that is sooner
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    shadows: tuple[Shadow, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
+    shadows: tuple[Standby, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -217,7 +217,7 @@ def follow_name(train: str) -> str:
     return FOLLOW + train.removeprefix(TRAIN)
 
 
-def make_edition(
+def compile_for_run(
     model: Any,
     plan: Plan,
     *,
@@ -228,10 +228,10 @@ def make_edition(
     sizes: Sequence[int] = (),
     seed: int = 0,
     schedule: str | Policy | None = None,
-    turns: bool | None = None,
+    order_transfers: bool | None = None,
     towards: Plan | None = None,
     fed_whole: bool = False,
-) -> Edition:
+) -> CompiledPlan:
     """Cut the model and compile every program: one step for each batch size, and the moving of weights.
 
     `backends`: what each device computes with. `schedule`: see `schedule.policies.policy`. With `towards`, the steps
@@ -250,9 +250,9 @@ def make_edition(
     pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
     check_company(plan, segments)
-    bare = Edition(
+    bare = CompiledPlan(
         run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled={}, seed=seed,
-        schedule=schedule, turns=turns, shadows=shadows(plan, segments, towards) if towards is not None else (),
+        schedule=schedule, order_transfers=order_transfers, shadows=shadows(plan, segments, towards) if towards is not None else (),
     )  # fmt: skip
     order = policy(schedule, training=plan.training)
     if plan.training:
@@ -263,7 +263,7 @@ def make_edition(
     return replace(bare, compiled=compiled)
 
 
-def _steps(bare: Edition, sizes: Iterable[int], order: Policy, fed_whole: bool) -> dict[str, Compiled]:
+def _steps(bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: bool) -> dict[str, Compiled]:
     """One step of training for each of these numbers of rows."""
     found, optimizer = {}, bare.optimizer
     assert optimizer is not None  # a plan for training has one
@@ -277,7 +277,7 @@ def _steps(bare: Edition, sizes: Iterable[int], order: Policy, fed_whole: bool) 
     return found
 
 
-def _moves(bare: Edition) -> dict[str, Compiled]:
+def _moves(bare: CompiledPlan) -> dict[str, Compiled]:
     """Weights from home, and of a plan for training back; the optimizer's state likewise."""
     weights, moments = bare.states(optimizer=False), bare.states(optimizer=True, weights=False)
     if not bare.plan.training:
@@ -290,7 +290,7 @@ def _moves(bare: Edition) -> dict[str, Compiled]:
     }
 
 
-def beyond_plan(edition: Edition, problem: Problem) -> dict[str, int]:
+def beyond_plan(edition: CompiledPlan, problem: Problem) -> dict[str, int]:
     """Bytes that devices need for steps that may take more than the plan foretells: on more rows, or other shares."""
     found: dict[str, int] = {}
     for rows in edition.sizes:

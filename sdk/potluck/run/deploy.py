@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def deploy(
     link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
     seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
-    schedule: str | Policy | None = None, turns: bool | None = None, refine_s: float = 0.0,
+    schedule: str | Policy | None = None, order_transfers: bool | None = None, refine_s: float = 0.0,
 ) -> Run:  # fmt: skip
     """Load `plan` on its devices with the model's weights, or those of a saved run."""
     if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
@@ -40,7 +40,7 @@ def deploy(
     task.update(0.1, "loading the plan")
     chosen = (optimizer or AdamW()) if plan.training else None
     engine = Engine(
-        link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule, turns=turns,
+        link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule, order_transfers=order_transfers,
         refine_s=refine_s,
     )  # fmt: skip
     run = Run(engine, link)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import OutOfMemory, PlanError, PotluckError
 from potluck.run.compiled_plan import Requests
 from potluck.run.tensors import to_raw, to_tensor
-from potluck.schedule import Compiled, Feed, Result
-from potluck.sessions.events import Execution, Gather, Launch
+from potluck.schedule import Compiled, InputBinding, Result
+from potluck.sessions.events import Execution, RequestAll, StartExecution
 from potluck.sessions.failures import sizes
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
@@ -24,7 +24,7 @@ METER_PERIOD_S = 1.0
 LOSS_BYTES = 8  # of one micro-batch, in whatever type
 
 
-class Crew:
+class DeviceGroup:
     """All devices that a run has used so far."""
 
     def __init__(self, link: Link, members: Members, run: str) -> None:
@@ -59,7 +59,7 @@ class Crew:
         along = all(self._members[device].speaks(PIGGYBACKED_CREDIT) for device in self.devices)
         orders = {name: (replace(order, credit_along=along), parts) for name, (order, parts) in requests.items()}
         try:
-            self.link.ask(Gather(requests=orders)).result()
+            self.link.ask(RequestAll(requests=orders)).result()
         except PotluckError:
             self.drop(epoch, requests)
             raise
@@ -72,7 +72,7 @@ class Crew:
             alone = (memory or {}).get(device, 0) if self._members[device].speaks(MEMORY_AT_COMMIT) else 0
             requests[device] = (Commit(run=self.run, epoch=epoch, memory_bytes=alone), ())
         if requests:
-            self.link.ask(Gather(requests=requests)).result()
+            self.link.ask(RequestAll(requests=requests)).result()
 
     def keep(self, devices: Iterable[str]) -> None:
         """These are the run's devices from now on; all others forget it."""
@@ -85,12 +85,12 @@ class Crew:
         order = Drop(run=self.run, epoch=epoch)
         for device in tuple(self.devices if devices is None else devices):
             if self.link.connected(device):
-                self.link.ask(Gather(requests={device: (order, ())}))
+                self.link.ask(RequestAll(requests={device: (order, ())}))
 
     def meter(self, period_s: float = METER_PERIOD_S) -> None:
         """Let the devices send power readings."""
         requests = {device: (Meter(period_s=period_s), ()) for device in self.devices}
-        self.link.ask(Gather(requests=requests)).result()
+        self.link.ask(RequestAll(requests=requests)).result()
 
     def execute(
         self,
@@ -107,7 +107,7 @@ class Crew:
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for.
 
         `output_bytes`: of outputs of this batch that may be larger than the plan foretells. `lane` and `request`: see
-        `Launch`.
+        `StartExecution`.
         """
         feeds: dict[str, dict[str, Raw]] = {}
         for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
@@ -118,7 +118,7 @@ class Crew:
         active = {device: program for device, program in compiled.programs.items() if program.instructions}
         name = next(iter(active.values())).name
         return self.link.ask(
-            Launch(
+            StartExecution(
                 run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
                 expects=expects, instructions={device: len(program.instructions) for device, program in active.items()},
                 lane=lane, together=compiled.together, request=request,
@@ -126,7 +126,7 @@ class Crew:
         )  # fmt: skip
 
 
-def _raw(feed: Feed, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, torch.Tensor]") -> Raw:
+def _raw(feed: InputBinding, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, torch.Tensor]") -> Raw:
     source = states if feed.kind == "state" else batch
     if feed.tensor not in source:
         raise PlanError(f"the plan needs {feed.tensor!r}, which the {feed.kind} does not have.", device=feed.device)

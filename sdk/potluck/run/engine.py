@@ -29,13 +29,13 @@ from potluck.run.compiled_plan import (
     PULL,
     PUSH,
     TRAIN,
-    Edition,
+    CompiledPlan,
     any_work,
     beyond_plan,
-    make_edition,
+    compile_for_run,
     train_name,
 )
-from potluck.run.device_group import Crew, loss_of, states_of
+from potluck.run.device_group import DeviceGroup, loss_of, states_of
 from potluck.run.emulated_times import paced
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
@@ -51,7 +51,7 @@ from potluck_wire.version import COMMON_BEGIN, TAKES
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.migration import Crossing
+    from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
 
@@ -62,7 +62,7 @@ class Engine:
     def __init__(
         self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
         profile: Profile | None = None, schedule: str | Policy | None = None,
-        turns: bool | None = None, refine_s: float = 0.0,
+        order_transfers: bool | None = None, refine_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.model, self.members, self.profile = model, members, profile
         self._refine_s = refine_s  # of an exact solver, to better the order of transfers
@@ -71,7 +71,7 @@ class Engine:
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
-        self.crossing: Crossing | None = None  # on the way to another plan
+        self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
         self._turnstile, self._lock, self._requesting = threading.Lock(), threading.RLock(), threading.Lock()
@@ -79,13 +79,13 @@ class Engine:
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1
         name = f"run-{uuid.uuid4().hex[:12]}"
-        self.edition: Edition = self.paced(
-            make_edition(
+        self.edition: CompiledPlan = self.paced(
+            compile_for_run(
                 model, plan, run=name, epoch=0, optimizer=optimizer, backends=self.backends(plan.devices), seed=seed,
-                schedule=schedule, turns=turns, fed_whole=self._all_speak(TAKES, plan),
+                schedule=schedule, order_transfers=order_transfers, fed_whole=self._all_speak(TAKES, plan),
             )
         )  # fmt: skip
-        self.crew = Crew(link, members, name)
+        self.crew = DeviceGroup(link, members, name)
         devices = self.crew.prepare(0, self.edition.requests())
         try:
             self.crew.commit(0, devices)
@@ -94,7 +94,7 @@ class Engine:
             raise
 
     @property
-    def active(self) -> Edition:
+    def active(self) -> CompiledPlan:
         """The edition that is at work: on the way to another plan, the bridge to it."""
         return self.edition if self.crossing is None else self.crossing.bridge
 
@@ -255,14 +255,14 @@ class Engine:
             self._n_epochs += 1
             return self._n_epochs - 1
 
-    def next_edition(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> Edition:
+    def next_edition(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> CompiledPlan:
         """An edition for this plan under a new epoch, with programs for these batch sizes, too."""
         edition = self.edition
         return self.paced(
-            make_edition(
+            compile_for_run(
                 self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer,
                 backends=self.backends(plan.devices), sizes=tuple(sizes), seed=edition.seed, schedule=edition.schedule,
-                turns=edition.turns, fed_whole=self._all_speak(TAKES, plan),
+                order_transfers=edition.order_transfers, fed_whole=self._all_speak(TAKES, plan),
             )
         )  # fmt: skip
 
@@ -288,7 +288,7 @@ class Engine:
             self.crew.drop(new.epoch, devices)
             raise
 
-    def commit(self, new: Edition) -> None:
+    def commit(self, new: CompiledPlan) -> None:
         """Put a prepared edition into force, first where no other is at stake.
 
         New requests take it at once; the others are finished before their edition goes. What fails after that ends
@@ -310,7 +310,7 @@ class Engine:
             self.kept.clear()  # a trace tells of one plan
         self.crew.keep(new.plan.devices)
 
-    def problem(self, edition: Edition) -> Problem | None:
+    def problem(self, edition: CompiledPlan) -> Problem | None:
         """The planning problem that this edition solves; None where nobody profiled the model for it there."""
         profile, plan = self.profile, edition.plan
         if profile is None or (profile.training if plan.training else profile.inference) is None:
@@ -323,13 +323,13 @@ class Engine:
         workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
         return profile.problem(workload)
 
-    def paced(self, edition: Edition) -> Edition:
+    def paced(self, edition: CompiledPlan) -> CompiledPlan:
         """The edition with turns for its transfers and the times that emulated devices shall take, as a profile says.
 
         A schedule of the user's own keeps other values than the one that was planned for: its peaks are foretold here.
         """
         problem = self.problem(edition)
-        if problem is None and edition.turns:
+        if problem is None and edition.order_transfers:
             raise PlanError(
                 "transfers take turns by a profile, and there is none.", next_step="Use home.profile(model)."
             )
@@ -339,9 +339,9 @@ class Engine:
                 for name, item in edition.compiled.items()
                 if name == INFER or name.partition("-")[0] == TRAIN
             }
-            if edition.turns is not False:
+            if edition.order_transfers is not False:
                 steps = {
-                    name: in_turns(item, problem, always=bool(edition.turns), refine_s=self._refine_s)
+                    name: in_turns(item, problem, always=bool(edition.order_transfers), refine_s=self._refine_s)
                     for name, item in steps.items()
                 }
             edition = replace(edition, compiled={**edition.compiled, **steps})
@@ -354,7 +354,7 @@ class Engine:
         compiled = {name: self.paced_programs(item, edition) for name, item in edition.compiled.items()}
         return replace(edition, compiled=compiled)
 
-    def paced_programs(self, compiled: Compiled, edition: Edition) -> Compiled:
+    def paced_programs(self, compiled: Compiled, edition: CompiledPlan) -> Compiled:
         """The same for some programs of it."""
         problem = self.problem(edition)
         emulated = [name for name in compiled.programs if self.members[name].capability.get("emulated")]

@@ -18,11 +18,11 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run.compiled_plan import (
     MOVE,
-    Edition,
+    CompiledPlan,
     any_work,
+    compile_for_run,
     follow_name,
     held_bytes,
-    make_edition,
     request,
     train_name,
 )
@@ -116,7 +116,7 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
         raise
 
 
-def _work_bytes(device: str, *editions: Edition) -> int:
+def _work_bytes(device: str, *editions: CompiledPlan) -> int:
     """What a plan needs at most beside what it holds: one of them is at work at a time."""
     return max(0, *(edition.memory_bytes(device) - edition.held_bytes(device) for edition in editions))
 
@@ -128,7 +128,7 @@ def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
     if engine.crossing is not None:  # left behind by one that failed, and could not even turn back
         with engine.boundary():
             engine.renew(engine.edition.plan, engine.edition.optimizer, engine.sizes)
-    crossing = Crossing(engine, plan)
+    crossing = PlanMigration(engine, plan)
     if not crossing.is_needed:
         with engine.boundary():
             task.check()
@@ -156,7 +156,7 @@ def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
         raise
 
 
-class Crossing:
+class PlanMigration:
     """A training run on its way to `plan`."""
 
     def __init__(self, engine: "Engine", plan: Plan) -> None:
@@ -165,9 +165,9 @@ class Crossing:
         epoch = engine.take_epoch()
         self._shadow_epoch = engine.take_epoch()
         self.bridge = bridge = engine.paced(
-            make_edition(
+            compile_for_run(
                 engine.model, refined(old.plan, plan), run=old.run, epoch=epoch, optimizer=old.optimizer,
-                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, turns=False,
+                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, order_transfers=False,
                 towards=plan,
             )
         )  # fmt: skip
@@ -246,7 +246,7 @@ class Crossing:
     def _devices(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self._old.plan.devices, *self._plan.devices)))
 
-    def _bytes(self, device: str, beside: Edition) -> int:
+    def _bytes(self, device: str, beside: CompiledPlan) -> int:
         """What a device needs while the bridge, the shadows and one edition more are there."""
         bridge = self.bridge
         shadows = [bridge.pieces[s.stage] for s in bridge.shadows if device in s.devices]

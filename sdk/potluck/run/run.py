@@ -26,7 +26,7 @@ from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.shown import Shown
 from potluck.simulate.cost import energy_j
-from potluck.simulate.predict import IN_FLIGHT, foretell
+from potluck.simulate.predict import IN_FLIGHT, predict_steps
 from potluck.simulate.spans import most_at_once
 from potluck_wire.messages import Reading
 
@@ -114,7 +114,7 @@ class Run(Shown):
         name = train_name(self.plan.batch, self.plan) if self.plan.training else INFER
         compiled = alike[-1][1] if alike else self._engine.edition.compiled[name]
         spans = [(execution.start_s, execution.stop_s) for execution, _ in self._engine.kept]
-        return foretell(compiled, problem, most_at_once(spans)) if problem else None
+        return predict_steps(compiled, problem, most_at_once(spans)) if problem else None
 
     def compare(self) -> Comparison:
         """Predicted against measured: steps, devices, transfers, and which term the difference comes from.

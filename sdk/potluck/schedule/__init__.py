@@ -1,17 +1,17 @@
 """In which order each device acts, and the programs that make it so. Pure."""
 
 from potluck.schedule.pipeline import compile_inference, compile_training
-from potluck.schedule.program_builder import Compiled, Feed, Note, Result
-from potluck.schedule.standby import FOLLOW, Shadow, compile_follow, followed_bytes, refined, shadows
+from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, Result
+from potluck.schedule.standby import FOLLOW, Standby, compile_follow, followed_bytes, refined, shadows
 from potluck.schedule.weights import State, Target, compile_move, compile_pull, compile_push, holding, targets
 
 __all__ = [
     "FOLLOW",
     "Compiled",
-    "Feed",
-    "Note",
+    "InputBinding",
+    "Annotation",
     "Result",
-    "Shadow",
+    "Standby",
     "State",
     "Target",
     "compile_follow",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from potluck.records import Segment
-from potluck.schedule.program_builder import Assembler, Note
+from potluck.schedule.program_builder import Annotation, ProgramBuilder
 
 FLOAT_BYTES = 4  # the flat gradient vector is float32
 STILL = {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}  # where no gradient comes back: statistics move, no weight does
@@ -18,7 +18,7 @@ def vector_elements(segment: Segment, learns: bool) -> int:
 
 
 def ring_all_reduce(
-    programs: Assembler, devices: Sequence[str], vector: str, n_elements: int, *, tag: str, priority: int
+    programs: ProgramBuilder, devices: Sequence[str], vector: str, n_elements: int, *, tag: str, priority: int
 ) -> str:
     """Sum the flat `vector` over `devices`; every device ends with the same sum, bit for bit. Returns its name.
 
@@ -33,7 +33,7 @@ def ring_all_reduce(
         held.append({k: f"{tag}.own.{k}" for k in range(n) if size[k]})
         for k, name in held[-1].items():
             programs.compute(
-                device, "slice", [vector], {name: size[k]}, note=Note(label=f"{tag} slice", nbytes=size[k]),
+                device, "slice", [vector], {name: size[k]}, note=Annotation(label=f"{tag} slice", nbytes=size[k]),
                 priority=priority, dim=0, start=bounds[k], stop=bounds[k + 1],
             )  # fmt: skip
     for turn in range(2 * (n - 1)):
@@ -55,7 +55,7 @@ def ring_all_reduce(
             total = f"{tag}.sum.{turn}.{piece}"
             programs.compute(
                 devices[i], "add", [held[i][piece], name], {total: size[piece]},
-                note=Note(label=f"{tag} add", nbytes=size[piece]), priority=priority + turn,
+                note=Annotation(label=f"{tag} add", nbytes=size[piece]), priority=priority + turn,
             )  # fmt: skip
             held[i][piece] = total
     whole = f"{tag}.all"
@@ -63,6 +63,6 @@ def ring_all_reduce(
         nbytes = n_elements * FLOAT_BYTES
         programs.compute(
             device, "concat", [held[i][k] for k in sorted(held[i])], {whole: nbytes},
-            note=Note(label=f"{tag} concat", nbytes=nbytes), priority=priority + 2 * n, dim=0,
+            note=Annotation(label=f"{tag} concat", nbytes=nbytes), priority=priority + 2 * n, dim=0,
         )  # fmt: skip
     return whole

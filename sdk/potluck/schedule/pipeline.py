@@ -14,10 +14,10 @@ from potluck.schedule import policies
 from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, ring_all_reduce, vector_elements
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
 from potluck.schedule.micro_batches import Division, divide
-from potluck.schedule.program_builder import Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, ProgramBuilder, Result
 from potluck.schedule.rows import intervals, overlaps
 from potluck.schedule.stage_graph import wire
-from potluck.schedule.standby import COPY, REPLAY, Shadow, gradient_value, shadow_value
+from potluck.schedule.standby import COPY, REPLAY, Standby, gradient_value, shadow_value
 from potluck.schedule.validate import check
 
 LOSS_BYTES = 4
@@ -32,7 +32,7 @@ def compile_training(
     home: str = HOME,
     schedule: Schedule | None = None,
     division: Division | None = None,
-    shadows: Sequence[Shadow] = (),
+    shadows: Sequence[Standby] = (),
     to: str = "",
     fed_whole: bool = False,
 ) -> Compiled:
@@ -72,7 +72,7 @@ class _Pipeline:
 
     def __init__(
         self, name: str, plan: Plan, segments: Sequence[Segment], schedule: Schedule, home: str, *, training: bool,
-        division: Division | None = None, shadows: Sequence[Shadow] = (), to: str = "", fed_whole: bool = False,
+        division: Division | None = None, shadows: Sequence[Standby] = (), to: str = "", fed_whole: bool = False,
     ) -> None:  # fmt: skip
         self.wiring = wire(plan, segments, training=training)
         self.plan, self.segments, self.home, self.training = plan, segments, home, training
@@ -82,7 +82,7 @@ class _Pipeline:
         halves = [str(action) for _, action in self.order if action.kind not in (FORWARD, BACKWARD)]
         if halves:
             raise PlanError(f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B.")
-        self.programs = Assembler(name, plan.devices, home)
+        self.programs = ProgramBuilder(name, plan.devices, home)
         self.turn = {action: turn for turn, action in self.order}  # the priority of what an action waits for
         self.n_turns = max(self.turn.values()) + 1
         # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
@@ -127,7 +127,7 @@ class _Pipeline:
             sizes[0] = LOSS_BYTES
         self.programs.compute(
             device, "run", inputs, dict(zip(names, sizes, strict=True)),
-            note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
+            note=Annotation(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
             priority=self.turn[action], segment=segment.name, key=f"{p}.{m}", train=self.training,
             rows=[start, stop, self.division[m].rows], micro_batch=m, **parts,
         )  # fmt: skip
@@ -152,7 +152,7 @@ class _Pipeline:
         self.programs.compute(
             device, "backward", inputs,
             {name: _nbytes(tensor, stop - start) for name, (tensor, _) in zip(names, back, strict=True)},
-            note=Note(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
+            note=Annotation(label=str(action), start=segment.start, stop=segment.stop, rows=stop - start),
             priority=self.turn[action], segment=segment.name, key=f"{p}.{m}",
             scale=(stop - start) / self.batch if last else 1.0,
         )  # fmt: skip
@@ -170,7 +170,7 @@ class _Pipeline:
         name, nbytes = f"dy{action.stage}.{tensor.name}.{action.micro_batch}", _nbytes(tensor, stop - start)
         self.programs.compute(
             self.plan.stages[action.stage].devices[index], "add", parts, {name: nbytes},
-            note=Note(label=f"{action} add", nbytes=nbytes), priority=self.turn[action],
+            note=Annotation(label=f"{action} add", nbytes=nbytes), priority=self.turn[action],
         )  # fmt: skip
         return name
 
@@ -186,7 +186,7 @@ class _Pipeline:
             start, stop = 0, self.batch
         if (device, value) not in self.fed:
             self.fed.add((device, value))
-            feed = Feed(
+            feed = InputBinding(
                 device=device,
                 value=value,
                 tensor=tensor.name,
@@ -234,7 +234,7 @@ class _Pipeline:
                 value = "losses"
                 self.programs.compute(
                     device, "concat", losses, {value: nbytes},
-                    note=Note(label=f"{p} losses", nbytes=nbytes), priority=self.n_turns, dim=0,
+                    note=Annotation(label=f"{p} losses", nbytes=nbytes), priority=self.n_turns, dim=0,
                 )  # fmt: skip
             result = Result(
                 device=device, value=value, tensor=self.segments[p].outputs[0].name, kind="loss",
@@ -259,7 +259,7 @@ class _Pipeline:
             if tensor.multiple and (piece.start, piece.stop) != (first, stop):
                 sent = f"cut.{direction}{tag}"
                 self.programs.compute(
-                    device, "slice", [value], {sent: nbytes}, note=Note(label=f"{source} slice", nbytes=nbytes),
+                    device, "slice", [value], {sent: nbytes}, note=Annotation(label=f"{source} slice", nbytes=nbytes),
                     priority=self.turn[target], dim=0,
                     start=(piece.start - first) * tensor.multiple, stop=(piece.stop - first) * tensor.multiple,
                 )  # fmt: skip
@@ -279,7 +279,7 @@ class _Pipeline:
         name, nbytes = f"{kind}{action.stage}.{tensor.name}.{action.micro_batch}", sum(piece[2] for piece in pieces)
         self.programs.compute(
             self.plan.stages[action.stage].devices[index], "concat", [piece[0] for piece in pieces], {name: nbytes},
-            note=Note(label=f"{action} concat", nbytes=nbytes), priority=self.turn[action], dim=0,
+            note=Annotation(label=f"{action} concat", nbytes=nbytes), priority=self.turn[action], dim=0,
         )  # fmt: skip
         return name
 
@@ -298,7 +298,7 @@ class _Pipeline:
             for index, device in enumerate(stage.devices):
                 rows = sum(part.shares[p][index] for part in self.division)
                 self.programs.compute(
-                    device, "gradients", [], {f"grad{p}": nbytes}, note=Note(label=f"{p} gradients", nbytes=nbytes),
+                    device, "gradients", [], {f"grad{p}": nbytes}, note=Annotation(label=f"{p} gradients", nbytes=nbytes),
                     priority=priority, segment=segment.name, share_frac=rows / self.batch,
                 )  # fmt: skip
             reduced = [f"grad{p}"]
@@ -313,7 +313,7 @@ class _Pipeline:
         for device in stage.devices:
             self.programs.compute(
                 device, "step", reduced, {},
-                note=Note(
+                note=Annotation(
                     label=f"{p} step", start=segment.start, stop=segment.stop,
                     nbytes=segment.parameter_count * FLOAT_BYTES,
                 ),

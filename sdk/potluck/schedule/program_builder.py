@@ -12,7 +12,7 @@ LATE = 2**31  # the priority of what has time: behind everything that a step wai
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class InputBinding:
     """A value that home sends to `device` under the name `value`.
 
     kind "input": entries [start, stop) of the first dimension of the batch's tensor `tensor` (counted over the whole
@@ -56,7 +56,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Annotation:
     """What people and the simulator want to know about one instruction.
 
     `label` for timelines (`2F0`). For run and backward: layers [start, stop) on `rows` rows. `nbytes` are sent,
@@ -76,9 +76,9 @@ class Compiled:
     """One program per device and what belongs to it. `notes[device][instruction id]`; `value_bytes[device][value]`."""
 
     programs: Mapping[str, Program]
-    feeds: tuple[Feed, ...] = ()
+    feeds: tuple[InputBinding, ...] = ()
     results: tuple[Result, ...] = ()
-    notes: Mapping[str, tuple[Note, ...]] = field(default_factory=dict)
+    notes: Mapping[str, tuple[Annotation, ...]] = field(default_factory=dict)
     value_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     home: str = HOME
 
@@ -93,16 +93,16 @@ class Compiled:
         return {device: tuple(note.label for note in notes) for device, notes in self.notes.items()}
 
 
-class Assembler:
+class ProgramBuilder:
     """Collects the instructions of all devices; the compute instructions of a device are chained in the order given."""
 
     def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
         self.name, self.home = name, home
         self._rows: dict[str, list[Instruction]] = {device: [] for device in devices}
-        self._notes: dict[str, list[Note]] = {device: [] for device in devices}
+        self._notes: dict[str, list[Annotation]] = {device: [] for device in devices}
         self._bytes: dict[str, dict[str, int]] = {device: {} for device in devices}
         self._last: dict[str, int] = {}
-        self.feeds: list[Feed] = []
+        self.feeds: list[InputBinding] = []
         self.results: list[Result] = []
 
     def compute(
@@ -112,7 +112,7 @@ class Assembler:
         inputs: Sequence[str],
         outputs: Mapping[str, int],
         *,
-        note: Note,
+        note: Annotation,
         priority: int = 0,
         behind: Sequence[int] = (),
         **attrs: Any,
@@ -130,7 +130,7 @@ class Assembler:
         Returns the id of the send.
         """
         nbytes = self._bytes[device][value]
-        note = Note(label=label, nbytes=nbytes)
+        note = Annotation(label=label, nbytes=nbytes)
         sent = self._add(device, "send", (value,), {}, (), priority, {"peer": peer, "name": name}, note)
         if peer != self.home:
             self.receive(peer, name, nbytes, device, label=label, priority=priority)
@@ -138,20 +138,20 @@ class Assembler:
 
     def receive(self, device: str, name: str, nbytes: int, peer: str, *, label: str, priority: int = 0) -> str:
         """Receive a value that `peer` sends, in this program or from another one; returns its name."""
-        note = Note(label=label, nbytes=nbytes)
+        note = Annotation(label=label, nbytes=nbytes)
         self._add(device, "recv", (), {name: nbytes}, (), priority, {"peer": peer}, note)
         return name
 
     def post(self, device: str, value: str, peer: str, name: str, *, to: str, label: str, priority: int) -> None:
         """Send a copy of `value` to another program, `to` = "EPOCH/PROGRAM" of `peer`; nothing here waits for it."""
         copy, nbytes = f"{name}>{peer}", self._bytes[device][value]
-        note = Note(label=label, nbytes=nbytes)
+        note = Annotation(label=label, nbytes=nbytes)
         self.compute(device, "concat", [value], {copy: nbytes}, note=note, priority=priority, dim=0)
         self._add(device, "send", (copy,), {}, (), LATE, {"peer": peer, "name": name, "to": to}, note)
 
-    def feed(self, feed: Feed, *, label: str) -> str:
+    def feed(self, feed: InputBinding, *, label: str) -> str:
         """Receive a value from home; returns its name."""
-        note = Note(label=label, nbytes=feed.nbytes)
+        note = Annotation(label=label, nbytes=feed.nbytes)
         self._add(feed.device, "recv", (), {feed.value: feed.nbytes}, (), feed.priority, {"peer": self.home}, note)
         self.feeds.append(feed)
         return feed.value
@@ -170,7 +170,7 @@ class Assembler:
         after: tuple[int, ...],
         priority: int,
         attrs: Mapping[str, Any],
-        note: Note,
+        note: Annotation,
     ) -> int:
         rows = self._rows[device]
         if len(rows) >= MAX_INSTRUCTIONS:

@@ -43,7 +43,7 @@ def heights(before: Before) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class StageGraph:
     """`before`: the graph of stages. `takers[p][tensor]`: the stages that take that output of stage p, in order.
 
     `suppliers[p]`: for each input of stage p the stage it comes from. `learns[p]`: whether a gradient reaches stage p.
@@ -60,7 +60,7 @@ class Wiring:
         return tuple(q for q in reversed(takers) if self.learns[q])
 
 
-def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> Wiring:
+def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGraph:
     """The wiring of the segments of a plan; `PlanError` unless segment p is stage p and all tensors meet."""
     if [(s.start, s.stop) for s in segments] != [(s.start, s.stop) for s in plan.stages]:
         cuts = ", ".join(f"[{s.start}, {s.stop})" for s in segments)
@@ -77,7 +77,7 @@ def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> Wiring:
         lost = sorted({t.name for t in segment.outputs if t.gradient and t.name not in takers[p]})
         if training and lost:
             raise PlanError(f"{segment.name} gives {', '.join(lost)}, whose gradient nobody ever returns.")
-    return Wiring(
+    return StageGraph(
         before=tuple(tuple(sorted(set(sources))) for sources in suppliers),
         takers=tuple(takers),
         suppliers=suppliers,

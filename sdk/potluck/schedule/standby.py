@@ -14,15 +14,15 @@ from typing import Any
 from potluck.records import HOME, Plan, Segment, Stage, Tensor
 from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, vector_elements
 from potluck.schedule.micro_batches import Division, MicroBatch, divide
-from potluck.schedule.program_builder import LATE, Assembler, Compiled, Feed, Note
-from potluck.schedule.stage_graph import Wiring, wire
+from potluck.schedule.program_builder import LATE, Annotation, Compiled, InputBinding, ProgramBuilder
+from potluck.schedule.stage_graph import StageGraph, wire
 
 FOLLOW = "follow"
 REPLAY, COPY = "replay", "copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shadow:
+class Standby:
     """`devices` follow `stage` in that `way`."""
 
     stage: int
@@ -40,7 +40,7 @@ def refined(plan: Plan, other: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Shadow, ...]:
+def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby, ...]:
     """Who of `new` lacks a stage of `plan` (which is cut wherever `new` is) and how it best stays in step with it.
 
     A stage that several devices share is normalised and summed by shares, which nobody else can repeat: COPY.
@@ -52,11 +52,11 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Shadow,
         if lacking:
             cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(segments[p], wiring.learns[p])
             way = REPLAY if cheaper and len(stage.devices) == 1 else COPY
-            found.append(Shadow(stage=p, devices=lacking, way=way))
+            found.append(Standby(stage=p, devices=lacking, way=way))
     return tuple(found)
 
 
-def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Shadow]) -> int:
+def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Standby]) -> int:
     """What the busiest shadow receives per step, from home too."""
     per_device: dict[str, int] = {}
     wiring = wire(plan, segments, training=True)
@@ -70,7 +70,7 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Shad
     return max(per_device.values(), default=0)
 
 
-def replayed_bytes(plan: Plan, segment: Segment, wiring: Wiring, p: int) -> int:
+def replayed_bytes(plan: Plan, segment: Segment, wiring: StageGraph, p: int) -> int:
     """Bytes per step that a REPLAY of stage p takes."""
     returned = _returned(segment, wiring, p)
     return plan.batch * sum(tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned))
@@ -82,7 +82,7 @@ def copied_bytes(segment: Segment, learns: bool) -> int:
 
 
 def compile_follow(
-    name: str, plan: Plan, segments: Sequence[Segment], optimizer: Mapping[str, Any], every: Sequence[Shadow], *,
+    name: str, plan: Plan, segments: Sequence[Segment], optimizer: Mapping[str, Any], every: Sequence[Standby], *,
     division: Division | None = None, home: str = HOME,
 ) -> Compiled:  # fmt: skip
     """The program `name` of every shadow: the step of its stages, with what the program `train` of `plan` posts.
@@ -91,7 +91,7 @@ def compile_follow(
     """
     division = division or divide(plan, segments, plan.batch)
     devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
-    programs, wiring = Assembler(name, devices, home), wire(plan, segments, training=True)
+    programs, wiring = ProgramBuilder(name, devices, home), wire(plan, segments, training=True)
     for shadow in every:
         segment, learns = segments[shadow.stage], wiring.learns[shadow.stage]
         if not vector_elements(segment, learns):
@@ -104,7 +104,7 @@ def compile_follow(
                 gradients = [_copy(programs, plan, segment, wiring, shadow.stage, device)]
             if not learns and not gradients:  # its forwards have moved the statistics
                 continue
-            note = Note(
+            note = Annotation(
                 label=f"{shadow.stage} step", start=segment.start, stop=segment.stop,
                 nbytes=segment.parameter_count * FLOAT_BYTES,
             )  # fmt: skip
@@ -115,14 +115,14 @@ def compile_follow(
     return programs.finish()
 
 
-def _copy(programs: Assembler, plan: Plan, segment: Segment, wiring: Wiring, p: int, device: str) -> str:
+def _copy(programs: ProgramBuilder, plan: Plan, segment: Segment, wiring: StageGraph, p: int, device: str) -> str:
     """Receive the gradients; returns their name."""
     giver, nbytes = plan.stages[p].devices[0], copied_bytes(segment, wiring.learns[p])
     return programs.receive(device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE)
 
 
 def _replay(
-    programs: Assembler, plan: Plan, division: Division, segment: Segment, wiring: Wiring, p: int, device: str
+    programs: ProgramBuilder, plan: Plan, division: Division, segment: Segment, wiring: StageGraph, p: int, device: str
 ) -> None:  # fmt: skip
     """Forward and backward of every micro-batch in turn, so that the memory for one is enough.
 
@@ -132,7 +132,7 @@ def _replay(
     last, returned = p == len(plan.stages) - 1, _returned(segment, wiring, p)
     for m, part in enumerate(division):
         rows = part.rows
-        note = Note(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
+        note = Annotation(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
         inputs = [_feed(programs, part, p, m, tensor, device) for tensor in segment.feeds]
         inputs += [_hear(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs]
         outputs = {f"y{p}.{i}.{m}": tensor.row_bytes * rows for i, tensor in enumerate(segment.outputs)}
@@ -150,8 +150,8 @@ def _replay(
         )  # fmt: skip
 
 
-def _feed(programs: Assembler, part: MicroBatch, p: int, m: int, tensor: Tensor, device: str) -> str:
-    feed = Feed(
+def _feed(programs: ProgramBuilder, part: MicroBatch, p: int, m: int, tensor: Tensor, device: str) -> str:
+    feed = InputBinding(
         device=device, value=f"in{p}.{tensor.name}.{m}", tensor=tensor.name, micro_batch=m,
         start=part.start * tensor.multiple, stop=part.stop * tensor.multiple, whole=tensor.multiple == 0,
         nbytes=tensor.row_bytes * part.rows, priority=LATE,
@@ -160,13 +160,13 @@ def _feed(programs: Assembler, part: MicroBatch, p: int, m: int, tensor: Tensor,
 
 
 def _hear(
-    programs: Assembler, rows: int, p: int, kind: str, tensor: Tensor, m: int, giver: str, device: str
+    programs: ProgramBuilder, rows: int, p: int, kind: str, tensor: Tensor, m: int, giver: str, device: str
 ) -> str:  # fmt: skip
     name = shadow_value(p, kind, tensor, m)
     return programs.receive(device, name, tensor.row_bytes * rows, giver, label=f"{giver}>{name}", priority=LATE)
 
 
-def _returned(segment: Segment, wiring: Wiring, p: int) -> tuple[Tensor, ...]:
+def _returned(segment: Segment, wiring: StageGraph, p: int) -> tuple[Tensor, ...]:
     """The outputs of stage p whose gradient comes back."""
     return tuple(tensor for tensor in segment.outputs if wiring.returning(p, tensor))
 

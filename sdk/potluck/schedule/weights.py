@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment
-from potluck.schedule.program_builder import LATE, Assembler, Compiled, Feed, Note, Result
+from potluck.schedule.program_builder import LATE, Annotation, Compiled, InputBinding, ProgramBuilder, Result
 from potluck_wire.program import SURELY_TOLD
 
 
@@ -39,11 +39,11 @@ AHEAD_BYTES = 8 * 2**20  # read but not arrived yet: one credit window keeps the
 
 def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
     """The program `push` of every device: home sends each state to every device of the stage, which assigns it."""
-    programs = Assembler("push", plan.devices, home)
+    programs = ProgramBuilder("push", plan.devices, home)
     for stage, segment in zip(plan.stages, segments, strict=True):
         for device in stage.devices:
             for state in states.get(segment.name, ()):
-                feed = Feed(
+                feed = InputBinding(
                     device=device,
                     value=_value(segment.name, state.name),
                     tensor=state.name,
@@ -59,7 +59,7 @@ def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, hom
 
 def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
     """The program `pull` of the lead of every stage (its replicas hold the same): each state goes home."""
-    programs = Assembler("pull", plan.devices, home)
+    programs = ProgramBuilder("pull", plan.devices, home)
     for stage, segment in zip(plan.stages, segments, strict=True):
         device = stage.lead
         for state in states.get(segment.name, ()):
@@ -123,7 +123,7 @@ class _Move:
     """The programs of one move as they grow, and what each giver has sent so far."""
 
     def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
-        self.programs = Assembler(name, devices, home)
+        self.programs = ProgramBuilder(name, devices, home)
         self._load = dict.fromkeys(devices, 0)
         self._under_way: dict[str, list[tuple[int, int]]] = {device: [] for device in devices}  # (send, bytes)
 
@@ -131,7 +131,7 @@ class _Move:
         """From one segment to another of the same device, all in one go."""
         names = [state.name for state in rows]
         values = {f"{target}:{state.name}>{device}": state.nbytes for state in rows}
-        note = Note(label=f"keep {target}", nbytes=sum(values.values()))
+        note = Annotation(label=f"keep {target}", nbytes=sum(values.values()))
         self.programs.compute(device, "state", (), values, note=note, priority=LATE, segment=source, names=names)
         self.programs.compute(device, "assign", [*values], {}, note=note, priority=LATE, segment=target, names=names)
 
@@ -159,16 +159,18 @@ def _value(segment: str, state: str) -> str:
 
 
 def _read(
-    programs: Assembler, device: str, segment: str, state: State, value: str, *, priority: int = 0,
+    programs: ProgramBuilder, device: str, segment: str, state: State, value: str, *, priority: int = 0,
     behind: Sequence[int] = (),
 ) -> None:  # fmt: skip
-    note = Note(label=f"read {state.name}", nbytes=state.nbytes)
+    note = Annotation(label=f"read {state.name}", nbytes=state.nbytes)
     programs.compute(
         device, "state", (), {value: state.nbytes}, note=note, priority=priority, behind=behind, segment=segment,
         names=[state.name],
     )  # fmt: skip
 
 
-def _assign(programs: Assembler, device: str, segment: str, state: State, value: str, *, priority: int = 0) -> None:
-    note = Note(label=f"assign {state.name}", nbytes=state.nbytes)
+def _assign(
+    programs: ProgramBuilder, device: str, segment: str, state: State, value: str, *, priority: int = 0
+) -> None:
+    note = Annotation(label=f"assign {state.name}", nbytes=state.nbytes)
     programs.compute(device, "assign", (value,), {}, note=note, priority=priority, segment=segment, names=[state.name])

@@ -1,7 +1,7 @@
 """The notebook's side of every session as a state machine: `handle(event, now_s)` returns what to do. No sockets, no
 clock, no threads.
 
-One `Gather` asks many devices one thing each (prepare, commit, drop, measure); one `Launch` executes one step on all of
+One `RequestAll` asks many devices one thing each (prepare, commit, drop, measure); one `StartExecution` executes one step on all of
 them, with values going out and coming back. Whatever fails on one device fails the whole with that device's name.
 """
 
@@ -14,27 +14,27 @@ from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
 from potluck.sessions.events import (
     Action,
+    CancelExecution,
     Connect,
-    Deliver,
     Disconnect,
     Event,
-    Forsake,
-    Gather,
-    Heard,
     Join,
-    Launch,
     Leave,
     Lost,
+    Notification,
     Received,
     Reject,
+    RequestAll,
     Resolve,
     Send,
     Session,
+    StartExecution,
+    UplinkProbe,
 )
 from potluck.sessions.executions import Executions
-from potluck.sessions.heartbeat import Pulse
+from potluck.sessions.heartbeat import Heartbeat
 from potluck.sessions.pending import Launched, Peer, is_over, read_timeline
-from potluck.sessions.pending_requests import Questions
+from potluck.sessions.pending_requests import PendingRequests
 from potluck.sessions.permits import Permits
 from potluck.sessions.spoken import legible, read_statement
 from potluck.sessions.traffic import Letter, Traffic, place_of
@@ -80,7 +80,7 @@ class Controller:
     def __init__(self, name: str = "notebook") -> None:
         self._name = name
         self._peers: dict[str, Peer] = {}
-        self._questions = Questions()
+        self._questions = PendingRequests()
         self._executions = Executions(self._peers)
         self._runs: set[str] = set()  # all that there ever were: values of one that is over may still come
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
@@ -99,17 +99,17 @@ class Controller:
         self._now_s = now_s
         if isinstance(event, Received):
             self._receive(event)
-        elif isinstance(event, Launch):
+        elif isinstance(event, StartExecution):
             self._launch(event)
-        elif isinstance(event, Gather):
+        elif isinstance(event, RequestAll):
             self._gather(event)
-        elif isinstance(event, Deliver):
+        elif isinstance(event, UplinkProbe):
             self._deliver(event)
         elif isinstance(event, Join):
             self._join(event)
         elif isinstance(event, Leave):
             self._leave(event.device)
-        elif isinstance(event, Forsake):
+        elif isinstance(event, CancelExecution):
             self._forsake(event.ticket)
         elif isinstance(event, Lost):
             self._lose(event.device, event.error)
@@ -126,7 +126,7 @@ class Controller:
         device loses its session, a ticket is rejected; what came from nobody costs every session."""
         self._now_s = now_s
         text = f"what it led to could not be handled ({type(error).__name__}); this is a fault of potluck's."
-        if isinstance(event, Join | Gather | Deliver | Launch):
+        if isinstance(event, Join | RequestAll | UplinkProbe | StartExecution):
             self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
             self._forsake(event.ticket)
         device = getattr(event, "device", "")
@@ -141,7 +141,7 @@ class Controller:
         permits = Permits(self._runs)
         self._peers[event.device] = Peer(
             address=event.address, key=event.key, join_ticket=event.ticket, deadline_s=self._now_s + JOIN_S,
-            permits=permits, traffic=Traffic(permits.code), pulse=Pulse(self._now_s),
+            permits=permits, traffic=Traffic(permits.code), pulse=Heartbeat(self._now_s),
         )  # fmt: skip
         self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
         self._send(event.device, Hello(major=VERSION[0], minor=VERSION[1], name=self._name))
@@ -159,7 +159,7 @@ class Controller:
                 return True
         return False
 
-    def _gather(self, event: Gather) -> None:
+    def _gather(self, event: RequestAll) -> None:
         if self._is_missing(event.ticket, event.requests):
             return
         for device, (message, buffers) in event.requests.items():
@@ -174,13 +174,13 @@ class Controller:
         messages = {device: message for device, (message, _) in event.requests.items()}
         self._actions += self._questions.ask(event.ticket, messages)
 
-    def _deliver(self, event: Deliver) -> None:
+    def _deliver(self, event: UplinkProbe) -> None:
         if self._is_missing(event.ticket, [event.device]):
             return
         self._questions.probe(event.ticket, event.device, self._now_s)
         self._post(event.device, self._peers[event.device].traffic.probe(f"home-{event.ticket}", event.nbytes))
 
-    def _launch(self, event: Launch) -> None:
+    def _launch(self, event: StartExecution) -> None:
         if self._is_missing(event.ticket, event.devices):
             return
         launched = self._executions.begin(event, self._now_s)
@@ -233,7 +233,7 @@ class Controller:
             self._welcome(event.device, peer, message, event.buffers)
         elif isinstance(message, Reading):
             timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
-            self._actions.append(Heard(device=event.device, message=timed))
+            self._actions.append(Notification(device=event.device, message=timed))
         elif isinstance(message, Goodbye):
             why = f"the agent said goodbye: {failures.clean(message.reason)}."
             self._lose(event.device, DeviceGone(why, device=event.device))
@@ -332,7 +332,7 @@ class Controller:
             if self._executions.of(launched.launch.ticket):
                 self._fail(launched.launch, error)
 
-    def _fail(self, launch: Launch, error: PotluckError) -> None:
+    def _fail(self, launch: StartExecution, error: PotluckError) -> None:
         """End every execution of that run and epoch, on every device that is left."""
         for other in self._executions:
             if other.place[:2] == (launch.run, launch.epoch):
@@ -350,7 +350,7 @@ class Controller:
         if peer.session is None:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
         else:  # before anybody learns that work has failed: they look at the device next
-            self._actions.append(Heard(device=device, message=error))
+            self._actions.append(Notification(device=device, message=error))
         self._actions += self._questions.give_up(device, error)
         self._fail_all(self._executions.on(device), error)
         self._gone[device] = error

@@ -43,7 +43,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gather:
+class RequestAll:
     """Ask each device one thing. Resolves with {device: (reply, buffers)} when all have answered; one refusal fails
     it."""
 
@@ -52,7 +52,7 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deliver:
+class UplinkProbe:
     """Send a device so many bytes that it throws away. Resolves with the seconds until it has them all."""
 
     ticket: int = 0
@@ -61,7 +61,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class StartExecution:
     """Execute a program of that name once on each device, with these values from here. Resolves with an `Execution`.
 
     `expects[device]` names the values that come back, each with its most bytes; `instructions[device]` is how many its
@@ -86,7 +86,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forsake:
+class CancelExecution:
     """Nobody waits for that ticket any more; what it started is dropped."""
 
     ticket: int
@@ -114,7 +114,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Join | Leave | Gather | Deliver | Launch | Forsake | Received | Lost | Tick
+Event = Join | Leave | RequestAll | UplinkProbe | StartExecution | CancelExecution | Received | Lost | Tick
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------
@@ -163,14 +163,14 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Notification:
     """Something to show: a power reading, a device that went away."""
 
     device: str
     message: Any
 
 
-Action = Connect | Disconnect | Send | Resolve | Reject | Heard
+Action = Connect | Disconnect | Send | Resolve | Reject | Notification
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

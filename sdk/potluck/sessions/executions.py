@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from potluck.sessions.events import Launch
+from potluck.sessions.events import StartExecution
 from potluck.sessions.pending import Launched, Peer, startable
 from potluck.sessions.traffic import Place
 
@@ -18,7 +18,7 @@ class Executions:
         """As they are now: ending one while going through them is fine."""
         return iter(tuple(self._launched.values()))
 
-    def begin(self, launch: Launch, now_s: float) -> Launched:
+    def begin(self, launch: StartExecution, now_s: float) -> Launched:
         """One more; its devices may send what it expects of them."""
         values = {(device, name) for device, names in launch.expects.items() for name in names}
         alone = not any(other.launch.request and other.launch.run == launch.run for other in self)

@@ -9,7 +9,7 @@ FIRST_HUNG_S = 60.0  # before one execution has ended nobody knows what is usual
 KEPT_PINGS = 64  # half a minute: the clocks of two devices drift some 20 us in that time
 
 
-class Pulse:
+class Heartbeat:
     """The heartbeat of one device, seen from the notebook."""
 
     def __init__(self, now_s: float) -> None:

@@ -26,21 +26,21 @@ from potluck.sessions.connections import OFFSETS, Connection, Keys
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Action,
+    CancelExecution,
     Connect,
-    Deliver,
     Disconnect,
     Event,
-    Forsake,
-    Gather,
-    Heard,
     Join,
-    Launch,
     Lost,
+    Notification,
     Received,
     Reject,
+    RequestAll,
     Resolve,
     Send,
+    StartExecution,
     Tick,
+    UplinkProbe,
 )
 from potluck.sessions.resolving import UNKNOWN, Resolver
 from potluck_wire.errors import WireError
@@ -96,7 +96,7 @@ class Link:
 
     # --- for any thread -----------------------------------------------------------------------------------------------
 
-    def ask(self, event: Join | Gather | Deliver | Launch) -> "Future[Any]":
+    def ask(self, event: Join | RequestAll | UplinkProbe | StartExecution) -> "Future[Any]":
         """Submit an event that has a result."""
         self._check()
         future: Future[Any] = Future()
@@ -148,7 +148,7 @@ class Link:
 
     def _abandoned(self, ticket: int, future: "Future[Any]") -> None:
         if future.cancelled() and not self._closing:
-            self._submitted.append(Forsake(ticket=ticket))
+            self._submitted.append(CancelExecution(ticket=ticket))
             self._wake()
 
     def _loop(self) -> None:
@@ -197,7 +197,7 @@ class Link:
             _FAULTS.exception("all sessions end")
             self._controller = Controller(self._name)
             ended = ProtocolError("the sessions of this home had to end; this is a fault of potluck's.")
-            lost = [Heard(device=device, message=ended) for device in self._connections]
+            lost = [Notification(device=device, message=ended) for device in self._connections]
             return [
                 *(Reject(ticket=ticket, error=ended) for ticket in tuple(self._futures)),
                 *lost,
@@ -264,7 +264,7 @@ class Link:
             self._connect(action)
         elif isinstance(action, Disconnect):
             self._disconnect(action.device)
-        elif isinstance(action, Heard):
+        elif isinstance(action, Notification):
             with suppress(Exception):  # whoever listens must not stop the link
                 self._heard(action.device, action.message)
 

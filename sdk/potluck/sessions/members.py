@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
 from potluck.sessions import failures
-from potluck.sessions.events import Address, Gather, Join, Leave, Session
+from potluck.sessions.events import Address, Join, Leave, RequestAll, Session
 from potluck.sessions.link import Link
 from potluck.shown import Shown
 from potluck_wire.messages import Reading, Roster
@@ -197,7 +197,7 @@ class Members(Shown, Mapping[str, Member]):
         document = json.dumps(rows, separators=(",", ":")).encode()
         requests = {name: (Roster(home="home"), (document,)) for name in self.ready}
         if requests:
-            self._link.ask(Gather(requests=requests)).result()
+            self._link.ask(RequestAll(requests=requests)).result()
 
     def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """These devices (default: all that are ready) with an open session each, joined anew where it was lost.

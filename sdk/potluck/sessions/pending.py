@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.sessions.events import Address, Execution, Launch, Session, Timeline
-from potluck.sessions.heartbeat import Pulse
+from potluck.sessions.events import Address, Execution, Session, StartExecution, Timeline
+from potluck.sessions.heartbeat import Heartbeat
 from potluck.sessions.permits import Permits
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import answers
@@ -18,9 +18,9 @@ ROW_BYTES = 128  # of a timeline, at most: a small integer and two floats
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # its worker goes on, and has all that it had
 
 
-def is_over(drop: Drop, asked: Message | Launch) -> bool:
+def is_over(drop: Drop, asked: Message | StartExecution) -> bool:
     """Whether nobody will answer this, because its run or epoch is dropped."""
-    if not isinstance(asked, Prepare | Commit | Launch):
+    if not isinstance(asked, Prepare | Commit | StartExecution):
         return False
     return asked.run == drop.run and drop.epoch in (-1, asked.epoch)
 
@@ -44,7 +44,7 @@ class Peer:
     deadline_s: float
     permits: Permits
     traffic: Traffic
-    pulse: Pulse
+    pulse: Heartbeat
     session: Session | None = None
     owes_s: float = 0.0  # for how long a value of a step that it is done with has not got on
 
@@ -67,7 +67,7 @@ class Peer:
 
 @dataclass(slots=True)
 class Launched:
-    launch: Launch
+    launch: StartExecution
     start_s: float
     waiting_values: set[tuple[str, str]]
     to_start: list[str]
@@ -139,6 +139,6 @@ def startable(every: Sequence[Launched], peers: Mapping[str, Peer]) -> list[tupl
     return found
 
 
-def _may_follow(launch: Launch, ahead: Launch) -> bool:
+def _may_follow(launch: StartExecution, ahead: StartExecution) -> bool:
     same = (launch.epoch, launch.program) == (ahead.epoch, ahead.program)
     return same and not launch.together and not ahead.together

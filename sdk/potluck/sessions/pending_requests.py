@@ -38,7 +38,7 @@ UNANSWERED = (Meter, Goodbye)
 
 
 @dataclass(slots=True)
-class Asked:
+class PendingRequest:
     """One question to several devices: what each of them was asked, and what those said that have answered."""
 
     waiting: dict[str, Message]
@@ -46,23 +46,23 @@ class Asked:
     since_s: float = 0.0
 
 
-class Questions:
+class PendingRequests:
     """All that is open, by ticket."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, PendingRequest] = {}
 
     def ask(self, ticket: int, messages: Mapping[str, Message]) -> list[Action]:
         """These messages go to these devices; the last answer resolves the ticket."""
         waiting = {device: message for device, message in messages.items() if not isinstance(message, UNANSWERED)}
         if not waiting:
             return [Resolve(ticket=ticket, result={})]
-        self._asked[ticket] = Asked(waiting)
+        self._asked[ticket] = PendingRequest(waiting)
         return []
 
     def probe(self, ticket: int, device: str, now_s: float) -> None:
         """A value goes to the device, only to see how long it takes."""
-        self._asked[ticket] = Asked({device: Value()}, since_s=now_s)
+        self._asked[ticket] = PendingRequest({device: Value()}, since_s=now_s)
 
     def probed(self, ticket: int, now_s: float) -> list[Action]:
         """All of that value is there."""

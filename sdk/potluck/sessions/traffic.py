@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from potluck_wire.chunks import Account, Assembly, Departure
+from potluck_wire.chunks import CreditLedger, Reassembler, SendWindow
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import CHUNK_BYTES, PROBE, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
@@ -29,13 +29,13 @@ class Raw:
 @dataclass(slots=True)
 class _Outgoing:
     value: Value
-    departure: Departure
+    departure: SendWindow
     data: memoryview
 
 
 @dataclass(slots=True)
 class _Incoming:
-    assembly: Assembly
+    assembly: Reassembler
     data: bytearray | None  # None: only measured
 
 
@@ -58,7 +58,7 @@ class Traffic:
         self._outgoing: dict[int, _Outgoing] = {}
         self._waiting: deque[int] = deque()
         self._incoming: dict[int, _Incoming] = {}
-        self._account = Account()
+        self._account = CreditLedger()
         self.n_taken = 0  # chunks of values that are wanted
         self.rejected: list[tuple[Value, Rejected]] = []
         self.probed: list[Value] = []  # values of no run that have arrived
@@ -83,7 +83,7 @@ class Traffic:
             transfer=self._n_transfers, run=run, epoch=epoch, program=program, step=step, name=name,
             dtype=raw.dtype, shape=raw.shape, nbytes=len(view), chunk_bytes=self._chunk_bytes,
         )  # fmt: skip
-        self._outgoing[value.transfer] = _Outgoing(value, Departure(len(view), self._chunk_bytes), view)
+        self._outgoing[value.transfer] = _Outgoing(value, SendWindow(len(view), self._chunk_bytes), view)
         self._waiting.append(value.transfer)
         return self._pump()
 
@@ -131,7 +131,7 @@ class Traffic:
         if value.transfer in self._incoming:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
         data = bytearray() if value.run else None  # as large as what has really come
-        self._incoming[value.transfer] = _Incoming(Assembly(value), data)
+        self._incoming[value.transfer] = _Incoming(Reassembler(value), data)
         return self._continue(value.transfer, 0, buffers)
 
     def _continue(self, transfer: int, index: int, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:

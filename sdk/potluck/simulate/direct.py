@@ -11,7 +11,19 @@ from potluck.schedule.all_reduce import FLOAT_BYTES
 from potluck.simulate import cost, flows
 from potluck.simulate.duration import shared_hosts
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
-from potluck.simulate.layout import BACKWARD, COPY, HOME_PRIORITY, RUN, SEND, STEP, Handed, Item, Layout, Shape, lay_out
+from potluck.simulate.layout import (
+    BACKWARD,
+    COPY,
+    HOME_PRIORITY,
+    RUN,
+    SEND,
+    STEP,
+    Handed,
+    Item,
+    Shape,
+    StepLayout,
+    lay_out,
+)
 from potluck.simulate.spans import middle_s, union_s
 from potluck_wire.limits import CHUNK_BYTES
 
@@ -24,7 +36,7 @@ MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 class _Graph:
     """A layout as the engine takes it, for one or several steps; `tasks[step]` is the number of its first task."""
 
-    layout: Layout
+    layout: StepLayout
     graph: TaskGraph
     first: list[int]
     lengths: list[int]
@@ -145,7 +157,7 @@ class Direct:
         self._paths = TaskGraph(capacity=self.capacity, cores=self._cores, chunk_bytes=CHUNK_BYTES)
         self._routes: dict[tuple[str, str], int] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
-        self._cuts: dict[tuple[int, ...], tuple[tuple[tuple[flows.Bundle, ...], ...], tuple[bool, ...]]] = {}
+        self._cuts: dict[tuple[int, ...], tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]] = {}
 
     @property
     def n_layouts(self) -> int:
@@ -215,13 +227,13 @@ class Direct:
             n_elements=tuple(min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)),
         )
 
-    def _handed(self, plan: Plan) -> tuple[tuple[flows.Bundle, ...], ...]:
+    def _handed(self, plan: Plan) -> tuple[tuple[flows.OutputGroup, ...], ...]:
         return self._flows(plan)[0]
 
     def _learning(self, plan: Plan) -> tuple[bool, ...]:
         return self._flows(plan)[1]
 
-    def _flows(self, plan: Plan) -> tuple[tuple[tuple[flows.Bundle, ...], ...], tuple[bool, ...]]:
+    def _flows(self, plan: Plan) -> tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]:
         """What each stage hands on, and whether a gradient comes back to it."""
         key = tuple(stage.start for stage in plan.stages)
         if key not in self._cuts:
@@ -275,7 +287,7 @@ class Direct:
         return item.rows * per_row[tensor]
 
 
-def _graph(layout: Layout, n_steps: int, in_flight: int, paths: TaskGraph) -> _Graph:
+def _graph(layout: StepLayout, n_steps: int, in_flight: int, paths: TaskGraph) -> _Graph:
     """`n_steps` times the layout, at most `in_flight` at once; several are each between a task of begin and of end."""
     graph, n_tasks = paths.on_same_paths(), len(layout.item)
     idle, first, ends = 2 * layout.home, [], list[int]()

@@ -87,7 +87,7 @@ class Times:
     stop_s: list[float]
 
 
-class Course:
+class SimulationState:
     """What has become of the tasks so far, and what ends when. The lanes are the caller's."""
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -127,7 +127,7 @@ def run(graph: TaskGraph) -> Times:
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
     doing = [-1] * n_lanes  # the task that has the lane
-    course, flows, flow_end_s, now_s = Course(graph), Flows(graph), inf, 0.0
+    course, flows, flow_end_s, now_s = SimulationState(graph), Flows(graph), inf, 0.0
     class_of, class_of_lane, latency_s, ends = flows.class_of, flows.class_of_lane, graph.latency_s, course.ends
     stop, came, touched = course.stop, course.first(), list[int]()
     while True:

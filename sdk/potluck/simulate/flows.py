@@ -12,7 +12,7 @@ from potluck.records import Problem, Stage
 from potluck.schedule.stage_graph import Before
 
 
-class Bundle(NamedTuple):
+class OutputGroup(NamedTuple):
     """What a stage hands to the stages `to`, the same to each: bytes per row, and the part with a gradient."""
 
     to: tuple[int, ...]
@@ -20,30 +20,30 @@ class Bundle(NamedTuple):
     gradient_bytes: int
 
 
-def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[Bundle, ...], ...]:
+def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGroup, ...], ...]:
     """Per stage what it hands on; nothing for the last. In a chain: all that is alive at the cut, to the next."""
     return tuple(
         tuple(
-            Bundle(tuple(p + 1 + q for q in to), outputs, gradients)
+            OutputGroup(tuple(p + 1 + q for q in to), outputs, gradients)
             for to, outputs, gradients in handed(problem, stage.start, stage.stop, stages[p + 1 :])
         )
         for p, stage in enumerate(stages)
     )
 
 
-def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> tuple[Bundle, ...]:
+def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> tuple[OutputGroup, ...]:
     """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there."""
     if not behind:
         return ()
     if not problem.branches:
         cut = problem.layers[stop - 1]
-        return (Bundle((0,), cut.output_bytes, cut.gradient_bytes),)
-    stops, found = [stage.stop for stage in behind], dict[tuple[int, ...], Bundle]()
+        return (OutputGroup((0,), cut.output_bytes, cut.gradient_bytes),)
+    stops, found = [stage.stop for stage in behind], dict[tuple[int, ...], OutputGroup]()
     for edge in (edge for layer in problem.layers[start:stop] for edge in layer.edges):
         to = tuple(sorted({bisect_right(stops, layer) for layer in edge.to if layer >= stop}))
         if to:
-            _, outputs, gradients = found.get(to, Bundle(to, 0, 0))
-            found[to] = Bundle(to, outputs + edge.output_bytes, gradients + edge.gradient_bytes)
+            _, outputs, gradients = found.get(to, OutputGroup(to, 0, 0))
+            found[to] = OutputGroup(to, outputs + edge.output_bytes, gradients + edge.gradient_bytes)
     return tuple(found[to] for to in sorted(found))
 
 
@@ -62,7 +62,7 @@ def chain_ends(problem: Problem) -> tuple[int, ...]:
     return (0, *ends, n_layers)
 
 
-def before(handed: Sequence[Sequence[Bundle]]) -> Before:
+def before(handed: Sequence[Sequence[OutputGroup]]) -> Before:
     """Per stage, the stages that hand something to it."""
     return tuple(
         tuple(p for p, given in enumerate(handed) if any(q in b.to for b in given if b.output_bytes))
@@ -70,7 +70,7 @@ def before(handed: Sequence[Sequence[Bundle]]) -> Before:
     )
 
 
-def learning(handed: Sequence[Sequence[Bundle]]) -> tuple[bool, ...]:
+def learning(handed: Sequence[Sequence[OutputGroup]]) -> tuple[bool, ...]:
     """Whether a gradient comes back to each stage of a plan for training: from the last, through all in between."""
     learns = [False] * (len(handed) - 1) + [True]
     for p in reversed(range(len(handed) - 1)):

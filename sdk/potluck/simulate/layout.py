@@ -66,7 +66,7 @@ class Tensor(NamedTuple):
     name: str
 
 
-class Value(NamedTuple):
+class LaidOutValue(NamedTuple):
     """Bytes that `slot` holds from the start of task `made` to the end of the last of `uses`."""
 
     slot: int
@@ -76,7 +76,7 @@ class Value(NamedTuple):
 
 
 @dataclass(slots=True)
-class Layout:
+class StepLayout:
     """Per task: a number into `items`, priority, and what it waits for. Then what memory holds."""
 
     home: int
@@ -84,7 +84,7 @@ class Layout:
     item: list[int] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
     waits: list[tuple[int, ...]] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
+    values: list[LaidOutValue] = field(default_factory=list)
     kept: list[tuple[int, int, int]] = field(default_factory=list)  # (item, run, backward or -1 for none)
 
 
@@ -129,7 +129,7 @@ def turns(
     return sorted((turn, p, kind, m) for (p, kind, m), turn in found.items())
 
 
-def lay_out(shape: Shape) -> Layout:
+def lay_out(shape: Shape) -> StepLayout:
     """The tasks of one step of a plan of this shape; those of one device are in the order of its program."""
     step = _Step(shape)
     for _, p, kind, m in step.order:
@@ -152,7 +152,7 @@ class _Step:
     def __init__(self, shape: Shape) -> None:
         self.shape, self.n_stages = shape, len(shape.slots)
         self.home = 1 + max(max(slots) for slots in shape.slots)
-        self.layout = Layout(self.home)
+        self.layout = StepLayout(self.home)
         before: Before = tuple(
             tuple(p for p, given in enumerate(shape.handed) if any(q in b.to for b in given if b.smooth or b.rough))
             for q in range(self.n_stages)
@@ -164,8 +164,8 @@ class _Step:
         self._numbers: dict[Item, int] = {}
         self._last: dict[int, int] = {}  # per slot: the computing task before
         self._runs: dict[tuple[int, int, int], int] = {}
-        self._losses: dict[int, list[Value]] = {}  # per slot of the last stage
-        self._pieces: dict[tuple[int, int, int, Tensor, int, int], list[tuple[int, Value]]] = {}
+        self._losses: dict[int, list[LaidOutValue]] = {}  # per slot of the last stage
+        self._pieces: dict[tuple[int, int, int, Tensor, int, int], list[tuple[int, LaidOutValue]]] = {}
         joined = [pair for q, sources in enumerate(before) for p in sources for pair in ((p, q), (q, p))]
         self._overlaps = {(p, q): overlaps(shape.shares[p], shape.shares[q]) for p, q in joined}
         # Per stage: the tensors that it makes and who takes each, and those that it takes.
@@ -185,7 +185,7 @@ class _Step:
             self.layout.items.append(item)
         return number
 
-    def _task(self, item: Item, inputs: Sequence[Value], priority: int) -> int:
+    def _task(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> int:
         layout, task = self.layout, len(self.layout.item)
         waits = {value.made for value in inputs}
         if item.kind != SEND:
@@ -198,15 +198,15 @@ class _Step:
         layout.waits.append(tuple(sorted(waits)))
         return task
 
-    def _value(self, item: Item, made: int, slot: int) -> Value:
-        value = Value(slot, self._number(item), made, [])
+    def _value(self, item: Item, made: int, slot: int) -> LaidOutValue:
+        value = LaidOutValue(slot, self._number(item), made, [])
         self.layout.values.append(value)
         return value
 
-    def _copy(self, item: Item, inputs: Sequence[Value], priority: int) -> Value:
+    def _copy(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         return self._value(item, self._task(item, inputs, priority), item.slot)
 
-    def _move(self, item: Item, inputs: Sequence[Value], priority: int) -> Value:
+    def _move(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         return self._value(item, self._task(item, inputs, priority), item.to)
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class _Step:
     def _copy_of(self, slot: int, tensor: Tensor, rows: int) -> Item:
         return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)
 
-    def _pass(self, p: int, q: int, kind: int, m: int, index: int, tensor: Tensor, value: Value) -> None:
+    def _pass(self, p: int, q: int, kind: int, m: int, index: int, tensor: Tensor, value: LaidOutValue) -> None:
         """Hand a value of stage p to the devices of stage q that need rows of it."""
         shape, slot, priority = self.shape, self.shape.slots[p][index], self.turn[q, kind, m]
         for piece in self._overlaps[p, q]:
@@ -284,7 +284,7 @@ class _Step:
                 part = self._move(item, (part,), priority)
             self._pieces.setdefault((kind, q, p, tensor, m, piece.right), []).append((piece.start, part))
 
-    def _gather(self, kind: int, p: int, m: int, index: int, tensor: Tensor, source: int) -> Value:
+    def _gather(self, kind: int, p: int, m: int, index: int, tensor: Tensor, source: int) -> LaidOutValue:
         pieces = [
             value for _, value in sorted(self._pieces[kind, p, source, tensor, m, index], key=lambda piece: piece[0])
         ]
@@ -303,7 +303,7 @@ class _Step:
         for index, slot in enumerate(slots):
             self._task(Item(STEP, slot, p), sums[index], priority + 2 * n + 1)
 
-    def _reduced(self, p: int, priority: int) -> list[tuple[Value, ...]]:
+    def _reduced(self, p: int, priority: int) -> list[tuple[LaidOutValue, ...]]:
         slots, n_elements = self.shape.slots[p], self.shape.n_elements[p]
         n = len(slots)
         full = [k for k in range(n) if (k + 1) * n_elements // n > k * n_elements // n]

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping, Sequence
 
-from potluck.schedule.program_builder import Compiled, Note
+from potluck.schedule.program_builder import Annotation, Compiled
 from potluck.simulate import cost
 from potluck.simulate.spans import Span
 from potluck_wire.program import Instruction
@@ -52,7 +52,7 @@ def peak_bytes(table: cost.CostTable, compiled: Compiled, device: str, spans: Se
 
 
 def _segment_memory(
-    table: cost.CostTable, item: Instruction, note: Note, start: float, stop: float,
+    table: cost.CostTable, item: Instruction, note: Annotation, start: float, stop: float,
     returning: Container[_Key], kept: dict[_Key, tuple[float, int]], changes: list[tuple[float, int]],
 ) -> None:  # fmt: skip
     if item.op not in ("run", "backward"):
@@ -69,7 +69,7 @@ def _segment_memory(
 
 
 def _second_gradients(
-    table: cost.CostTable, item: Instruction, note: Note, start: float, stop: float, learned: set[str]
+    table: cost.CostTable, item: Instruction, note: Annotation, start: float, stop: float, learned: set[str]
 ) -> list[tuple[float, int]]:
     if item.op != "backward":
         return []
@@ -83,7 +83,7 @@ def _key(item: Instruction) -> _Key:
     return item.attrs["segment"], item.attrs["key"]
 
 
-def _static_bytes(table: cost.CostTable, notes: Sequence[Note], instructions: Sequence[Instruction]) -> int:
+def _static_bytes(table: cost.CostTable, notes: Sequence[Annotation], instructions: Sequence[Instruction]) -> int:
     """The segments that this program runs, each once."""
     runs = [notes[item.id] for item in instructions if item.op == "run"]
     ranges = {(note.start, note.stop) for note in runs if note.seconds is None}  # pieces borrow their weights

@@ -11,7 +11,7 @@ STEPS = 4  # the first fills the pipeline; the others show the steady pace
 IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one computes
 
 
-def foretell(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
+def predict_steps(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
     """The trace of some steps of training, or of requests, so many of them at once; `step_s` as runs count it."""
     training = isinstance(problem.workload, Training)
     if not training and in_flight == 1:

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck_agent.core.events import Span
-from potluck_agent.core.send_queue import FAST_CHUNK_S, Outgoing, Parcel
+from potluck_agent.core.send_queue import FAST_CHUNK_S, SendQueue, Transfer
 from potluck_wire.chunks import PARTS
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES
 from potluck_wire.messages import Credit, Value
@@ -17,14 +17,14 @@ class Sending:
     """A device that sends to two others at given speeds."""
 
     def __init__(self, window_bytes=WINDOW_BYTES, **options):
-        self.outgoing, self.now_s = Outgoing(window_bytes=window_bytes, **options), 0.0
+        self.outgoing, self.now_s = SendQueue(window_bytes=window_bytes, **options), 0.0
         for key in (NEAR, FAR):
             self.outgoing.reach(key)
 
     def begin(self, key=NEAR, nbytes=LARGE):
         """Post a value; returns its header, which says how large its chunks are."""
         value = Value(dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-        self.outgoing.add(Parcel(key=key, value=value, place=Span("zeros", 0, nbytes), priority=0, about=key))
+        self.outgoing.add(Transfer(key=key, value=value, place=Span("zeros", 0, nbytes), priority=0, about=key))
         sent = self.outgoing.pump(self.now_s)
         if not sent:  # paced: it is on the air
             self.now_s = self.outgoing.wake_s()
@@ -93,7 +93,7 @@ def test_a_value_that_was_there_already_says_nothing_of_the_link():
     assert sending.begin().chunk_bytes == CHUNK_BYTES
 
 
-@pytest.mark.parametrize("lose", [Outgoing.restart, Outgoing.forget])
+@pytest.mark.parametrize("lose", [SendQueue.restart, SendQueue.forget])
 def test_a_new_connection_begins_with_the_usual_chunks(lose):
     sending = Sending()
     sending.transfer(1e12)

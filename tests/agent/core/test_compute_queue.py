@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck_agent.core.compute_queue import AHEAD_S, DEPTH, Lane
+from potluck_agent.core.compute_queue import AHEAD_S, DEPTH, ComputeQueue
 from potluck_agent.core.dependencies import lay_out
 from potluck_agent.core.execution import Execution, Name
 from potluck_wire.program import Instruction, Program
@@ -19,7 +19,7 @@ def make():
     attrs = {"dim": 0, "start": 0, "stop": 1}
     rows = [Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "home"})]
     rows += [Instruction(id=i, op="slice", inputs=("x",), outputs=(f"y{i}",), attrs=attrs) for i in range(1, N + 1)]
-    return Lane(), lay_out(Program(name="p", instructions=tuple(rows)))
+    return ComputeQueue(), lay_out(Program(name="p", instructions=tuple(rows)))
 
 
 def offer(lane, work):

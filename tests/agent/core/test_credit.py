@@ -4,8 +4,8 @@ import pytest
 from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
 
 from potluck_agent.core.events import Span, ToPeer, ToWorker
-from potluck_agent.core.receive_buffers import PATIENCE_S, Incoming
-from potluck_agent.core.send_queue import Outgoing, Parcel
+from potluck_agent.core.receive_buffers import PATIENCE_S, ReceiveBuffers
+from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_wire.chunks import PARTS
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES, WINDOW_CHUNKS
 from potluck_wire.messages import Chunk, Compute, Computed, Credit, Execute, Release, Value
@@ -19,7 +19,7 @@ class Pair:
     """A sender and a receiver with nothing between them but the air."""
 
     def __init__(self, link_bytes_per_s=RATE):
-        self.outgoing, self.incoming = Outgoing(link_bytes_per_s=link_bytes_per_s), Incoming(1024 * MIB)
+        self.outgoing, self.incoming = SendQueue(link_bytes_per_s=link_bytes_per_s), ReceiveBuffers(1024 * MIB)
         self.now_s, self.credits, self.arrived, self.chunk_bytes = 0.0, [], [], []
         self.outgoing.reach(RECEIVER)
 
@@ -27,7 +27,7 @@ class Pair:
         """Send this value when its turn comes."""
         value = Value(run="r", name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         place = Span("zeros", 0, nbytes)
-        self.outgoing.add(Parcel(key=RECEIVER, value=value, place=place, priority=priority, about="r"))
+        self.outgoing.add(Transfer(key=RECEIVER, value=value, place=place, priority=priority, about="r"))
 
     def carry(self):
         """One chunk crosses the air and credit comes back at once; False where nothing was to be sent."""
@@ -96,14 +96,14 @@ def test_credit_is_one_message_for_half_of_the_window():
 
 @pytest.mark.parametrize(("bytes_per_s", "window_bytes"), [(1e6, WINDOW_CHUNKS * CHUNK_BYTES), (1e12, WINDOW_BYTES)])
 def test_the_window_is_some_chunks_of_what_the_link_carries(bytes_per_s, window_bytes):
-    outgoing, nbytes = Outgoing(), 4 * WINDOW_BYTES
+    outgoing, nbytes = SendQueue(), 4 * WINDOW_BYTES
     outgoing.reach(RECEIVER)
     seen = Value(name="seen", dtype="uint8", shape=(MIB,), nbytes=MIB)
-    outgoing.add(Parcel(key=RECEIVER, value=seen, place=Span("zeros", 0, MIB), priority=0, about="r"))
+    outgoing.add(Transfer(key=RECEIVER, value=seen, place=Span("zeros", 0, MIB), priority=0, about="r"))
     outgoing.pump(0.0)
     outgoing.credited(RECEIVER, Credit(transfer=1, received_bytes=MIB, done=True), MIB / bytes_per_s)
     bulky = Value(name="bulky", dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-    outgoing.add(Parcel(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r"))
+    outgoing.add(Transfer(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r"))
     assert sum(action.buffers[0].nbytes for action in outgoing.pump(1.0)) == window_bytes
 
 
@@ -115,7 +115,7 @@ class Patient:
     """A receiver whose credit may wait."""
 
     def __init__(self):
-        self.incoming = Incoming(1024 * MIB)
+        self.incoming = ReceiveBuffers(1024 * MIB)
 
     def take(self, value, now_s=0.0, may_wait=True):
         """Which transfers credit comes back for."""

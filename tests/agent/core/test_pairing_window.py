@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import zmq
 
-from potluck_agent.core.pairing_window import Desk
+from potluck_agent.core.pairing_window import PairingWindow
 from potluck_wire.limits import PAIRING_STEP_S, PAIRING_WINDOW_S
 from potluck_wire.messages import Channel, PairConfirm, PairHello, PairRefused, PairShare
 from potluck_wire.pairing import (
@@ -152,7 +152,7 @@ def test_codes_differ():
 
 
 def desk(*, window_s=PAIRING_WINDOW_S):
-    made = Desk(name="jetson", key=DEVICE)
+    made = PairingWindow(name="jetson", key=DEVICE)
     made.open(CODE, 0.0, window_s=window_s)
     return made
 
@@ -178,7 +178,7 @@ def refusal(reply):
 
 
 def test_closed_unless_opened():
-    assert visit(Desk(name="jetson", key=DEVICE), 0.0) == ("closed", 0)
+    assert visit(PairingWindow(name="jetson", key=DEVICE), 0.0) == ("closed", 0)
 
 
 def test_one_success_and_it_is_closed_again():

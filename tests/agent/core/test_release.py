@@ -7,7 +7,7 @@ from tests.agent.core.core_talk import MEMBER_KEY, Talk, recv, send
 
 from potluck_agent.core.events import Span, ToPeer
 from potluck_agent.core.execution import MAX_HOLD_S
-from potluck_agent.core.send_queue import CATCH_UP_S, Outgoing, Parcel
+from potluck_agent.core.send_queue import CATCH_UP_S, SendQueue, Transfer
 from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.messages import Commit, Credit, Execute, Prepare, Value
 
@@ -15,7 +15,7 @@ NEAR, FAR = "N" * 40, "F" * 40
 
 
 def outgoing():
-    made = Outgoing()
+    made = SendQueue()
     made.reach(NEAR)
     made.reach(FAR)
     return made
@@ -24,7 +24,7 @@ def outgoing():
 def parcel(name, *, nbytes=8, key=NEAR, priority=0, **options):
     value = Value(name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
     place = Span("zeros", 0, nbytes)
-    return Parcel(key=key, value=value, place=place, priority=priority, about=name, **options)
+    return Transfer(key=key, value=value, place=place, priority=priority, about=name, **options)
 
 
 def names(sent):

@@ -9,8 +9,8 @@ from tests.timeouts import PATIENCE_S
 
 from potluck_agent.core.events import LinkReset, Member
 from potluck_agent.keys import Identity
-from potluck_agent.net.peer_connections import ASK_AGAIN_S, Links
-from potluck_agent.net.poller import Sources
+from potluck_agent.net.peer_connections import ASK_AGAIN_S, PeerConnections
+from potluck_agent.net.poller import Poller
 from potluck_agent.net.resolving import AT_ONCE, UNKNOWN, Resolver, resolve
 
 
@@ -35,12 +35,12 @@ class Names:
 
 @pytest.fixture
 def open_links():
-    context, sources, opened = zmq.Context(), Sources(), []
+    context, sources, opened = zmq.Context(), Poller(), []
     public, secret = (part.decode() for part in zmq.curve_keypair())
 
     def make(names):
         events = []
-        links = Links(
+        links = PeerConnections(
             context, sources, Identity(public=public, secret=secret), events.append, pytest.fail, Resolver(names)
         )
         opened.append(links)

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from tests.timeouts import PATIENCE_S
 
-from potluck_agent.net.poller import READ, WRITE, Sources
+from potluck_agent.net.poller import READ, WRITE, Poller
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def pair():
     context = zmq.Context()
     ours, theirs = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
     theirs.connect(f"tcp://127.0.0.1:{ours.bind_to_random_port('tcp://127.0.0.1')}")
-    sources = Sources()
+    sources = Poller()
     sources.register(ours)
     yield sources, ours, theirs
     sources.unregister(ours)

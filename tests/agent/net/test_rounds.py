@@ -7,7 +7,7 @@ import pytest
 from tests.agent.core.core_talk import recv
 
 from potluck_agent.core.run_state import read_load
-from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, Net
+from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, EventLoop
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
 
@@ -41,7 +41,7 @@ class Sources:
 
 
 def taken_in_one_round(channel, n_messages, nbytes):
-    net, router = Net.__new__(Net), Router(n_messages, nbytes)
+    net, router = EventLoop.__new__(EventLoop), Router(n_messages, nbytes)
     net._sources, net._door = Sources(), type("Door", (), {"routers": {channel: router}})()
     net._take = lambda *message: None
     net._read_router(channel)

@@ -59,7 +59,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
     """Otherwise libzmq lets everybody in where none answers."""
     context = zmq.Context()
     identity = Identity(public=KEY, secret=SECRET.decode())
-    made = server_sockets.Door(context, identity, lambda key: True, "127.0.0.1", 0)
+    made = server_sockets.ServerSockets(context, identity, lambda key: True, "127.0.0.1", 0)
     made.zap.unbind("inproc://zeromq.zap.01")
     keys = tuple(part.decode() for part in zmq.curve_keypair())
     visitor = server_sockets._Visitor(context, made, identity, channel, "stranger", keys)
@@ -83,7 +83,7 @@ def knock():
     identity = Identity(public=KEY, secret=SECRET.decode())
     made = None
     try:
-        made = server_sockets.Door(context, identity, lambda key: False, "127.0.0.1", 0)
+        made = server_sockets.ServerSockets(context, identity, lambda key: False, "127.0.0.1", 0)
         server_sockets.self_test(context, made, identity)
     finally:
         if made is not None:
@@ -119,7 +119,7 @@ def without(option, value):
 
 @pytest.mark.parametrize(("option", "value"), [("curve_server", False), ("zap_domain", None)])
 def test_a_weakened_socket_keeps_the_agent_from_starting(monkeypatch, option, value):
-    monkeypatch.setattr(server_sockets.Door, "_router", without(option, value))
+    monkeypatch.setattr(server_sockets.ServerSockets, "_router", without(option, value))
     with pytest.raises(AgentError, match="self-test failed"):
         knock()
 
@@ -133,7 +133,7 @@ def test_an_authenticator_that_says_yes_keeps_the_agent_from_starting(monkeypatc
 
 def test_an_authenticator_that_is_dead_keeps_the_agent_from_starting(monkeypatch):
     monkeypatch.setattr(server_sockets, "TEST_S", 0.5)
-    monkeypatch.setattr(server_sockets.Door, "answer_zap", lambda self: None)
+    monkeypatch.setattr(server_sockets.ServerSockets, "answer_zap", lambda self: None)
     with pytest.raises(AgentError, match="self-test failed"):
         knock()
 

@@ -20,7 +20,7 @@ from potluck.planning.evaluate import compile_plan
 from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.simulate import engine, simulate
 from potluck.simulate.engine import COMPUTE, TaskGraph
-from potluck.simulate.predict import foretell
+from potluck.simulate.predict import predict_steps
 
 PIPES = {  # (devices per stage, micro-batches, layer seconds of each stage)
     "three": ((1, 1, 1), 4, (1.0, 1.4, 0.8)),
@@ -153,8 +153,8 @@ def test_priorities_alone_are_taken_where_turns_would_wait_for_more_than_they_sa
             problem, compiled = congested(*PIPES[pipe], load)
             best = in_turns(compiled, problem)
             ordered = schedule_transfers(compiled, problem)
-            each_s = [max(foretell(x, problem).step_s) for x in (compiled, ordered, by_priority(ordered))]
-            assert max(foretell(best, problem).step_s) <= min(each_s) / (1 - WORTH_FRAC)
+            each_s = [max(predict_steps(x, problem).step_s) for x in (compiled, ordered, by_priority(ordered))]
+            assert max(predict_steps(best, problem).step_s) <= min(each_s) / (1 - WORTH_FRAC)
             chosen.add("turns" if best.together else "as they come" if best is compiled else "priorities")
     assert chosen == {"turns", "as they come", "priorities"}
 
@@ -180,7 +180,7 @@ def test_a_refined_order_is_taken_where_it_is_foretold_to_be_sooner(monkeypatch)
     pytest.importorskip("ortools")
     problem, compiled = congested(*PIPES["shared stages"], 2.0, training=True, latency_s=0.05)
     listed_s, refined_s = (
-        max(foretell(in_turns(compiled, problem, always=True, refine_s=seconds), problem).step_s)
+        max(predict_steps(in_turns(compiled, problem, always=True, refine_s=seconds), problem).step_s)
         for seconds in (0.0, 2.0)
     )
     assert refined_s <= listed_s

@@ -17,7 +17,7 @@ from potluck.errors import UserError
 from potluck.lab.airtime import Airtime
 from potluck.lab.relay import Relay
 from potluck.lab.scenario import Bandwidth, Flow, Loss
-from potluck.profile.topology import Attachment, Link, Wiring, build
+from potluck.profile.topology import Attachment, HomeWiring, Link, build
 from potluck.records import HOME, Stage
 from potluck.simulate.fairness import max_min_rates
 
@@ -28,7 +28,7 @@ WIRED = [*MEMBERS[:4], Attachment(name="e", port="e", wired=True)]
 
 def airtime(topology, rate=1e4, **more):
     members = WIRED if "cable_bytes_per_s" in more else MEMBERS
-    network = build(Wiring(topology=topology, capacity_bytes_per_s=rate, **more), members, "a")
+    network = build(HomeWiring(topology=topology, capacity_bytes_per_s=rate, **more), members, "a")
     return Airtime(network, Random(0)), network
 
 

@@ -5,7 +5,7 @@ import pytest
 from potluck.errors import UserError
 from potluck.lab import routes
 from potluck.profile.library import load_home
-from potluck.profile.topology import Attachment, Wiring, build
+from potluck.profile.topology import Attachment, HomeWiring, build
 from potluck.records import HOME
 
 MEMBERS = [Attachment(name=name, port=name) for name in ("a", "b", "c", "d")]
@@ -13,7 +13,7 @@ TWO_WIRED = [*MEMBERS[:2], Attachment(name="c", port="c", wired=True), Attachmen
 
 
 def lay(topology, members=MEMBERS, **more):
-    network = build(Wiring(topology=topology, capacity_bytes_per_s=1e6, **more), members, "a")
+    network = build(HomeWiring(topology=topology, capacity_bytes_per_s=1e6, **more), members, "a")
     return routes.layout(network, [member.name for member in members], "198.18.0")
 
 

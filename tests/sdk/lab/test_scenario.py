@@ -4,18 +4,18 @@ import pytest
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import FileError, HomeError, UserError
-from potluck.lab.runner import Director
+from potluck.lab.runner import ScenarioRunner
 from potluck.lab.scenario import (  # fmt: skip
     Bandwidth,
-    Cast,
     Crash,
     Flow,
     Freeze,
-    Happening,
     Join,
     Leave,
     Load,
     Loss,
+    ScenarioContext,
+    ScenarioEvent,
     check,
     read,
     slowed,
@@ -75,7 +75,7 @@ def test_other_files_are_refused(tmp_path, text, says):
         read(tmp_path / "script.toml")
 
 
-CAST = Cast(devices=("a", "b"), media=("air",), emulated=("a",), absent=())
+CAST = ScenarioContext(devices=("a", "b"), media=("air",), emulated=("a",), absent=())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_cannot_happen_is_refused_before_anything_does(script, says):
 
 
 def test_who_was_gone_before_joins_and_links_of_specs_do_not_change():
-    gone = Cast(devices=("a", "b"), absent=("a",))
+    gone = ScenarioContext(devices=("a", "b"), absent=("a",))
     check([Join(at_s=1, device="a"), Crash(at_s=2, device="a")], gone)
     with pytest.raises(UserError, match="gone when the script begins"):
         check([Crash(at_s=0, device="a")], gone)
@@ -126,7 +126,7 @@ class Recorded:
 
 def played(script):
     devices, links = Recorded(), Recorded()
-    director = Director(script, devices, links)
+    director = ScenarioRunner(script, devices, links)
     assert director.wait(PATIENCE_S)
     director.close()
     return director, devices.done, links.done
@@ -162,7 +162,7 @@ def test_loss_is_told_medium_by_medium_and_calm_follows_the_end():
 
 def test_what_lasts_ends_with_the_script():
     devices = Recorded()
-    director = Director([Freeze(at_s=0, device="a", lasts_s=1e6), Crash(at_s=1e6, device="b")], devices, None)
+    director = ScenarioRunner([Freeze(at_s=0, device="a", lasts_s=1e6), Crash(at_s=1e6, device="b")], devices, None)
     while not director.happened:
         director.wait(0.01)
     director.close()
@@ -172,7 +172,7 @@ def test_what_lasts_ends_with_the_script():
 
 def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
     script = [Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")]
-    director = Director(script, devices := Recorded(), None)
+    director = ScenarioRunner(script, devices := Recorded(), None)
     assert director.wait(PATIENCE_S)
     (_, _, _, first), (_, _, _, second) = director.happened
     assert isinstance(first, HomeError)
@@ -183,7 +183,7 @@ def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
 
 def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
     told, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
-    director = Director(script, Recorded(), None, time_scale=10, tell=told.append)
+    director = ScenarioRunner(script, Recorded(), None, time_scale=10, tell=told.append)
     assert director.wait(PATIENCE_S)
     assert [(each.item, each.over) for each in told] == [(script[0], False), (script[0], True)]
     assert all(each.passed_s >= at_s for each, at_s in zip(told, (0.01, 0.03), strict=True))
@@ -191,7 +191,7 @@ def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
 
 def test_a_script_can_be_ended_early():
     devices = Recorded()
-    director = Director([Crash(at_s=1e6, device="a")], devices, None)
+    director = ScenarioRunner([Crash(at_s=1e6, device="a")], devices, None)
     director.close()
     assert devices.done == []
-    assert isinstance(Happening(at_s=0), Happening)
+    assert isinstance(ScenarioEvent(at_s=0), ScenarioEvent)

@@ -6,7 +6,7 @@ from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.handle import Task
-from potluck.offload.accelerated import Fast
+from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.plan.lowering import Shareable
 from potluck.offload.rows.operator_times import Pace
 from potluck.offload.split_table import SplitCase
@@ -41,7 +41,7 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
 
 
 def fast_of(home, net, x, **more):
-    return Fast(home._link, home.devices, case(home, net, x, **more), tuple, None, Task())
+    return AcceleratedModel(home._link, home.devices, case(home, net, x, **more), tuple, None, Task())
 
 
 def check(answers, expected):

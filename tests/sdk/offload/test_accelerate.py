@@ -15,7 +15,7 @@ from potluck.handle import Task
 from potluck.offload import accelerate as accelerate_module
 from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
-from potluck.offload.accelerated import Fast
+from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.plan.baselines import WAYS
 from potluck.profile.measure import FLOOR_BYTES
 
@@ -178,7 +178,7 @@ def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):
     soon = replace(known, problem=replace(known.problem, devices=(powered, helper)))
     fastest = soon.search()[-1][1]
     thrifty = replace(soon, deadline_s=2 * fastest.latency_s)
-    with Fast(home._link, home.devices, thrifty, tuple, None, Task()) as fast:
+    with AcceleratedModel(home._link, home.devices, thrifty, tuple, None, Task()) as fast:
         fast.bytes_per_s = 1e8
         check(fast(x), expected)
         split = fast.table.at(1e8).split

@@ -12,7 +12,7 @@ import potluck
 from potluck.errors import RequestFailed
 from potluck.offload import accelerated as fast_module
 from potluck.offload import drift
-from potluck.offload.plan.search_spec import Wishes
+from potluck.offload.plan.search_spec import SearchSpec
 from potluck.sessions.agent_specs import Spec
 
 torch = pytest.importorskip("torch")
@@ -170,7 +170,7 @@ def test_closing_ends_a_search_that_is_under_way(robot_home, monkeypatch):
             finally:
                 ended.set()
 
-        monkeypatch.setattr(Wishes, "search", searches_on)
+        monkeypatch.setattr(SearchSpec, "search", searches_on)
         monkeypatch.setattr(fast._speeds, "wrong", lambda: {"robot": 2.0})
         assert begun.wait(PATIENCE_S)
         late = threading.Timer(PATIENCE_S, ended.set)

@@ -13,7 +13,7 @@ from potluck.errors import HomeError, ModelError, UserError
 from potluck.handle import Task
 from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
-from potluck.offload.accelerated import Fast
+from potluck.offload.accelerated import AcceleratedModel
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -109,7 +109,7 @@ def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twi
 
 def test_it_can_be_closed_after_its_home(fresh_home):
     net, x = family("vgg")
-    fast = Fast(fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task())
+    fast = AcceleratedModel(fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task())
     fresh_home.close()
     fast.close()
     assert not fast._upkeep.thread.is_alive()

@@ -16,7 +16,7 @@ from potluck.errors import ModelError
 from potluck.graph.model import Model
 from potluck.offload.plan import baselines as rivals
 from potluck.offload.plan.lowering import DEVICE, Shareable, Shared, SharedPiece, lower
-from potluck.offload.plan.problem import NONE, Division, Sharing
+from potluck.offload.plan.problem import NONE, Division, OffloadProblem
 from potluck.offload.plan.search import Handover, divided
 from potluck.offload.plan.split import Splitter
 from potluck.offload.rows.operator_times import Pace
@@ -38,7 +38,7 @@ class Case:
         self.answer = answer if isinstance(answer, tuple) else (answer,)
         values = self.shareable.values
         operators = self.shareable.operators([Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)])
-        self.splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e6, latency_s=1e-3))
+        self.splitter = Splitter(OffloadProblem(operators=operators, bytes_per_s=1e6, latency_s=1e-3))
 
     def run(self, shared: Shared) -> list[torch.Tensor]:
         """Both sides' pieces, in the worker's interpreter, each with nothing but its own parts and those received."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from potluck.graph.model import Model
 from potluck.offload.plan.lowering import Shareable
-from potluck.offload.plan.problem import DEVICE, Sharing
+from potluck.offload.plan.problem import DEVICE, OffloadProblem
 from potluck.offload.rows.operator_times import pace
 
 
@@ -27,7 +27,7 @@ def test_a_layers_time_is_divided_over_its_operators(model):
 def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_their_share(model):
     found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
     operators = Shareable(model.traced_line()).operators((found, found))
-    sharing = Sharing(operators=operators, bytes_per_s=0.0)
+    sharing = OffloadProblem(operators=operators, bytes_per_s=0.0)
 
     def beyond(place):
         """Seconds of a row without its seams, in shares of the whole."""
@@ -47,7 +47,7 @@ def test_pieces_of_an_operator_that_reads_rows_beyond_its_own_take_more_than_the
     found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
     shareable = Shareable(model.traced_line())
     operators = shareable.operators((found, found))
-    sharing = Sharing(operators=operators, bytes_per_s=0.0)
+    sharing = OffloadProblem(operators=operators, bytes_per_s=0.0)
     extra_s = []
     for place, operator in enumerate(operators[1:-1], 1):
         half_s = sharing.seconds(DEVICE, place, operator.count // 2)

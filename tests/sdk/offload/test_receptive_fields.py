@@ -12,8 +12,8 @@ from tests.sdk.graph.families import FAMILIES, as_onnx, family
 from potluck.errors import PlanError
 from potluck.graph.model import Model
 from potluck.offload.rows.receptive_fields import GLOBAL, localities
-from potluck.offload.rows.row_rules import Reads
-from potluck.offload.rows.tiles import Part, piece, rows_of
+from potluck.offload.rows.row_rules import AccessPattern
+from potluck.offload.rows.tiles import TensorSlice, piece, rows_of
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.graph import Ref, node_refs
 from potluck_wire.segment import dumps, loads
@@ -39,17 +39,17 @@ class Whole:
         first = self.graph.first_node
         computed = [value for value in self.line.place if value >= first]
         gives = [part for value in computed for part in self.parts(value, 0, self.count(value))]
-        graph = self.piece([Part(0, 0, self.count(0))], {v: (0, self.count(v)) for v in computed}, gives)
+        graph = self.piece([TensorSlice(0, 0, self.count(0))], {v: (0, self.count(v)) for v in computed}, gives)
         self.values = {part.ref: y for part, y in zip(gives, self.run(graph, [self.x]), strict=True)}
         self.outputs = [self.values[output.ref] for output in self.graph.outputs]
-        self.values[Part(0, 0, 1).ref] = self.x
+        self.values[TensorSlice(0, 0, 1).ref] = self.x
 
     def count(self, value: int) -> int:
         return rows_of(self.line, self.localities, value)[1]
 
-    def parts(self, value: int, start: int, stop: int) -> list[Part]:
+    def parts(self, value: int, start: int, stop: int) -> list[TensorSlice]:
         n_items = len(self.line.traced.types[value])
-        return [Part(value, start, stop, item if n_items > 1 else None) for item in range(n_items)]
+        return [TensorSlice(value, start, stop, item if n_items > 1 else None) for item in range(n_items)]
 
     def piece(self, takes, computes, gives):
         return piece(self.line, self.localities, takes=takes, computes=computes, gives=gives)
@@ -59,7 +59,7 @@ class Whole:
         state = [self.state[row.name] for row in (*graph.parameters, *graph.buffers)]
         return Interpreter(graph).run(inputs, state, train=False)
 
-    def rows(self, part: Part) -> torch.Tensor:
+    def rows(self, part: TensorSlice) -> torch.Tensor:
         axis, _ = rows_of(self.line, self.localities, part.value)
         whole = self.values[part.ref]
         return whole if axis is None else whole.narrow(axis, part.start, part.stop - part.start).contiguous()
@@ -95,7 +95,7 @@ def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data
             first, last = reads.rows(start, stop) if reads and reads.axis == axis else (0, count)
             middle = data.draw(st.integers(first, last), label="seam")
             seams = [(a, b) for a, b in ((first, middle), (middle, last)) if a < b]
-            takes += [Part(ref.value, a, b, ref.item) for a, b in seams]
+            takes += [TensorSlice(ref.value, a, b, ref.item) for a, b in seams]
     value = home.graph.first_node + position
     gives = home.parts(value, start, stop)
     got = home.run(home.piece(takes, {value: (start, stop)}, gives), [home.rows(part) for part in takes])
@@ -121,7 +121,7 @@ def test_what_is_global(name, operators):
 
 
 def test_a_window_of_three_rows_with_padding_needs_a_row_on_either_side_but_not_beyond_the_edge():
-    reads = Reads(axis=2, count=8, low=-1, high=1)
+    reads = AccessPattern(axis=2, count=8, low=-1, high=1)
     assert [reads.rows(0, 1), reads.rows(3, 5), reads.rows(7, 8), reads.rows(4, 4)] == [(0, 2), (2, 6), (6, 8), (0, 0)]
 
 
@@ -129,7 +129,7 @@ def test_rows_that_are_not_there_are_named():
     home = whole("vgg")
     value = home.graph.first_node
     with pytest.raises(PlanError, match=r"rows \[3, 7\) of value 0 are needed; here are \[\(0, 5\)\]"):
-        home.piece([Part(0, 0, 5)], {value: (4, 6)}, [Part(value, 4, 6)])
+        home.piece([TensorSlice(0, 0, 5)], {value: (4, 6)}, [TensorSlice(value, 4, 6)])
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 2), (0, 4), (7, 9), (9, 11), (0, 11)])
@@ -144,7 +144,11 @@ def test_rows_that_are_nothing_but_padding(start, stop):
     value = line.traced.graph.first_node
     first, last = found[0].reads[Ref(0)].rows(start, stop)
     graph = piece(
-        line, found, takes=[Part(0, first, last)], computes={value: (start, stop)}, gives=[Part(value, start, stop)]
+        line,
+        found,
+        takes=[TensorSlice(0, first, last)],
+        computes={value: (start, stop)},
+        gives=[TensorSlice(value, start, stop)],
     )
     (got,) = Interpreter(graph).run([x[:, :, first:last]], [], train=False)
     assert torch.equal(got, Padded()(x)[:, :, start:stop])

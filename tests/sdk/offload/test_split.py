@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from potluck.errors import PlanError
 from potluck.offload.plan import baselines as rivals
 from potluck.offload.plan.bandwidths import over, turn
-from potluck.offload.plan.problem import DEVICE, HELPER, NONE, Division, Line, Operator, Shares, Sharing, without
+from potluck.offload.plan.problem import (
+    DEVICE,
+    HELPER,
+    NONE,
+    Division,
+    OffloadProblem,
+    Operator,
+    SharedLink,
+    Shares,
+    without,
+)
 from potluck.offload.plan.split import Rules, Splitter, share
 from potluck.offload.plan.steps import steps, useful
 from potluck.offload.plan.times import times
@@ -31,7 +41,7 @@ class Window:
 def chain(
     n: int = 4, *, count: int = 10, reach: int = 0, row_bytes: int = 100, device_s: float = 1.0, helper_s: float = 0.5,
     bytes_per_s: float = 1e3, latency_s: float = 0.0, tail_s: float = 0.0, **link: float,
-) -> Sharing:  # fmt: skip
+) -> OffloadProblem:  # fmt: skip
     """`n` operators with windows, then (with `tail_s`) one that needs every row; the result has 1 row of 10 bytes."""
     operators = [Operator(name="input", count=count, row_bytes=row_bytes)]
     for i in range(n):
@@ -43,10 +53,10 @@ def chain(
         )  # fmt: skip
     operators.append(Operator(name="head", count=1, row_bytes=10, side_s=(tail_s, tail_s / 2), inputs=((n, None),)))
     operators.append(Operator(name="result", count=1, row_bytes=10, inputs=((n + 1, None),)))
-    return Sharing(operators=tuple(operators), bytes_per_s=bytes_per_s, latency_s=latency_s, **link)
+    return OffloadProblem(operators=tuple(operators), bytes_per_s=bytes_per_s, latency_s=latency_s, **link)
 
 
-def branched(draw: random.Random) -> Sharing:
+def branched(draw: random.Random) -> OffloadProblem:
     """A few operators that read one or two earlier ones, as skips and branches do; a head that needs all."""
     count = draw.randint(2, 5)
     operators = [Operator(name="input", count=count, row_bytes=draw.randint(10, 200))]
@@ -62,24 +72,24 @@ def branched(draw: random.Random) -> Sharing:
         )  # fmt: skip
     last = len(operators)
     operators.append(Operator(name="result", count=1, row_bytes=1, inputs=((last - 1, None), (last // 2, None))))
-    return Sharing(
+    return OffloadProblem(
         operators=tuple(operators), bytes_per_s=10 ** draw.uniform(1, 4), latency_s=draw.uniform(0, 0.05),
         piece_s=draw.choice((0.0, 0.01)), busy_w=10.0, radio_w=2.0, idle_w=3.0,
     )  # fmt: skip
 
 
-def with_another_helper(sharing: Sharing, draw: random.Random) -> Sharing:
+def with_another_helper(sharing: OffloadProblem, draw: random.Random) -> OffloadProblem:
     """One helper more, joined to the first by a cable or by the same air."""
     operators = tuple(
         replace(op, side_s=(*op.side_s, op.seconds(HELPER) * draw.uniform(0.3, 3))) if op.side_s else op
         for op in sharing.operators
     )
-    cable = Line(media=((1, 1),), latency_s=0.001)
+    cable = SharedLink(media=((1, 1),), latency_s=0.001)
     wired = {"lines": {(1, 2): cable, (2, 1): cable}, "media_bytes_per_s": (1e5,)} if draw.random() < 0.5 else {}
     return replace(sharing, operators=operators, n_sides=3, **wired)
 
 
-def plain(sharing: Sharing, cut: int) -> list[Division]:
+def plain(sharing: OffloadProblem, cut: int) -> list[Division]:
     """The device computes the rows up to `cut` of every operator with windows, and the head."""
     *front, _, _ = sharing.operators
     return [*(((0, cut), (cut, op.count)) for op in front), ((0, 1), NONE), ((0, 1), NONE)]
@@ -156,7 +166,7 @@ def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
         Operator(name="back", count=8, row_bytes=100, side_s=(8.0, 0.8), inputs=((1, Window(8)),)),
         Operator(name="result", count=1, row_bytes=1, inputs=((2, None),)),
     )
-    splitter = Splitter(Sharing(operators=operators, bytes_per_s=1e3))
+    splitter = Splitter(OffloadProblem(operators=operators, bytes_per_s=1e3))
     cut = rivals.least_cut(splitter.shares, 1e3)
     assert cut == (((0, 8), NONE), ((0, 8), NONE), (NONE, (0, 8)), ((0, 1), NONE))
     assert splitter.evaluate(cut, 1e3, tiles=1).latency_s == pytest.approx(0.8 + 0.8 + 0.8 + 0.8)
@@ -343,7 +353,7 @@ def test_what_has_to_be_sent_cannot_be_over_a_link_that_carries_nothing():
 @pytest.mark.parametrize("bad", [{"operators": ()}, {"bytes_per_s": -1.0}, {"bytes_per_s": float("nan")}])
 def test_problems_that_make_no_sense_are_refused(bad):
     with pytest.raises(PlanError):
-        Sharing(**{"operators": chain().operators, "bytes_per_s": 1.0, **bad})
+        OffloadProblem(**{"operators": chain().operators, "bytes_per_s": 1.0, **bad})
 
 
 @settings(max_examples=25, deadline=None)

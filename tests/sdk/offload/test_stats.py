@@ -12,13 +12,13 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.handle import Task
 from potluck.offload import accelerated as fast_module
-from potluck.offload.accelerated import Fast
-from potluck.offload.background_search import Search
-from potluck.offload.cache import LOCK, SplitStore, alone
+from potluck.offload.accelerated import AcceleratedModel
+from potluck.offload.background_search import BackgroundSearch
+from potluck.offload.cache import LOCK, SplitCache, alone
 from potluck.offload.plan.documents import found_document
-from potluck.offload.plan.search_spec import Wishes
-from potluck.offload.table_search import Tables
-from potluck.run.device_group import Crew
+from potluck.offload.plan.search_spec import SearchSpec
+from potluck.offload.table_search import TableSearch
+from potluck.run.device_group import DeviceGroup
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -37,15 +37,17 @@ def test_splits_are_found_again_for_the_same_model_and_times_alone_and_anew_wher
     home, tmp_path, monkeypatch
 ):
     searched = []
-    search = Wishes.search
-    monkeypatch.setattr(Wishes, "search", lambda self, *a, **more: searched.append(self) or search(self, *a, **more))
+    search = SearchSpec.search
+    monkeypatch.setattr(
+        SearchSpec, "search", lambda self, *a, **more: searched.append(self) or search(self, *a, **more)
+    )
     (net, x), (other, y) = family("vgg"), family("mobilenet")
 
     def found(known, directory=tmp_path):
-        return SplitStore(directory, known.model.signature).found(known.sharing, known.wishes)
+        return SplitCache(directory, known.model.signature).found(known.sharing, known.wishes)
 
     first = case(home, net, x)
-    made, path = found(first), SplitStore(tmp_path, first.model.signature).path(first.sharing, first.wishes)
+    made, path = found(first), SplitCache(tmp_path, first.model.signature).path(first.sharing, first.wishes)
     assert found(case(home, net, x)) == made
     assert len(searched) == 1
     found(case(home, net, x, fast_s=1e-4))
@@ -70,12 +72,12 @@ def test_splits_are_found_again_for_the_same_model_and_times_alone_and_anew_wher
 def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which_the_next_begins_with(home, tmp_path):
     net, x = family("vgg")
     known = case(home, net, x, first=(0.0,), n_searches=8)
-    store = SplitStore(tmp_path, known.model.signature)
+    store = SplitCache(tmp_path, known.model.signature)
     with torch.no_grad():
         expected = net(x)
     others = ExitStack()
     others.enter_context(alone(tmp_path))  # a search waits for those of others
-    with others, Fast(home._link, home.devices, known, tuple, None, Task(), store) as fast:
+    with others, AcceleratedModel(home._link, home.devices, known, tuple, None, Task(), store) as fast:
         first = fast.table
         assert "8 bandwidths so far" in repr(fast)
         assert "8 bandwidths so far" in repr(fast.stats)
@@ -88,7 +90,7 @@ def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which
         check(fast(x), expected)
         assert fast.failure is None
         assert tuple((entry.bytes_per_s, entry.split) for entry in fast.table.entries) == known.search()
-    tables = Tables(SplitStore(tmp_path, known.model.signature))
+    tables = TableSearch(SplitCache(tmp_path, known.model.signature))
     assert [e.split for e in tables.first(known, 1e8).entries] == [e.split for e in fast.table.entries]
     assert tables.searched is None
 
@@ -97,17 +99,17 @@ def test_planning_stops_where_it_is_cancelled_before_anything_is_loaded(home, mo
     net, x = family("vgg")
     task = Task()
     task.cancel()
-    monkeypatch.setattr(Crew, "prepare", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(DeviceGroup, "prepare", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(CancelledError):
-        Fast(home._link, home.devices, case(home, net, x), tuple, None, task)
+        AcceleratedModel(home._link, home.devices, case(home, net, x), tuple, None, task)
 
 
 def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(home, tmp_path):
     net, x = family("vgg")
     known = case(home, net, x)
-    path = SplitStore(tmp_path, known.model.signature).path(known.sharing, known.wishes)
+    path = SplitCache(tmp_path, known.model.signature).path(known.sharing, known.wishes)
     with alone(tmp_path):
-        search = Search(known.sharing, known.wishes, path)
+        search = BackgroundSearch(known.sharing, known.wishes, path)
         children = [child.pid for child in psutil.Process().children()]
         assert search._process.pid in children
         path.write_text(json.dumps(found_document(known.search())))  # what it waits for
@@ -116,7 +118,7 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
     search.close()
     path.unlink()
     with alone(tmp_path):  # so that it is in the middle
-        search = Search(known.sharing, known.wishes, path)
+        search = BackgroundSearch(known.sharing, known.wishes, path)
         search.close()
         search.close()
     assert (search.over, search.found) == (True, None)

@@ -18,7 +18,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return potluck.prospect("robot-indoors", model, bandwidths=RATES)
+    return potluck.offload_what_if("robot-indoors", model, bandwidths=RATES)
 
 
 def test_the_device_is_the_notebooks_and_the_strongest_other_helps(found):
@@ -49,7 +49,7 @@ def test_it_shows_itself(found, tmp_path):
 
 def test_a_second_helper_never_makes_it_later(model):
     one, two = (
-        potluck.prospect("smart-home-1", model, device="laptop-1", helper=helpers, bandwidths=RATES[1:])
+        potluck.offload_what_if("smart-home-1", model, device="laptop-1", helper=helpers, bandwidths=RATES[1:])
         for helpers in (["desktop-1"], ["desktop-1", "desktop-2"])
     )
     assert two.points[0].split.latency_s <= one.points[0].split.latency_s * (1 + 1e-9)
@@ -67,12 +67,12 @@ def test_a_second_helper_never_makes_it_later(model):
 )
 def test_says_what_is_wrong(model, options, said):
     with pytest.raises(PotluckError, match=said):
-        potluck.prospect("robot-indoors", model, **options)
+        potluck.offload_what_if("robot-indoors", model, **options)
 
 
 def test_a_module_is_not_yet_a_model():
     with pytest.raises(PotluckError, match="from_torch"):
-        potluck.prospect("robot-indoors", torch.nn.Linear(2, 2))
+        potluck.offload_what_if("robot-indoors", torch.nn.Linear(2, 2))
 
 
 def test_a_profile_is_estimated_for_a_model_of_ones_own(model):

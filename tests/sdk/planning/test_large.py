@@ -14,10 +14,10 @@ from potluck.planning.registry import RIVALS
 from potluck.planning.search import anytime
 from potluck.planning.search import work_budget as tally_module
 from potluck.planning.search.anytime import search
-from potluck.planning.search.candidate_pool import Board
-from potluck.planning.search.stage_costs import Heads, busiest_medium
+from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.stage_costs import StageCostTable, busiest_medium
 from potluck.planning.search.subset_dp import SubsetSearch
-from potluck.planning.search.work_budget import Late, MeteredTable, Tally, given_s, in_time
+from potluck.planning.search.work_budget import Late, MeteredTable, WorkBudget, given_s, in_time
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
@@ -35,7 +35,7 @@ def small(home, n_layers=8, batch=16):
 def labels_of(n_devices):
     """Counted seconds of one search over groups of alike devices, without a limit."""
     problem = small(LargeHome(n_devices, "alike", "switch", "training", 0))
-    tally = Tally()
+    tally = WorkBudget()
     SubsetSearch(CostTable(problem), 2, range(9), beam=60, tally=tally).run()
     return tally()
 
@@ -62,8 +62,8 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
 @pytest.mark.parametrize("n", [24, 64])
 def test_what_is_counted_ends_the_search(n, kind):
     problem = small(LargeHome(n, kind, "sites", "streaming", 2))
-    table, tally = CostTable(problem), Tally()
-    board = Board(problem, table, Direct(problem, table), tally=tally)
+    table, tally = CostTable(problem), WorkBudget()
+    board = CandidatePool(problem, table, Direct(problem, table), tally=tally)
     search(board, (), lambda: tally() >= ENOUGH_S)
     assert board.scores
     assert ENOUGH_S <= tally() < 2 * ENOUGH_S  # the last piece of work goes beyond
@@ -79,7 +79,7 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
 
     monkeypatch.setattr(anytime, "_passes", passes)
     monkeypatch.setattr(anytime, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked"))
-    search(Board(problem, table, Direct(problem, table)), borrow=False)
+    search(CandidatePool(problem, table, Direct(problem, table)), borrow=False)
     assert len(made) == len(set(made)) == len(anytime.EFFORTS)
 
 
@@ -105,21 +105,21 @@ def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, wor
     direct, best = Direct(problem, table), make_plans(problem).best
     for name, planner in RIVALS.items():
         steps = iter(range(2000))
-        plans = in_time(planner, problem, Tally(), lambda steps=steps: next(steps, None) is None)
+        plans = in_time(planner, problem, WorkBudget(), lambda steps=steps: next(steps, None) is None)
         least_s = min((direct.run(plan).latency_s for plan in plans[:8]), default=float("inf"))
         assert best.latency_s <= least_s * (1 + 1e-6), name
 
 
 @pytest.mark.parametrize("name", ["asteroid", "dora", "dapple"])
 def test_a_planner_that_knows_no_clock_is_ended(name):
-    problem, tally = small(LargeHome(64, "alike", "switch", "training", 8)), Tally()
+    problem, tally = small(LargeHome(64, "alike", "switch", "training", 8)), WorkBudget()
     in_time(RIVALS[name], problem, tally, lambda: tally() > 0.05)
     assert 0.05 < tally() < 0.06
 
 
 def test_a_metered_table_tells_the_same_until_time_is_up():
     problem = small(LargeHome(24, "mixed", "wifi", "training", 9))
-    table, tally = CostTable(problem), Tally()
+    table, tally = CostTable(problem), WorkBudget()
     metered = MeteredTable(problem, tally, lambda: tally() > 0)
     assert metered.forward_s("d3", 1, 4, 8) == table.forward_s("d3", 1, 4, 8)
     with pytest.raises(Late):
@@ -153,8 +153,8 @@ def test_a_cable_of_one_device_is_no_medium_that_all_share():
 def test_a_stage_of_alike_devices_is_priced_as_if_each_were_another(n):
     problem = small(LargeHome(16, "alike", "switch", "training", 1))
     table = CostTable(problem)
-    alike = Heads(table, 16, range(9), [range(16)], [(n,)])
-    unlike = Heads(table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))])
+    alike = StageCostTable(table, 16, range(9), [range(16)], [(n,)])
+    unlike = StageCostTable(table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))])
     assert alike.head(0, 5, 0, float("inf")) == unlike.head(0, 5, 0, float("inf"))
 
 
@@ -166,8 +166,8 @@ def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and
         problem, devices=tuple(replace(device, memory_bytes=12_000_000) for device in problem.devices),
         layers=tuple(replace(layer, parameter_bytes=4 << 20, output_bytes=1 << 19) for layer in problem.layers),
     )  # fmt: skip
-    tallies = [Tally()]
-    monkeypatch.setattr(make_module, "Tally", lambda: tallies.append(Tally()) or tallies[-1])
+    tallies = [WorkBudget()]
+    monkeypatch.setattr(make_module, "WorkBudget", lambda: tallies.append(WorkBudget()) or tallies[-1])
     with pytest.raises(Infeasible, match=r"no plan for chain fits: it would need .* MB, and may use 12 MB") as error:
         make_plans(rejecting)
     assert error.value.facts["limit"] == "memory"

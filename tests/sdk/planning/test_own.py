@@ -14,7 +14,7 @@ from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS
 from potluck.planning.search.anytime import plan_anytime
-from potluck.planning.search.candidate_pool import Board
+from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.device_classes import alike, members, patterns
 from potluck.planning.search.local_search import neighbours
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
@@ -193,11 +193,11 @@ def test_a_plan_is_simulated_once_for_all_that_alike_devices_could_do_in_it():
     simulator, plan = Direct(problem, table), next(p for p in plan_exhaustive(problem, table) if len(p.stages) > 1)
     other = {plan.devices[0]: plan.devices[1], plan.devices[1]: plan.devices[0]}
     stages = tuple(replace(stage, devices=tuple(other[name] for name in stage.devices)) for stage in plan.stages)
-    board = Board(problem, table, simulator)
+    board = CandidatePool(problem, table, simulator)
     score = board.score(plan)
     assert board.knows(replace(plan, stages=stages))
     assert board.score(replace(plan, stages=stages)) == score == simulator.run(replace(plan, stages=stages)).latency_s
-    apart = Board(twins(memory_bytes=5), CostTable(twins(memory_bytes=5)), simulator)
+    apart = CandidatePool(twins(memory_bytes=5), CostTable(twins(memory_bytes=5)), simulator)
     apart.score(plan)
     assert not apart.knows(replace(plan, stages=stages))
 

@@ -13,7 +13,7 @@ from potluck.planning.api import solve
 from potluck.planning.evaluate import compile_plan
 from potluck.planning.rerank import N_PLANS, put_in_order
 from potluck.records import Inference, QoE, Training
-from potluck.simulate.predict import foretell
+from potluck.simulate.predict import predict_steps
 
 
 def congested(seed, workload=None):
@@ -27,12 +27,12 @@ def ways(plan):
 def step_s(problem, plan):
     """The steady time of a step of the plan's programs as they are deployed."""
     programs = in_turns(compile_plan(problem, plan), problem)
-    return median(foretell(programs, problem).step_s)
+    return median(predict_steps(programs, problem).step_s)
 
 
 def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
     problem = congested(30)
-    before, after = make_plans(problem), make_plans(problem, turns=True)
+    before, after = make_plans(problem), make_plans(problem, order_transfers=True)
     assert ways(after.best) != ways(before.best)
     assert {ways(plan) for plan in after} == {ways(plan) for plan in before}
     looked_at = [plan for plan in before[:N_PLANS] if ways(plan) in {ways(other) for other in after[:N_PLANS]}]
@@ -67,4 +67,4 @@ def test_requests_that_stream_are_left_as_they_are():
 
 def test_other_planners_know_no_turns():
     with pytest.raises(UserError, match=r"not what 'dora' plans"):
-        solve(congested(30), "dora", turns=True)
+        solve(congested(30), "dora", order_transfers=True)

@@ -6,7 +6,7 @@ from potluck.profile.from_runs import learned
 from potluck.profile.profiles import Measurements, Profile
 from potluck.records import Device, Event, Layer, LayerCost, Network, Trace
 from potluck.schedule import Compiled
-from potluck.schedule.program_builder import Note
+from potluck.schedule.program_builder import Annotation
 
 COST = LayerCost(rows=(1, 8), forward_s=(1.0, 4.0), backward_s=(2.0, 6.0), update_s=0.5)
 PROFILE = Profile(
@@ -16,7 +16,7 @@ PROFILE = Profile(
 )  # fmt: skip
 # a runs layer 0, b layer 1
 COMPILED = Compiled(
-    programs={}, notes={name: (Note(start=i, stop=i + 1, rows=8),) * 2 for i, name in enumerate(("a", "b"))}
+    programs={}, notes={name: (Annotation(start=i, stop=i + 1, rows=8),) * 2 for i, name in enumerate(("a", "b"))}
 )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import potluck
-from potluck.offload.maintenance import Upkeep
+from potluck.offload.maintenance import Maintenance
 from potluck.records import Plan, Stage
 
 torch = pytest.importorskip("torch")
@@ -27,7 +27,7 @@ def fresh_home():
 @pytest.fixture
 def nobody_asks(monkeypatch):
     """These tests say what the bandwidth is; what the link really carries must not change it meanwhile."""
-    monkeypatch.setattr(Upkeep, "_should_ask", lambda *_: False)
+    monkeypatch.setattr(Maintenance, "_should_ask", lambda *_: False)
 
 
 def make_net(kind: str):

@@ -7,7 +7,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import PlanError
-from potluck.run.compiled_plan import evaluation_plan, make_edition
+from potluck.run.compiled_plan import compile_for_run, evaluation_plan
 
 torch = pytest.importorskip("torch")
 
@@ -19,7 +19,7 @@ TORCH = dict.fromkeys((A, B, C), ("torch",))
 def test_a_step_on_another_batch_has_as_few_micro_batches_as_hold_it(rows):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A, B), (3, 1)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
-    edition = make_edition(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(rows,))
+    edition = compile_for_run(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(rows,))
     step = edition.compiled[f"train-{rows}"]
     runs = [i.attrs["rows"] for i in step.programs[C].instructions if i.op == "run"]
     assert runs == [[0, 4, 4]] * (rows // 4) + [[0, rows % 4, rows % 4]] * (rows % 4 > 0)
@@ -34,9 +34,9 @@ def test_a_share_of_single_values_is_refused_before_anything_is_sent():
     model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
     plan = make_plan(model, ((A, B), (3, 1)), micro_batch=4)
     with pytest.raises(PlanError, match=r"b: it takes 1 row .* more than 1 value per channel when training"):
-        make_edition(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)
+        compile_for_run(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)
     fair = make_plan(model, ((A, B), (2, 2)), micro_batch=4)
-    assert make_edition(model, fair, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH).plan == fair
+    assert compile_for_run(model, fair, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH).plan == fair
 
 
 def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage():
@@ -51,7 +51,7 @@ def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage
 def test_every_device_is_asked_for_its_own_pieces_and_programs():
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
-    edition = make_edition(model, plan, run="r", epoch=3, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2,))
+    edition = compile_for_run(model, plan, run="r", epoch=3, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2,))
     requests = edition.requests()
     for device, (order, buffers) in requests.items():
         document = json.loads(buffers[0])
@@ -69,4 +69,4 @@ def test_a_plan_for_another_number_of_layers_is_refused():
     plan = make_plan(mlp, ((A,), (4,)), micro_batch=4)
     longer = replace(plan, stages=(replace(plan.stages[0], stop=plan.stages[0].stop + 1),))
     with pytest.raises(PlanError, match="layers, the model"):
-        make_edition(mlp, longer, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)
+        compile_for_run(mlp, longer, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)

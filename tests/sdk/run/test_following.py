@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
-from potluck.run.migration import Crossing
+from potluck.run.migration import PlanMigration
 
 A, B = "local-1", "local-2"
 
@@ -39,7 +39,7 @@ def crossing(home, monkeypatch):
     """On the way from one device to another, with shadows that take no step yet."""
     _, model = make_model("mlp")
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
-    crossing = Crossing(run._engine, make_plan(model, ((B,), (4,)), micro_batch=4))
+    crossing = PlanMigration(run._engine, make_plan(model, ((B,), (4,)), micro_batch=4))
     monkeypatch.setattr(run._engine.crew, "execute", lambda *_, **__: Future())
     monkeypatch.setattr(crossing, "_most_behind", lambda _: sys.maxsize)
     yield crossing

@@ -31,7 +31,7 @@ def deployed(home, model, stages, *, train):
     """A run of a judged plan."""
     profile = home.profile(model, train=train, rows=(1, 8), repeats=1).wait()
     plan = make_plan(model, *stages, micro_batch=8, n_micro_batches=4 if train else 1, training=train)
-    return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, turns=False).wait()
+    return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, order_transfers=False).wait()
 
 
 def check(run, unseen_bytes=0):
@@ -80,7 +80,7 @@ def test_what_libraries_need_for_products_of_every_size_is_foretold():
             scaled = [(names, tuple(share * 4 for share in shares)) for names, shares in stages]
             plan = make_plan(model, *scaled, micro_batch=32, n_micro_batches=n)
             plan = potluck.judge(replace(plan, model=profile.model), profile)
-            run = home.deploy(plan, model, turns=False).wait()
+            run = home.deploy(plan, model, order_transfers=False).wait()
             run.fit([(x[: 32 * n], y[: 32 * n])] * 2).wait()
             for expected, used in run.compare().peak_bytes.values():
                 assert used <= expected
@@ -98,7 +98,7 @@ def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches()
     plan = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=4)
     plan = potluck.judge(replace(plan, model=profile.model), profile)
     with potluck.Home.lab([Spec(name=A, memory=plan.peak_bytes[A])]) as home:
-        run = home.deploy(plan, model, optimizer=potluck.AdamW(1e-5), turns=False).wait()
+        run = home.deploy(plan, model, optimizer=potluck.AdamW(1e-5), order_transfers=False).wait()
         history = run.fit([(x, y)] * 2).wait()
         run.close()
     assert history.losses == pytest.approx(

@@ -72,7 +72,7 @@ def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     paths = {(x, y): Path(media=(("air", 1),)) for x in ends for y in ends if x != y}
     home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
     plan = make_plan(model, *STAGES, micro_batch=4, n_micro_batches=4)
-    run = home.deploy(plan, model, turns=True).wait()
+    run = home.deploy(plan, model, order_transfers=True).wait()
     assert run._engine.edition.compiled["train"].together
     history = run.fit(make_data("mlp", 16), epochs=10).wait()
     losses, _ = alone
@@ -87,4 +87,4 @@ def test_turns_need_a_profile(home):
     other = potluck.Model.from_torch(make_model("cnn")[0], make_data("cnn", 6)[0])
     plan = make_plan(other, ((A,), (4,)), ((B,), (4,)), micro_batch=4, training=False)
     with pytest.raises(potluck.errors.PlanError, match="there is none"):
-        home.deploy(plan, other, turns=True).wait()
+        home.deploy(plan, other, order_transfers=True).wait()

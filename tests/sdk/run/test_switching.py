@@ -340,9 +340,9 @@ def test_too_little_memory_for_both_plans_is_told_and_the_old_one_goes_on(lab, m
 def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
     run = lab.deploy(plan_of(model, "ab"), model).wait()
     engine = run._engine
-    from potluck.run.migration import Crossing
+    from potluck.run.migration import PlanMigration
 
-    crossing, held = Crossing(engine, plan_of(model, "abc")), engine.edition.held_bytes
+    crossing, held = PlanMigration(engine, plan_of(model, "abc")), engine.edition.held_bytes
     assert crossing._bytes(A, engine.edition) >= 2 * held(A)  # the old plan's, and the bridge's
     assert crossing._bytes(C, engine.edition) == crossing._new.held_bytes(C)  # what it shadows
     run.close()

@@ -18,7 +18,7 @@ from potluck.records import Plan, Stage
 from potluck.schedule import policies
 from potluck.schedule.micro_batches import check_company, divide, shared, sizes
 from potluck.schedule.pipeline import compile_training
-from potluck.schedule.standby import REPLAY, Shadow, compile_follow
+from potluck.schedule.standby import REPLAY, Standby, compile_follow
 
 torch = pytest.importorskip("torch")
 
@@ -139,7 +139,7 @@ def test_a_step_takes_as_many_instructions_as_it_has_micro_batches(rows):
 def test_a_shadow_replays_the_very_micro_batches(rows, stage):
     plan, segments = make([(("a",), (8,)), (("b",), (8,))])
     division, schedule = divided(plan, segments, rows)
-    shadows = (Shadow(stage=stage, devices=("c",), way=REPLAY),)
+    shadows = (Standby(stage=stage, devices=("c",), way=REPLAY),)
     train = compile_training(plan, segments, {}, schedule=schedule, division=division, shadows=shadows, to="1/follow")
     followed = compile_follow("follow", plan, segments, {}, shadows, division=division)
     owner = train.programs[plan.stages[stage].devices[0]]

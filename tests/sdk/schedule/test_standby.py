@@ -7,7 +7,7 @@ from tests.sdk.schedule.test_programs import make
 
 from potluck.records import Plan, Stage
 from potluck.schedule.pipeline import compile_training
-from potluck.schedule.standby import COPY, REPLAY, Shadow, compile_follow, followed_bytes, refined, shadows
+from potluck.schedule.standby import COPY, REPLAY, Standby, compile_follow, followed_bytes, refined, shadows
 from potluck_wire.program import loads
 
 OPTIMIZER = {"name": "adamw", "lr": 0.01}
@@ -34,8 +34,8 @@ def test_who_lacks_a_stage_replays_it_or_copies_its_gradients_whichever_is_less(
     new = replace(old, stages=tuple(replace(s, devices=("b",), shares=(8,)) for s in old.stages))
     big = tuple(replace(segment, parameter_count=1000) for segment in segments)
     assert shadows(old, big, new) == (
-        Shadow(stage=0, devices=("b",), way=REPLAY),
-        Shadow(stage=2, devices=("b",), way=COPY),  # its owners sum by shares
+        Standby(stage=0, devices=("b",), way=REPLAY),
+        Standby(stage=2, devices=("b",), way=COPY),  # its owners sum by shares
     )
     assert shadows(old, segments, new)[0].way == COPY  # 7 parameters: 28 bytes against 16 rows of image and gradient
     assert followed_bytes(old, big, shadows(old, big, new)) == 16 * (4 + 4) + 4 * (1000 + 2)
@@ -97,7 +97,7 @@ def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
 def test_a_step_with_shadows_is_the_same_step():
     plan, segments = make([(("a",), (8,)), (("b", "c"), (5, 3))], n_micro_batches=2)
     segments = tuple(replace(segment, parameter_count=1000) for segment in segments)
-    every = (Shadow(stage=0, devices=("x",), way=REPLAY), Shadow(stage=1, devices=("x",), way=COPY))
+    every = (Standby(stage=0, devices=("x",), way=REPLAY), Standby(stage=1, devices=("x",), way=COPY))
     plain = compile_training(plan, segments, OPTIMIZER)
     shown = compile_training(plan, segments, OPTIMIZER, shadows=every, to="6/follow")
     for device, program in plain.programs.items():

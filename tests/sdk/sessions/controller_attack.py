@@ -16,17 +16,17 @@ from potluck.errors import DeviceGone
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Address,
-    Deliver,
-    Forsake,
-    Gather,
+    CancelExecution,
     Join,
-    Launch,
     Leave,
     Lost,
     Received,
+    RequestAll,
     Resolve,
     Send,
+    StartExecution,
     Tick,
+    UplinkProbe,
 )
 from potluck_wire import messages as m
 from potluck_wire.frames import encode
@@ -91,17 +91,17 @@ class ControllerPlay:
         return rng.choice(
             (
                 Leave(device=device),
-                Forsake(ticket=ticket),
-                Forsake(ticket=ticket),
+                CancelExecution(ticket=ticket),
+                CancelExecution(ticket=ticket),
                 Lost(device=device, error=DeviceGone("why", device=device)),
-                Deliver(ticket=self._new(), device=device, nbytes=rng.choice((0, 1, 300_000))),
-                Deliver(ticket=self._new(), device=device, nbytes=8),
+                UplinkProbe(ticket=self._new(), device=device, nbytes=rng.choice((0, 1, 300_000))),
+                UplinkProbe(ticket=self._new(), device=device, nbytes=8),
             )
         )
 
     def _launch(self, rng: random.Random) -> Any:
         values = {device: rng.choice(({"x": 8}, {"x": 8, "y": 300}, {})) for device in DEVICES}
-        return Launch(
+        return StartExecution(
             ticket=self._new(), run=rng.choice(RUNS), epoch=1, program="p", step=rng.choice((0, 1, 2)), devices=DEVICES,
             feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {}, expects=values, lane=rng.choice(("", "train")),
             together=rng.random() < 0.3, request=rng.random() < 0.3,
@@ -112,7 +112,7 @@ class ControllerPlay:
         known = {"epoch": 1} if kind in (m.Prepare, m.Commit) else {}
         asked = message(kind, rng, **known)
         buffers = (b"{}",) * m.MESSAGES[m.NUMBER_OF[kind]].buffers[0]
-        return Gather(ticket=self._new(), requests=dict.fromkeys(DEVICES, (asked, buffers)))
+        return RequestAll(ticket=self._new(), requests=dict.fromkeys(DEVICES, (asked, buffers)))
 
     def _anything(self, rng: random.Random) -> Any:
         """Any message that decodes, from a side that may or may not send it."""

@@ -3,7 +3,7 @@
 import json
 
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import Address, Join, Launch, Received, Reject, Resolve, Send, Tick
+from potluck.sessions.events import Address, Join, Received, Reject, Resolve, Send, StartExecution, Tick
 from potluck.sessions.traffic import Raw
 from potluck_wire import messages as m
 from potluck_wire.version import VERSION
@@ -43,7 +43,7 @@ class Play:
 
     def launch(self, ticket=1, devices=("a", "b"), step=0, lane="", **more):
         return self.do(
-            Launch(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, lane=lane, **more)
+            StartExecution(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, lane=lane, **more)
         )
 
     def sent(self, kind, actions=None):

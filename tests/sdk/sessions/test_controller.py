@@ -10,14 +10,14 @@ from potluck.sessions.controller import JOIN_S
 from potluck.sessions.events import (
     Address,
     Connect,
-    Deliver,
     Disconnect,
-    Gather,
-    Heard,
     Join,
     Leave,
     Lost,
+    Notification,
+    RequestAll,
     Tick,
+    UplinkProbe,
 )
 from potluck_wire import messages as m
 from potluck_wire.limits import PULSE_LOST_S
@@ -81,7 +81,7 @@ def test_leaving_says_goodbye():
 def test_a_question_resolves_when_all_have_answered():
     play = Play("a", "b")
     order = m.Prepare(run="r", epoch=3)
-    play.do(Gather(ticket=1, requests={"a": (order, (b"x",)), "b": (order, (b"y",))}))
+    play.do(RequestAll(ticket=1, requests={"a": (order, (b"x",)), "b": (order, (b"y",))}))
     assert len(play.sent(m.Prepare)) == 2
     play.hear("a", m.Prepared(run="r", epoch=2))  # of another epoch
     play.hear("a", m.Prepared(run="r", epoch=3))
@@ -93,7 +93,7 @@ def test_a_question_resolves_when_all_have_answered():
 def test_one_refusal_fails_the_question_with_its_device():
     play = Play("a", "b")
     order = m.Prepare(run="r", epoch=3)
-    play.do(Gather(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
     text = "700 bytes needed, 300 bytes available"
     play.hear("b", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
     error = play.ended()[1].error
@@ -104,7 +104,7 @@ def test_one_refusal_fails_the_question_with_its_device():
 @pytest.mark.parametrize("missing", [1, 1000, 60_000, 3 * 2**20])
 def test_what_is_needed_never_reads_like_what_is_there(missing):
     play, available = Play("a"), 12_638_000_000
-    play.do(Gather(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
     text = f"{available + missing} bytes needed, {available} bytes available"
     play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
     needed, there = re.search("fit: (.+) needed, (.+) available", str(play.ended()[1].error)).groups()
@@ -113,14 +113,14 @@ def test_what_is_needed_never_reads_like_what_is_there(missing):
 
 def test_text_from_a_device_cannot_write_to_the_terminal():
     play = Play("a")
-    play.do(Gather(ticket=1, requests={"a": (m.Commit(run="r"), ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (m.Commit(run="r"), ())}))
     play.hear("a", m.Refused(about=12, code="state", text="\x1b[2J gone", run="r"))
     assert "\x1b" not in str(play.ended()[1].error)
 
 
 def test_asking_a_device_without_a_session_fails_at_once():
     play = Play("a")
-    play.do(Gather(ticket=1, requests={"a": (m.Commit(), ()), "b": (m.Commit(), ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (m.Commit(), ()), "b": (m.Commit(), ())}))
     assert play.ended()[1].error.device == "b"
     assert not play.sent(m.Commit)
 
@@ -128,7 +128,7 @@ def test_asking_a_device_without_a_session_fails_at_once():
 def test_asking_a_device_that_went_says_why_it_went():
     play = Play("a")
     play.do(Lost(device="a", error=DeviceGone("the connection broke.", device="a")))
-    play.do(Gather(ticket=1, requests={"a": (m.Commit(), ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (m.Commit(), ())}))
     assert str(play.ended()[1].error) == "a: the connection broke."
 
 
@@ -136,8 +136,8 @@ def test_asking_a_device_that_went_says_why_it_went():
 def test_a_plan_that_is_dropped_while_it_is_loaded_is_waited_for_no_more(dropped, is_over):
     play = Play("a", "b")
     order = m.Prepare(run="r", epoch=3)
-    play.do(Gather(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
-    play.do(Gather(ticket=2, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
+    play.do(RequestAll(ticket=2, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
     errors = [action.error for action in play.ended().values()]
     assert [type(error) for error in errors] == [PlanError] * is_over
     play.hear("b", m.Dropped(run="r", epoch=dropped))
@@ -149,7 +149,7 @@ def test_a_plan_that_is_dropped_while_it_is_loaded_is_waited_for_no_more(dropped
 
 def test_bytes_for_measuring_resolve_with_the_seconds_until_all_are_there():
     play = Play("a")
-    play.do(Deliver(ticket=7, device="a", nbytes=10))
+    play.do(UplinkProbe(ticket=7, device="a", nbytes=10))
     ((_, value),) = play.sent(m.Value)
     assert (value.run, value.program, value.nbytes) == ("", "probe", 10)
     play.now_s += 0.25
@@ -159,16 +159,16 @@ def test_bytes_for_measuring_resolve_with_the_seconds_until_all_are_there():
 
 def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
     play = Play("a")
-    play.do(Deliver(ticket=7, device="a", nbytes=10))
+    play.do(UplinkProbe(ticket=7, device="a", nbytes=10))
     play.do(Lost(device="a", error=DeviceGone("gone", device="a")))
     assert isinstance(play.ended()[7].error, DeviceGone)
-    play.do(Deliver(ticket=8, device="a", nbytes=10))
+    play.do(UplinkProbe(ticket=8, device="a", nbytes=10))
     assert isinstance(play.ended()[8].error, DeviceGone)
 
 
 def test_bytes_for_a_device_that_does_not_take_them_fail():
     play = Play("a")
-    play.do(Deliver(ticket=7, device="a", nbytes=10))
+    play.do(UplinkProbe(ticket=7, device="a", nbytes=10))
     ((_, value),) = play.sent(m.Value)
     play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="too many at once"))
     assert isinstance(play.ended()[7].error, OutOfMemory)
@@ -178,7 +178,7 @@ def test_a_reading_is_told_by_our_clock():
     play = Play("a")
     play.tick(1.0, answer=("a",))  # its clock is 50 s behind
     play.hear("a", m.Reading(at_s=60.0, joules=3.0))
-    ((_, heard),) = [(x.device, x.message) for x in play.actions if isinstance(x, Heard)]
+    ((_, heard),) = [(x.device, x.message) for x in play.actions if isinstance(x, Notification)]
     assert heard.at_s == pytest.approx(110.0)
 
 

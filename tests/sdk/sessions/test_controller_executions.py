@@ -3,7 +3,7 @@
 import pytest
 from tests.sdk.sessions.controller_play import FEED, Play, finish, join, place
 
-from potluck.sessions.events import Launch
+from potluck.sessions.events import StartExecution
 from potluck_wire import messages as m
 
 
@@ -60,7 +60,7 @@ def test_a_device_is_told_of_one_step_more_and_keeps_the_order_itself():
 def test_a_step_of_another_program_waits_for_our_word():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), lane="train")
-    play.do(Launch(ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), lane="train"))
+    play.do(StartExecution(ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), lane="train"))
     assert not play.sent(m.Execute)
     finish(play, "a")
     assert play.sent(m.Execute) == [("a", m.Execute(run="r", epoch=0, program="q", step=1))]

@@ -5,7 +5,7 @@ from tests.sdk.sessions.controller_play import FEED, STATEMENT, Play, finish, jo
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, RequestFailed, WorkerFailed
 from potluck.sessions.controller import OWED_S, PEER_LOST_GRACE_S
-from potluck.sessions.events import Forsake, Gather, Heard, Launch, Lost, Resolve, Tick
+from potluck.sessions.events import CancelExecution, Lost, Notification, RequestAll, Resolve, StartExecution, Tick
 from potluck_wire import messages as m
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 
@@ -66,9 +66,9 @@ def test_what_is_dropped_while_it_is_executed_is_waited_for_no_more(dropped, ove
     """A failed request ends the run with a drop; a request of the plan before must not wait for ever."""
     play = Play("a", "b")
     play.launch(ticket=1)
-    play.do(Launch(ticket=2, run="r", epoch=3, program="p", step=1, devices=("b",)))
-    play.do(Launch(ticket=3, run="other", epoch=0, program="p", step=0, devices=("b",)))
-    play.do(Gather(ticket=4, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
+    play.do(StartExecution(ticket=2, run="r", epoch=3, program="p", step=1, devices=("b",)))
+    play.do(StartExecution(ticket=3, run="other", epoch=0, program="p", step=0, devices=("b",)))
+    play.do(RequestAll(ticket=4, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
     ended = play.ended()
     assert set(ended) == over
     assert all(isinstance(action.error, PlanError) for action in ended.values())
@@ -78,7 +78,7 @@ def test_one_that_is_forsaken_ends_the_others_of_its_plan():
     play = Play("a")
     play.launch(ticket=1, devices=("a",))
     play.launch(ticket=2, devices=("a",), step=1)
-    play.do(Forsake(ticket=1))
+    play.do(CancelExecution(ticket=1))
     assert isinstance(play.ended()[2].error, PlanError)
 
 
@@ -96,7 +96,7 @@ def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_caus
 def test_what_waits_behind_one_that_failed_begins():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), lane="train")
-    play.do(Launch(ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"))
+    play.do(StartExecution(ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"))
     play.hear("a", m.Failed(**place(), cause="bad-input", text="why"))
     assert play.sent(m.Execute, play.tick(0.2, answer=("a",))) == [("a", m.Execute(**place(epoch=1, step=1)))]
 
@@ -104,11 +104,11 @@ def test_what_waits_behind_one_that_failed_begins():
 def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
     play = Play("a", "b", "c")
     play.launch(ticket=1)
-    play.do(Launch(ticket=2, run="other", epoch=0, program="p", step=0, devices=("c",)))
+    play.do(StartExecution(ticket=2, run="other", epoch=0, program="p", step=0, devices=("c",)))
     play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
     assert set(play.ended()) == {1}
     assert {device for device, _ in play.sent(m.Drop)} == {"a"}
-    assert any(isinstance(action, Heard) and action.device == "b" for action in play.actions)
+    assert any(isinstance(action, Notification) and action.device == "b" for action in play.actions)
 
 
 def test_a_device_that_misses_its_neighbour_is_not_blamed_where_the_neighbour_is_found_dead():
@@ -131,7 +131,7 @@ def test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while():
 def test_what_nobody_waits_for_is_dropped_and_refused():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
-    play.do(Forsake(ticket=1))
+    play.do(CancelExecution(ticket=1))
     assert play.sent(m.Drop)
     play.hear("a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
     assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]

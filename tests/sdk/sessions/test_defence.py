@@ -8,13 +8,13 @@ from tests.timeouts import PATIENCE_S
 from potluck.errors import PotluckError, ProtocolError
 from potluck.sessions.connections import Keys
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import Gather, Join, Received, Reject, Tick
+from potluck.sessions.events import Join, Received, Reject, RequestAll, Tick
 from potluck.sessions.link import Link
 from potluck.testing.agent import HONEST, TakenOver
 from potluck_wire import messages as m
 
 FAULT = TypeError("unhashable")
-ASKED = Gather(requests={"a": (m.Commit(run="r"), ())})
+ASKED = RequestAll(requests={"a": (m.Commit(run="r"), ())})
 
 
 def survive(play, event):
@@ -35,7 +35,7 @@ def test_a_device_that_caused_it_loses_its_session_and_the_other_stays():
 
 def test_a_ticket_that_caused_it_is_rejected_and_the_devices_stay():
     play = Play("a", "b")
-    ended = survive(play, Gather(ticket=7, requests=ASKED.requests))
+    ended = survive(play, RequestAll(ticket=7, requests=ASKED.requests))
     assert list(ended) == [7]
     assert play.controller.session("a") is not None
 
@@ -87,5 +87,7 @@ def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
 
 def test_rejects_are_told_with_a_reason():
     play = Play("a")
-    (reject,) = [a for a in play.controller.survive(Gather(ticket=1, requests={}), FAULT, 0.0) if isinstance(a, Reject)]
+    (reject,) = [
+        a for a in play.controller.survive(RequestAll(ticket=1, requests={}), FAULT, 0.0) if isinstance(a, Reject)
+    ]
     assert "TypeError" in str(reject.error)

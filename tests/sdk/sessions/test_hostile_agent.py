@@ -6,7 +6,7 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.errors import PotluckError
 from potluck.sessions.connections import Keys
-from potluck.sessions.events import Gather, Join, Launch, Leave
+from potluck.sessions.events import Join, Leave, RequestAll, StartExecution
 from potluck.sessions.link import Link
 from potluck.sessions.traffic import Raw
 from potluck.testing.agent import DOES, HONEST, TakenOver
@@ -34,12 +34,12 @@ def friend(link):
 
 def ask_all(link, device):
     """All that a notebook asks of a device, at once."""
-    launch = Launch(run=device, epoch=1, program="p", step=0, devices=(device,), feeds={device: {"x": FEED}},
+    launch = StartExecution(run=device, epoch=1, program="p", step=0, devices=(device,), feeds={device: {"x": FEED}},
                     expects={device: {"y": 8}})  # fmt: skip
     questions = (
-        Gather(requests={device: (Prepare(run=device, epoch=1), (b"{}",))}),
-        Gather(requests={device: (Measure(task="t", rows=(1, 2)), (b"{}",))}),
-        Gather(requests={device: (Probe(task="t", peer="home", repeats=2), ())}),
+        RequestAll(requests={device: (Prepare(run=device, epoch=1), (b"{}",))}),
+        RequestAll(requests={device: (Measure(task="t", rows=(1, 2)), (b"{}",))}),
+        RequestAll(requests={device: (Probe(task="t", peer="home", repeats=2), ())}),
         launch,
     )
     return [link.ask(question) for question in questions]

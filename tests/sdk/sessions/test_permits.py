@@ -8,7 +8,7 @@ from tests.sdk.sessions.controller_play import Play, place
 from tests.sdk.sessions.held import check_held
 
 from potluck.errors import ProtocolError
-from potluck.sessions.events import Forsake, Gather, Resolve
+from potluck.sessions.events import CancelExecution, RequestAll, Resolve
 from potluck.sessions.permits import LATE_VALUES
 from potluck_wire import messages as m
 from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_VALUE_BYTES
@@ -36,7 +36,7 @@ def begun(expects=8):
 
 def test_a_probe_that_was_asked_for_is_measured_and_not_held():
     play = Play("a")
-    play.do(Gather(ticket=1, requests={"a": (PROBE, ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (PROBE, ())}))
     for transfer in range(PROBE.repeats):
         play.hear("a", probe_value(transfer=transfer, chunk_bytes=4), bytes(4))
         check_held(play.controller)
@@ -51,7 +51,7 @@ def test_a_probe_is_rejected_that_is_not_under_way(asked):
     play = Play("a")
     probe = m.Probe(task="other", peer="home", nbytes=8) if asked == "of another" else PROBE
     if asked != "never":
-        play.do(Gather(ticket=1, requests={"a": (probe, ())}))
+        play.do(RequestAll(ticket=1, requests={"a": (probe, ())}))
     for transfer in range(PROBE.repeats if asked == "once more than it says" else 0):
         play.hear("a", probe_value(transfer=transfer), bytes(8))
     if asked == "and has said its times":
@@ -62,7 +62,7 @@ def test_a_probe_is_rejected_that_is_not_under_way(asked):
 
 def test_a_probe_of_two_other_devices_lets_nothing_come_home():
     play = Play("a", "b")
-    play.do(Gather(ticket=1, requests={"a": (m.Probe(task="t", peer="b", nbytes=8), ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (m.Probe(task="t", peer="b", nbytes=8), ())}))
     play.hear("a", probe_value(), bytes(8))
     assert play.sent(m.Rejected)
 
@@ -85,7 +85,7 @@ HUGE = {"nbytes": MAX_VALUE_BYTES, "chunk_bytes": MAX_CHUNK_BYTES}
 )
 def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(said, word):
     play = begun()
-    play.do(Gather(ticket=2, requests={"a": (PROBE, ())}))
+    play.do(RequestAll(ticket=2, requests={"a": (PROBE, ())}))
     play.hear("a", said, bytes(min(said.nbytes, said.chunk_bytes)))
     error = play.ended()[1].error
     assert (type(error), error.device) == (ProtocolError, "a")
@@ -97,7 +97,7 @@ def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(sa
 
 def test_of_what_comes_too_late_only_so_much_is_answered():
     play = begun()
-    play.do(Forsake(ticket=1))
+    play.do(CancelExecution(ticket=1))
     for transfer in range(LATE_VALUES + 1):  # and the one that it left behind
         play.hear("a", value(transfer=transfer), bytes(8))
         assert len(play.sent(m.Rejected)) == 1
@@ -115,7 +115,7 @@ def test_a_value_that_comes_twice_is_held_once():
 
 def test_a_transfer_that_begins_twice_ends_the_session():
     play = begun()
-    play.do(Gather(ticket=2, requests={"a": (PROBE, ())}))
+    play.do(RequestAll(ticket=2, requests={"a": (PROBE, ())}))
     play.hear("a", value(chunk_bytes=4), bytes(4))
     play.hear("a", probe_value(chunk_bytes=4), bytes(4))
     assert play.controller.session("a") is None
@@ -124,7 +124,7 @@ def test_a_transfer_that_begins_twice_ends_the_session():
 def test_a_device_that_is_back_may_send_what_it_could_not():
     """A new session begins with values of the old one, where the agent sends again what was not acknowledged."""
     play = begun()
-    play.controller.handle(Forsake(ticket=1), play.now_s)
+    play.controller.handle(CancelExecution(ticket=1), play.now_s)
     again = Play("a", play=play)
     again.hear("a", value(), bytes(8))
     assert again.sent(m.Rejected)
@@ -160,8 +160,8 @@ class Hoarder:
         expects, step = rng.choice(({"a": {"y": 8}}, {"a": {"y": 8, "t": 16}}, {})), rng.choice((0, 1))
         rng.choice((
             lambda: self.play.launch(ticket=self.ticket, step=step, expects=expects, request=True),
-            lambda: self.play.do(Forsake(ticket=rng.randint(0, self.ticket))),
-            lambda: self.play.do(Gather(ticket=self.ticket, requests={"a": (PROBE, ())})),
+            lambda: self.play.do(CancelExecution(ticket=rng.randint(0, self.ticket))),
+            lambda: self.play.do(RequestAll(ticket=self.ticket, requests={"a": (PROBE, ())})),
         ))()  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tests.timeouts import PATIENCE_S
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller
 from potluck.sessions.connections import Keys
-from potluck.sessions.events import Gather, Join, Leave
+from potluck.sessions.events import Join, Leave, RequestAll
 from potluck.sessions.link import Link
 from potluck.sessions.resolving import UNKNOWN, Resolver, resolve
 from potluck.testing.agent import HONEST, TakenOver
@@ -62,13 +62,13 @@ def test_a_name_that_takes_long_keeps_nobody_waiting_and_is_connected_then(link,
     with TakenOver(HONEST) as slow, TakenOver(HONEST) as friend:
         joining = join(link, slow, "slow", host="jetson.local")
         join(link, friend, "friend").result(PATIENCE_S)
-        link.ask(Gather(requests={"friend": MEASURE})).result(PATIENCE_S)
+        link.ask(RequestAll(requests={"friend": MEASURE})).result(PATIENCE_S)
         assert not joining.done()
         assert names.asked == ["jetson.local"]
         assert link._thread not in names.threads
         names.answer()
         joining.result(PATIENCE_S)
-        link.ask(Gather(requests={"slow": MEASURE})).result(PATIENCE_S)
+        link.ask(RequestAll(requests={"slow": MEASURE})).result(PATIENCE_S)
 
 
 def test_a_name_that_never_gets_an_answer_is_given_up_in_time(link, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_key_that_cannot_be_costs_that_device_and_never_the_link(link, names, 
         names.answer()
         error = joining.exception(PATIENCE_S)
         assert (type(error), error.device) == (ProtocolError, "a")
-        link.ask(Gather(requests={"b": MEASURE})).result(PATIENCE_S)
+        link.ask(RequestAll(requests={"b": MEASURE})).result(PATIENCE_S)
 
 
 def test_who_left_before_its_name_was_known_is_not_connected(link, names):

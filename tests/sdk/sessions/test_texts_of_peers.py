@@ -14,7 +14,7 @@ from potluck import cli
 from potluck.discover import pairing
 from potluck.display import html
 from potluck.errors import PotluckError
-from potluck.sessions.events import Address, Gather, Heard, Join, Received, Reject
+from potluck.sessions.events import Address, Join, Notification, Received, Reject, RequestAll
 from potluck.sessions.members import Member
 from potluck.texts import harmless
 from potluck_wire import messages as m
@@ -65,13 +65,13 @@ def texts_of(record):
 def shown(actions):
     """What users may see of these actions."""
     errors = [action.error for action in actions if isinstance(action, Reject)]
-    return texts_of([*errors, *(action.message for action in actions if isinstance(action, Heard))])
+    return texts_of([*errors, *(action.message for action in actions if isinstance(action, Notification))])
 
 
 def asked():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), feeds={"a": {"x": FEED}})
-    play.do(Gather(ticket=2, requests={"a": (m.Prepare(run="r"), (b"{}",))}))
+    play.do(RequestAll(ticket=2, requests={"a": (m.Prepare(run="r"), (b"{}",))}))
     return play
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from potluck.graph.cost.operator_costs import backward_flop, base, forward_flop, kept, kept_beside, kind
 from potluck.graph.modelgraph import Input, ModelGraph, Node
-from potluck.graph.partition.cuts import Line, line
+from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.traced import SEQUENCE, Traced
 from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Parameter, Ref, node_refs
 
@@ -32,7 +32,7 @@ def priced(traced: Traced, *, name: str, title: str = "", source: str = "", sequ
     )
 
 
-def nodes_of(made: Line) -> dict[int, Node]:
+def nodes_of(made: Linearization) -> dict[int, Node]:
     """The operators of a line by their place in it, per row of the batch."""
     traced, graph, names = made.traced, made.traced.graph, _names(made)
     sizes, seen_states, seen_kept, found = _sizes(made), set[int](), set[Ref](), {}
@@ -65,7 +65,7 @@ def nodes_of(made: Line) -> dict[int, Node]:
     return found
 
 
-def _names(made: Line) -> dict[int, str]:
+def _names(made: Linearization) -> dict[int, str]:
     """A name for each of the model's inputs and operators; none for views.
 
     After the module that an operator stands in, where that is known, else after that of its first weight.
@@ -87,11 +87,11 @@ def _names(made: Line) -> dict[int, str]:
     return names
 
 
-def _sizes(made: Line) -> dict[str, int]:
+def _sizes(made: Linearization) -> dict[str, int]:
     return {**made.traced.hints, BATCH: 1}
 
 
-def _row_bytes(made: Line, ref: Ref) -> int:
+def _row_bytes(made: Linearization, ref: Ref) -> int:
     return made.traced.type_of(ref).nbytes(_sizes(made))
 
 

@@ -65,7 +65,7 @@ class _Tally:
     dtype: torch.dtype
 
 
-class Tallies:
+class BatchReductions:
     """The tallies of an exported loss; called with inputs and targets, it gives a tensor of rows for each."""
 
     def __init__(self, part: "_Part", tallies: Sequence[_Tally]) -> None:
@@ -105,7 +105,7 @@ class _Part:
 def extract(
     program: Any, inputs: Sequence[torch.fx.Node], constants: dict[torch.fx.Node, torch.Tensor],
     symbols: dict[str, str], example: Sequence[torch.Tensor],
-) -> Tallies | None:  # fmt: skip
+) -> BatchReductions | None:  # fmt: skip
     """The tallies of an exported loss, None where it has none; its graph takes them as its last inputs from now on.
 
     `constants`: what in the program's state never changes. Raises OperatorFailed.
@@ -122,7 +122,7 @@ def extract(
     for node in sorted(closure, reverse=True):
         if node.op != "placeholder" and not node.users:
             program.graph.erase_node(node)
-    return Tallies(part, tallies)
+    return BatchReductions(part, tallies)
 
 
 def _found(

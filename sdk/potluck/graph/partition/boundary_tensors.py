@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.graph.partition.branches import hand_on
-from potluck.graph.partition.cuts import Line
+from potluck.graph.partition.cuts import Linearization
 from potluck_wire.graph import Ref
 
 
 @dataclass(frozen=True, slots=True)
-class Crossings:
+class BoundaryTensors:
     """`hands[layer]`: each value that the layer hands on, and to which layers."""
 
     hands: tuple[dict[Ref, tuple[int, ...]], ...]
@@ -32,15 +32,15 @@ class Crossings:
         return tuple(sorted(refs, key=_in_order))
 
 
-def crossings(line: Line, bounds: Sequence[int], *, branched: bool) -> Crossings:
+def crossings(line: Linearization, bounds: Sequence[int], *, branched: bool) -> BoundaryTensors:
     """What crosses between the layers [bounds[i], bounds[i + 1]) of bound nodes; one chain unless `branched`."""
     layer_of = [layer for layer in range(len(bounds) - 1) for _ in range(bounds[layer], bounds[layer + 1])]
     readers = _readers(line, layer_of)
     made = {ref: layer_of[line.place[ref.value]] for ref in readers}
-    return Crossings(hands=hand_on(made, readers, len(bounds) - 1, branched=branched))
+    return BoundaryTensors(hands=hand_on(made, readers, len(bounds) - 1, branched=branched))
 
 
-def _readers(line: Line, layer_of: Sequence[int]) -> dict[Ref, set[int]]:
+def _readers(line: Linearization, layer_of: Sequence[int]) -> dict[Ref, set[int]]:
     """For each value the layers that read it; the last layer gives the model's outputs."""
     last = layer_of[-1]
     return {ref: {layer_of[i] if i < len(layer_of) else last for i in uses} for ref, uses in line.uses.items()}

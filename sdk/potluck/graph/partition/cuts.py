@@ -37,7 +37,7 @@ def _times(size: Expression, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Linearization:
     """A traced model in a line. `bound[i]` is the position of a node; `tied` are ranges of i that stay together."""
 
     traced: Traced
@@ -107,7 +107,7 @@ class Line:
         return frozenset(used)
 
 
-def line(traced: Traced, order: Sequence[int] = ()) -> Line:
+def line(traced: Traced, order: Sequence[int] = ()) -> Linearization:
     """The line of a traced model; `order`: the places of its bound nodes in another order in which they can run."""
     graph = traced.graph
     first, n_inputs = graph.first_node, len(graph.inputs)
@@ -126,7 +126,7 @@ def line(traced: Traced, order: Sequence[int] = ()) -> Line:
     place = {first + position: i for i, position in enumerate(bound)}
     per_bound = tuple(needs[first + position] for position in bound)
     floating = frozenset(first + p for p in range(len(graph.nodes)) if first + p not in place)
-    return Line(
+    return Linearization(
         traced=traced,
         bound=tuple(bound),
         place=place,
@@ -185,7 +185,11 @@ def _name(ref: Ref) -> str:
 
 
 def cut_out(
-    line: Line, start: int, stop: int, inputs: Sequence[Ref] | None = None, outputs: Sequence[Ref] | None = None
+    line: Linearization,
+    start: int,
+    stop: int,
+    inputs: Sequence[Ref] | None = None,
+    outputs: Sequence[Ref] | None = None,
 ) -> Graph:
     """Bound nodes [start, stop) as a graph of their own: first the model's inputs that it reads, then what crosses.
 
@@ -240,7 +244,7 @@ def _closure(graph: Graph, value: int) -> frozenset[int]:
     return frozenset(read).union(*(_closure(graph, v) for v in read))
 
 
-def _ports(line: Line, refs: Iterable[Ref]) -> tuple[Output, ...]:
+def _ports(line: Linearization, refs: Iterable[Ref]) -> tuple[Output, ...]:
     training = any(output.gradient for output in line.traced.graph.outputs)
     found = []
     for ref in refs:
@@ -250,7 +254,7 @@ def _ports(line: Line, refs: Iterable[Ref]) -> tuple[Output, ...]:
     return tuple(found)
 
 
-def _input(line: Line, ref: Ref) -> Input:
+def _input(line: Linearization, ref: Ref) -> Input:
     graph = line.traced.graph
     if ref.value < len(graph.inputs):
         return graph.inputs[ref.value]

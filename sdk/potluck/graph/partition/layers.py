@@ -15,9 +15,9 @@ from itertools import accumulate, pairwise
 from potluck.errors import ModelError
 from potluck.graph.cost.operator_costs import HEAVY, backward_flop, forward_flop, kept, kept_beside
 from potluck.graph.partition.batch_norms import values_per_row
-from potluck.graph.partition.boundary_tensors import Crossings, crossings
+from potluck.graph.partition.boundary_tensors import BoundaryTensors, crossings
 from potluck.graph.partition.branches import find
-from potluck.graph.partition.cuts import Line, cut_out
+from potluck.graph.partition.cuts import Linearization, cut_out
 from potluck.graph.partition.cuts import line as make_line
 from potluck.records import Edge, Layer
 from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref, node_refs
@@ -32,10 +32,10 @@ MAX_SHARE = 1 / 3  # of the model in one layer, before wider cuts are let in
 class Layers:
     """A line with the cuts that are offered: layer i is bound nodes [bounds[i], bounds[i + 1])."""
 
-    line: Line
+    line: Linearization
     bounds: tuple[int, ...]
     records: tuple[Layer, ...]
-    crossings: Crossings
+    crossings: BoundaryTensors
 
     def graph(self, start: int, stop: int) -> Graph:
         """Layers [start, stop) as a graph of their own."""
@@ -48,7 +48,7 @@ class Layers:
         return tuple(layer for _, layer in self.crossings.into(start, stop))
 
 
-def layers(line: Line, *, n_inputs: int, max_layers: int, merge_below: float = 0.0) -> Layers:
+def layers(line: Linearization, *, n_inputs: int, max_layers: int, merge_below: float = 0.0) -> Layers:
     """The layers of a line; the first `n_inputs` of the graph's inputs are the model's, the others targets."""
     if max_layers < 1:
         raise ModelError(f"a model needs at least one layer; got max_layers={max_layers}.")
@@ -66,7 +66,7 @@ def layers(line: Line, *, n_inputs: int, max_layers: int, merge_below: float = 0
 
 
 def _laid_out(
-    line: Line, weights: list[float], spans: Spans, n_inputs: int, max_layers: int, merge_below: float
+    line: Linearization, weights: list[float], spans: Spans, n_inputs: int, max_layers: int, merge_below: float
 ) -> Layers | None:
     """Layers whose branches are `spans`; None where a size that a branch needs cannot be read inside it."""
     cuts = _worth_offering(line, weights, spans)
@@ -86,7 +86,7 @@ def _readable(made: Layers, layer: int) -> bool:
     return made.line.symbols_of(made.bounds[layer], made.bounds[layer + 1]) <= known | {BATCH}
 
 
-def _crossing(line: Line, cut: int, spans: Spans) -> tuple[Ref, ...]:
+def _crossing(line: Linearization, cut: int, spans: Spans) -> tuple[Ref, ...]:
     """What crosses a cut, but for what merely passes by the branch that it is in."""
     refs = line.alive(cut)
     inside = [span for span in spans if span[0] < cut < span[1]]
@@ -96,7 +96,7 @@ def _crossing(line: Line, cut: int, spans: Spans) -> tuple[Ref, ...]:
     return tuple(r for r in refs if start <= line.place[r.value] or any(cut <= use < stop for use in line.uses[r]))
 
 
-def _weights(line: Line) -> list[float]:
+def _weights(line: Linearization) -> list[float]:
     """Share of the model in each bound node: half by arithmetic, half by parameters."""
     traced, graph = line.traced, line.traced.graph
     sizes = {**traced.hints, BATCH: 1}
@@ -113,7 +113,7 @@ def _weights(line: Line) -> list[float]:
     return [0.5 * f / total_flop + 0.5 * s / total_size for f, s in zip(flop, owned, strict=True)]
 
 
-def _worth_offering(line: Line, weights: list[float], spans: Spans) -> tuple[int, ...]:
+def _worth_offering(line: Linearization, weights: list[float], spans: Spans) -> tuple[int, ...]:
     """One cut between two heavy operators, where the fewest tensors and then bytes cross; and the ends of branches."""
     graph, sizes = line.traced.graph, {**line.traced.hints, BATCH: 1}
     heavy = [KIND_OF[graph.nodes[position].op] in HEAVY for position in line.bound]
@@ -166,7 +166,9 @@ def _merged(
     return tuple(left)
 
 
-def _records(line: Line, bounds: tuple[int, ...], crossing: Crossings | None, n_inputs: int) -> tuple[Layer, ...]:
+def _records(
+    line: Linearization, bounds: tuple[int, ...], crossing: BoundaryTensors | None, n_inputs: int
+) -> tuple[Layer, ...]:
     """The layers; their edges where there are branches (`crossing`)."""
     seen: dict[str, int] = {}
     found, fed = [], set[int]()
@@ -183,7 +185,7 @@ def _records(line: Line, bounds: tuple[int, ...], crossing: Crossings | None, n_
     return tuple(found)
 
 
-def _edges(line: Line, given: Mapping[Ref, tuple[int, ...]]) -> tuple[Edge, ...]:
+def _edges(line: Linearization, given: Mapping[Ref, tuple[int, ...]]) -> tuple[Edge, ...]:
     sizes, trains = {**line.traced.hints, BATCH: 1}, _trains(line.traced.graph)
     totals: dict[tuple[int, ...], tuple[int, int]] = {}
     for ref, takers in given.items():
@@ -193,7 +195,7 @@ def _edges(line: Line, given: Mapping[Ref, tuple[int, ...]]) -> tuple[Edge, ...]
     return tuple(Edge(to=to, output_bytes=o, gradient_bytes=g) for to, (o, g) in sorted(totals.items()))
 
 
-def _record(line: Line, start: int, stop: int, name: str) -> Layer:
+def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
     traced, graph = line.traced, line.traced.graph
     sizes = {**traced.hints, BATCH: 1}
     states = sorted(frozenset().union(*line.needs[start:stop]))
@@ -223,7 +225,7 @@ def _record(line: Line, start: int, stop: int, name: str) -> Layer:
     )
 
 
-def _second_gradients(line: Line, start: int, stop: int) -> tuple[int, int]:
+def _second_gradients(line: Linearization, start: int, stop: int) -> tuple[int, int]:
     """Of the parameters that are trained, those of the operator that has most, and those that several read."""
     graph = line.traced.graph
     sizes = {len(graph.inputs) + i: _state_bytes(p) for i, p in enumerate(graph.parameters) if p.trainable}
@@ -241,7 +243,7 @@ def _state_bytes(state: Parameter | Buffer) -> int:
     return math.prod(state.shape) * DTYPE_BYTES[state.dtype]
 
 
-def _name(line: Line, start: int, stop: int) -> str:
+def _name(line: Linearization, start: int, stop: int) -> str:
     """After the module of the first parameter, else after the first operator."""
     graph = line.traced.graph
     names = {len(graph.inputs) + i: p.name for i, p in enumerate(graph.parameters)}

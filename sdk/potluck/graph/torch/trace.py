@@ -9,7 +9,7 @@ import torch
 
 from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
-from potluck.graph.loss.batch_reductions import Divided, Tallies, extract
+from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extract
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
 from potluck.graph.loss.trials import difference
 from potluck.graph.partition.outputs import check_outputs
@@ -240,7 +240,7 @@ def _holders(program: Any) -> _Holders:
 def _tallies(
     program: Any, holders: _Holders, state: dict[Any, tuple[str, torch.Tensor]], symbols: dict[str, str],
     tensors: list[torch.Tensor],
-) -> Tallies | None:  # fmt: skip
+) -> BatchReductions | None:  # fmt: skip
     """The tallies of the loss, of constants and buffers of its own; the program takes them as inputs from now on."""
     own = {h: state[h][1] for h in holders.buffers if not holders.targets[h].startswith("net.")}
     try:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from potluck.offload.plan.bandwidths import Found
-from potluck.offload.plan.problem import Interval, Line, Operator, Reads, Sharing
-from potluck.offload.plan.search_spec import Wishes
+from potluck.offload.plan.problem import Interval, OffloadProblem, Operator, Reads, SharedLink
+from potluck.offload.plan.search_spec import SearchSpec
 from potluck.offload.plan.split import Split
 
 Document = dict[str, Any]
@@ -25,7 +25,7 @@ class Window:
         return self.firsts[start], self.ends[stop - 1]
 
 
-def problem_document(sharing: Sharing, wishes: Wishes) -> Document:
+def problem_document(sharing: OffloadProblem, wishes: SearchSpec) -> Document:
     """A problem and what is wanted; each window is written once."""
     windows: dict[Window, int] = {}
     read: dict[tuple[Reads, int], int] = {}
@@ -55,19 +55,19 @@ def problem_document(sharing: Sharing, wishes: Wishes) -> Document:
     }
 
 
-def read_problem(document: Document) -> tuple[Sharing, Wishes]:
+def read_problem(document: Document) -> tuple[OffloadProblem, SearchSpec]:
     """What `problem_document` has written."""
     windows = [Window(tuple(firsts), tuple(ends)) for firsts, ends in document["windows"]]
     known = document["sharing"]
     operators = tuple(_operator(row, windows) for row in known["operators"])
     lines = {
-        (a, b): Line(media=tuple((m, n) for m, n in media), latency_s=latency_s)
+        (a, b): SharedLink(media=tuple((m, n) for m, n in media), latency_s=latency_s)
         for a, b, media, latency_s in known["lines"]
     }
     media = tuple(known["media_bytes_per_s"])
-    sharing = Sharing(**(known | {"operators": operators, "lines": lines, "media_bytes_per_s": media}))
+    sharing = OffloadProblem(**(known | {"operators": operators, "lines": lines, "media_bytes_per_s": media}))
     wishes = document["wishes"]
-    return sharing, Wishes(**(wishes | {"bandwidths": tuple(wishes["bandwidths"])}))
+    return sharing, SearchSpec(**(wishes | {"bandwidths": tuple(wishes["bandwidths"])}))
 
 
 def _operator(row: Document, windows: list[Window]) -> Operator:
@@ -81,7 +81,7 @@ def found_document(found: Found) -> Document:
     return {"entries": [{"bytes_per_s": bytes_per_s, "split": asdict(split)} for bytes_per_s, split in found]}
 
 
-def read_found(document: Any, sharing: Sharing) -> Found | None:
+def read_found(document: Any, sharing: OffloadProblem) -> Found | None:
     """What `found_document` has written of this problem; None for anything else."""
     try:
         found = tuple((float(row["bytes_per_s"]), _split(row["split"])) for row in document["entries"])
@@ -91,7 +91,7 @@ def read_found(document: Any, sharing: Sharing) -> Found | None:
     return found if whole else None
 
 
-def _fits(split: Split, sharing: Sharing) -> bool:
+def _fits(split: Split, sharing: OffloadProblem) -> bool:
     if len(split.divisions) != len(sharing.operators) or split.tiles < 1:
         return False
     pairs = zip(split.divisions, sharing.operators, strict=True)

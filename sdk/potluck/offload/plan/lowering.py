@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from potluck.errors import ModelError
-from potluck.graph.partition.cuts import Line
-from potluck.offload.plan.problem import DEVICE, HELPER, Division, Interval, Operator, Shares, Sharing, without
+from potluck.graph.partition.cuts import Linearization
+from potluck.offload.plan.problem import DEVICE, HELPER, Division, Interval, OffloadProblem, Operator, Shares, without
 from potluck.offload.plan.steps import TILES, Step, steps
 from potluck.offload.rows.operator_times import Pace
 from potluck.offload.rows.receptive_fields import Local, localities
-from potluck.offload.rows.row_rules import Reads
-from potluck.offload.rows.tiles import Part, piece, rows_of
+from potluck.offload.rows.row_rules import AccessPattern
+from potluck.offload.rows.tiles import TensorSlice, piece, rows_of
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
 
 __all__ = ["DEVICE", "HELPER", "Sent", "Shareable", "Shared", "SharedPiece", "lower"]
@@ -29,8 +29,8 @@ class SharedPiece:
 
     side: int
     name: str
-    takes: tuple[Part, ...]
-    gives: tuple[Part, ...]
+    takes: tuple[TensorSlice, ...]
+    gives: tuple[TensorSlice, ...]
     graph: Graph
     computes: Mapping[int, Interval]
 
@@ -41,7 +41,7 @@ class Sent:
 
     side: int
     to: int
-    part: Part
+    part: TensorSlice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ class Shared:
     """
 
     steps: tuple[SharedPiece | Sent, ...]
-    results: tuple[Part, ...]
+    results: tuple[TensorSlice, ...]
 
 
 class Shareable:
     """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Linearization) -> None:
         graph = line.traced.graph
         if len(graph.inputs) != 1:
             raise ModelError(
@@ -78,17 +78,17 @@ class Shareable:
         return any(local.is_local for local in self.localities)
 
     @property
-    def input_part(self) -> Part:
+    def input_part(self) -> TensorSlice:
         """The whole input."""
-        return Part(0, 0, self.rows_of(0)[1])
+        return TensorSlice(0, 0, self.rows_of(0)[1])
 
-    def reads(self, value: int) -> dict[Ref, Reads | None]:
+    def reads(self, value: int) -> dict[Ref, AccessPattern | None]:
         """What a node reads of values that depend on the input; None: all of it."""
         graph = self.line.traced.graph
         if value < graph.first_node:
             return {}
         local: Local = self.localities[value - graph.first_node]
-        found: dict[Ref, Reads | None] = {}
+        found: dict[Ref, AccessPattern | None] = {}
         for ref in node_refs(graph.nodes[value - graph.first_node]):
             if ref.value in self._bound:
                 reads = local.reads.get(ref)
@@ -119,13 +119,13 @@ class Shareable:
                 groups[value] = (value,)
         return tuple(groups[value] for value in sorted(groups))
 
-    def _follows(self, ref: Ref, reads: Reads | None, value: int) -> bool:
+    def _follows(self, ref: Ref, reads: AccessPattern | None, value: int) -> bool:
         if self._is_divisible(ref.value) != self._is_divisible(value) or self._bytes(ref.value) < self._bytes(value):
             return False
         count = self.rows_of(value)[1]
         if not self._is_divisible(value):
             return self.rows_of(ref.value)[1] == count == 1
-        return reads is not None and reads == Reads(axis=reads.axis, count=count) and reads.count == count
+        return reads is not None and reads == AccessPattern(axis=reads.axis, count=count) and reads.count == count
 
     def _is_divisible(self, value: int) -> bool:
         first = self.line.traced.graph.first_node
@@ -144,7 +144,7 @@ class Shareable:
         graph, found = self.line.traced.graph, []
         for group in self.groups:
             last, count = group[-1], self.rows_of(group[-1])[1]
-            inputs: dict[tuple[int, Reads | None], None] = {}
+            inputs: dict[tuple[int, AccessPattern | None], None] = {}
             seams = []
             for value in group:
                 read = self.reads(value)
@@ -173,7 +173,7 @@ def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILE
     """The pieces and transfers of a split: its divisions, and in how many parts rows go over."""
     n_sides = len(divisions[0])
     operators = shareable.operators((Pace(),) * n_sides)
-    shares = Shares(Sharing(operators=operators, bytes_per_s=0.0, n_sides=n_sides))
+    shares = Shares(OffloadProblem(operators=operators, bytes_per_s=0.0, n_sides=n_sides))
     return _Lowering(shareable, n_sides).through(steps(shares, divisions, tiles))
 
 
@@ -183,15 +183,15 @@ class _Draft:
 
     side: int
     computes: dict[int, Interval]
-    takes: list[Part]
-    makes: list[Part]
+    takes: list[TensorSlice]
+    makes: list[TensorSlice]
 
 
 @dataclass(slots=True)
 class _Lowering:
     model: Shareable
     n_sides: int
-    parts: list[dict[Ref, list[Part]]] = field(default_factory=list)
+    parts: list[dict[Ref, list[TensorSlice]]] = field(default_factory=list)
     drafts: list[_Draft | Sent] = field(default_factory=list)
 
     def through(self, todo: Sequence[Step]) -> Shared:
@@ -209,21 +209,21 @@ class _Lowering:
                     self._run(step.side, computes)
         return self._finished([self._result(ref) for ref in self.model.outputs])
 
-    def _items(self, value: int, rows: Interval) -> list[Part]:
+    def _items(self, value: int, rows: Interval) -> list[TensorSlice]:
         """Rows of a value, one part for each of its items."""
         n_items = len(self.model.line.traced.types[value])
-        return [Part(value, *rows, item if n_items > 1 else None) for item in range(n_items)]
+        return [TensorSlice(value, *rows, item if n_items > 1 else None) for item in range(n_items)]
 
-    def _send(self, side: int, to: int, rows: Part) -> None:
+    def _send(self, side: int, to: int, rows: TensorSlice) -> None:
         """Rows go over as one part, or as those of the several pieces that made them."""
         for made in _covering(self.parts[side].get(rows.ref, []), (rows.start, rows.stop)):
-            part = Part(rows.value, max(made.start, rows.start), min(made.stop, rows.stop), rows.item)
+            part = TensorSlice(rows.value, max(made.start, rows.start), min(made.stop, rows.stop), rows.item)
             self.drafts.append(Sent(side=side, to=to, part=part))
             self.parts[to].setdefault(part.ref, []).append(part)
 
     def _run(self, side: int, computes: dict[int, Interval]) -> None:
         mine = self.parts[side]
-        takes: dict[Part, None] = {}
+        takes: dict[TensorSlice, None] = {}
         for value, rows in computes.items():
             for ref, reads in self.model.reads(value).items():
                 wanted = reads.rows(*rows) if reads else (0, self.model.rows_of(ref.value)[1])
@@ -234,19 +234,19 @@ class _Lowering:
             mine.setdefault(part.ref, []).append(part)
         self.drafts.append(_Draft(side, computes, list(takes), made))
 
-    def _result(self, ref: Ref) -> Part:
+    def _result(self, ref: Ref) -> TensorSlice:
         """All rows of an output as one part on the device; where they are several, a piece of its own joins them."""
         count = self.model.rows_of(ref.value)[1]
         found = _covering(self.parts[DEVICE].get(ref, []), (0, count))
         if len(found) > 1:
-            whole = Part(ref.value, 0, count, ref.item)
+            whole = TensorSlice(ref.value, 0, count, ref.item)
             self.drafts.append(_Draft(DEVICE, {}, found, [whole]))
             return whole
         return found[0]
 
-    def _finished(self, results: list[Part]) -> Shared:
+    def _finished(self, results: list[TensorSlice]) -> Shared:
         """Every piece gives what later ones take of it, what is sent, and the results."""
-        wanted: list[dict[Part, None]] = [{} for _ in range(self.n_sides)]
+        wanted: list[dict[TensorSlice, None]] = [{} for _ in range(self.n_sides)]
         wanted[DEVICE] = dict.fromkeys(results)
         for draft in self.drafts:
             wanted[draft.side] |= dict.fromkeys(draft.takes if isinstance(draft, _Draft) else (draft.part,))
@@ -276,9 +276,9 @@ class _Lowering:
         return Shared(steps=tuple(found), results=tuple(results))
 
 
-def _covering(parts: Sequence[Part], rows: Interval) -> list[Part]:
+def _covering(parts: Sequence[TensorSlice], rows: Interval) -> list[TensorSlice]:
     """Parts that have these rows together, none of them needless."""
-    found: list[Part] = []
+    found: list[TensorSlice] = []
     reached = rows[0]
     for part in sorted(parts, key=lambda p: (p.start, -p.stop)):
         if reached < rows[1] and part.start <= reached < part.stop:
@@ -287,10 +287,10 @@ def _covering(parts: Sequence[Part], rows: Interval) -> list[Part]:
     return found
 
 
-def _inside(part: Part, other: Part) -> bool:
+def _inside(part: TensorSlice, other: TensorSlice) -> bool:
     return part.ref == other.ref and other.start <= part.start and part.stop <= other.stop
 
 
-def _overlap(reads: Reads) -> bool:
+def _overlap(reads: AccessPattern) -> bool:
     """Whether neighbouring rows read some of the same rows."""
     return reads.window(0, 1)[1] > reads.window(1, 2)[0]

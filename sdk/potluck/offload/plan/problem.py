@@ -74,7 +74,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class SharedLink:
     """From one side to another: the media that are crossed, and the latency. Medium 0 is the device's own link."""
 
     media: Route = ((0, 1),)
@@ -82,7 +82,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class OffloadProblem:
     """The problem: operators in topological order, and what the sides and their links can do.
 
     The first operator is the input, the last the result, which the device needs whole; neither takes time.
@@ -102,7 +102,7 @@ class Sharing:
     busy_w: float = 0.0
     radio_w: float = 0.0
     idle_w: float = 0.0
-    lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
+    lines: Mapping[tuple[int, int], SharedLink] = field(default_factory=dict)
     media_bytes_per_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -133,9 +133,9 @@ class Sharing:
         seam_s = operator.seam_s(side) if rows < operator.count else 0.0
         return fixed_s + seam_s + (operator.seconds(side) - fixed_s) * rows / operator.count
 
-    def line(self, source: int, target: int) -> Line:
+    def line(self, source: int, target: int) -> SharedLink:
         """How rows get from one side to another."""
-        return self.lines.get((source, target)) or Line(latency_s=self.latency_s)
+        return self.lines.get((source, target)) or SharedLink(latency_s=self.latency_s)
 
     def link_bytes_per_s(self, bytes_per_s: float) -> float:
         """What one transfer gets between the device and its first helper, where the device's link carries so much."""
@@ -143,7 +143,7 @@ class Sharing:
         both = (*self.line(DEVICE, HELPER).media, *self.line(HELPER, DEVICE).media)
         return min(capacity[medium] / times for medium, times in both)
 
-    def among(self, sides: Sequence[int]) -> "Sharing":
+    def among(self, sides: Sequence[int]) -> "OffloadProblem":
         """The problem of these sides alone, the device first."""
         operators = tuple(operator.among(sides) for operator in self.operators)
         number = {side: new for new, side in enumerate(sides)}
@@ -151,7 +151,7 @@ class Sharing:
         latency_s = self.line(DEVICE, sides[1]).latency_s
         return replace(self, operators=operators, n_sides=len(sides), lines=lines, latency_s=latency_s)
 
-    def merged(self) -> "Sharing":
+    def merged(self) -> "OffloadProblem":
         """The problem with one helper that is as fast as all of them together."""
         operators = []
         for operator in self.operators:
@@ -177,7 +177,7 @@ Division = tuple[Interval, ...]
 class Shares:
     """A problem prepared: which rows are read for which, what is alive where. Independent of times and bandwidth."""
 
-    def __init__(self, sharing: Sharing) -> None:
+    def __init__(self, sharing: OffloadProblem) -> None:
         self.sharing, self.operators, self.sides = sharing, sharing.operators, sharing.sides
         tables: dict[tuple[object, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         # per operator and input: (source, first row read by each row, end of the rows read by each row); None: all

@@ -17,8 +17,8 @@ from potluck.offload.plan.problem import (
     NONE,
     Division,
     Interval,
+    OffloadProblem,
     Shares,
-    Sharing,
     common,
 )
 from potluck.offload.plan.steps import TILES
@@ -279,7 +279,7 @@ def search(
     return [label.way() for _, _, label in ends[:n]]
 
 
-def _step(sharing: Sharing, label: Label, leg: _Leg, bytes_per_s: float, limit_s: float) -> Label | None:
+def _step(sharing: OffloadProblem, label: Label, leg: _Leg, bytes_per_s: float, limit_s: float) -> Label | None:
     """From one cut to the next: what is missing goes over, then (or meanwhile) both compute. None: later than that."""
     free_s, spent_j = label.free_s, label.spent_j + leg.device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0)
     if leg.up_bytes or leg.down_bytes:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from potluck.errors import PlanError
 from potluck.offload.plan import baselines
 from potluck.offload.plan.bandwidths import Found, over
-from potluck.offload.plan.problem import Sharing
+from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.search import LEVELS
 from potluck.offload.plan.split import Split, Splitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class SearchSpec:
     """`n_searches`, if more than `bandwidths`: between two of them, too, where the best split changes much.
 
     `rival`: shared as one of `shared_requests.WAYS`, not by our own search. With `deadline_s` joules are saved.
@@ -29,7 +29,7 @@ class Wishes:
         return max(self.n_searches, len(self.bandwidths))
 
     def search(
-        self, sharing: Sharing, *, levels: int = LEVELS, told: Callable[[int], None] = lambda done: None
+        self, sharing: OffloadProblem, *, levels: int = LEVELS, told: Callable[[int], None] = lambda done: None
     ) -> Found:
         """The best split for any bandwidth: `bandwidths.over`. `told`: how many searches are done."""
         splitter, done = Splitter(sharing, levels=levels), 0

@@ -17,7 +17,7 @@ from itertools import accumulate, combinations, pairwise
 
 from potluck.errors import PlanError
 from potluck.offload.plan import baselines as rivals
-from potluck.offload.plan.problem import NONE, Division, Shares, Sharing, common
+from potluck.offload.plan.problem import NONE, Division, OffloadProblem, Shares, common
 from potluck.offload.plan.search import LEVELS, MARGIN, Blocks, Handover, Way, alone, cuts, divided, search
 from potluck.offload.plan.steps import TILES, steps, useful
 from potluck.offload.plan.times import times
@@ -69,7 +69,7 @@ class Splitter:
     `share` gives the best split at a bandwidth, `front` those between the fastest and the most frugal.
     """
 
-    def __init__(self, sharing: Sharing, *, rules: Rules | None = None, levels: int = LEVELS) -> None:
+    def __init__(self, sharing: OffloadProblem, *, rules: Rules | None = None, levels: int = LEVELS) -> None:
         self.shares, self.rules, self.levels = Shares(sharing), rules or Rules(), levels
         one_helper, sides = self.shares, tuple(sharing.sides)
         self.fewer: list[tuple[tuple[int, ...], Splitter]] = []  # the sides that are left, and what they can do
@@ -281,7 +281,7 @@ class Splitter:
                     yield (*way[: i + 1], replace(after, place=place, share=after.share), *way[i + 1 :])
 
 
-def share(sharing: Sharing, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:
+def share(sharing: OffloadProblem, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:
     """The best split at the bandwidth of the problem: see `Splitter.share`."""
     return Splitter(sharing, levels=levels).share(sharing.bytes_per_s, deadline_s=deadline_s)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from potluck.offload.plan.problem import DEVICE, Sharing
+from potluck.offload.plan.problem import DEVICE, OffloadProblem
 from potluck.offload.plan.steps import Step
 from potluck.simulate.fairness import max_min_rates
 
@@ -27,7 +27,7 @@ class Times:
     received_bytes: int
 
 
-def times(sharing: Sharing, steps: Sequence[Step], bytes_per_s: float) -> Times | None:
+def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) -> Times | None:
     """How the steps take place at that bandwidth; None where something has to go over a link that carries nothing."""
     n_sides, work, lanes = len(sharing.sides), [], []
     for step in steps:
@@ -53,7 +53,7 @@ def times(sharing: Sharing, steps: Sequence[Step], bytes_per_s: float) -> Times 
 
 
 def _run(
-    sharing: Sharing, steps: Sequence[Step], work: Sequence[float], lanes: Sequence[int], bytes_per_s: float
+    sharing: OffloadProblem, steps: Sequence[Step], work: Sequence[float], lanes: Sequence[int], bytes_per_s: float
 ) -> tuple[list[float], list[float], float]:
     """Start and end of every step, and the seconds in which the device sent or received."""
     n_sides, capacity = len(sharing.sides), (bytes_per_s, *sharing.media_bytes_per_s)

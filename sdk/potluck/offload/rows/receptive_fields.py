@@ -9,9 +9,9 @@ is not known here is global, and so is whatever mixes rows. Pure: no torch.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from potluck.graph.partition.cuts import Line
+from potluck.graph.partition.cuts import Linearization
 from potluck.graph.traced import Traced
-from potluck.offload.rows.row_rules import RULES, Found, Reads, View, shape_of
+from potluck.offload.rows.row_rules import RULES, AccessPattern, Found, View, shape_of
 from potluck_wire.graph import BATCH, Ref
 
 GLOBAL = "global"
@@ -28,7 +28,7 @@ class Local:
     kind: str
     axis: int | None = None
     count: int = 1
-    reads: Mapping[Ref, Reads]
+    reads: Mapping[Ref, AccessPattern]
 
     @property
     def is_local(self) -> bool:
@@ -36,7 +36,7 @@ class Local:
         return self.kind not in (GLOBAL, CONSTANT) and self.axis is not None and self.count > 1
 
 
-def localities(line: Line) -> tuple[Local, ...]:
+def localities(line: Linearization) -> tuple[Local, ...]:
     """What each node of a traced model is, in the order of the nodes, at the sizes of its example."""
     traced, graph = line.traced, line.traced.graph
     axes: dict[int, int | None] = {i: row_axis(shape_of(traced, Ref(i))) for i in range(len(graph.inputs))}

@@ -13,7 +13,7 @@ ELEMENT_WISE, BLOCK_WISE, ROW_WISE = "element-wise", "block-wise", "row-wise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
+class AccessPattern:
     """Rows of one input, `count` along `axis`, that output rows [start, stop) need.
 
     Before clipping they are floor((start * mul + low) / div) to floor(((stop - 1) * mul + high) / div), both included.
@@ -69,7 +69,7 @@ class View:
         return None if axis is None else (ref, self.shape_of(ref), axis)
 
 
-Found = tuple[str, int, dict[Ref, Reads]]  # kind, axis of the output, reads
+Found = tuple[str, int, dict[Ref, AccessPattern]]  # kind, axis of the output, reads
 _Rule = Callable[[View], Found | None]
 
 
@@ -91,7 +91,7 @@ def _element_wise(view: View) -> Found | None:
     for ref, shape in operands:
         own = axis - (rank - len(shape))
         if own >= 0 and shape[own] == view.shape[axis] > 1:
-            reads[ref] = Reads(axis=own, count=shape[own])
+            reads[ref] = AccessPattern(axis=own, count=shape[own])
         elif own >= 0 and shape[own] != 1:
             return None
     return ELEMENT_WISE, axis, reads
@@ -103,12 +103,14 @@ def _by_channel(view: View) -> Found | None:
     if first is None or first[2] == 1:
         return None
     ref, shape, axis = first
-    return ELEMENT_WISE, axis, {ref: Reads(axis=axis, count=shape[axis])}
+    return ELEMENT_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
 def _window(view: View, kernel: int, stride: int, padding: int, dilation: int) -> Found:
     ref, shape, axis = view.first() or (Ref(0), (), 0)
-    reads = Reads(axis=axis, count=shape[axis], mul=stride, low=-padding, high=dilation * (kernel - 1) - padding)
+    reads = AccessPattern(
+        axis=axis, count=shape[axis], mul=stride, low=-padding, high=dilation * (kernel - 1) - padding
+    )
     return BLOCK_WISE, axis, {ref: reads}
 
 
@@ -139,7 +141,7 @@ def _transposed(view: View) -> Found | None:
     padding = per_dim(view.argument(4, "padding", 0), n_spatial)[dim]
     dilation = per_dim(view.argument(7, "dilation", 1), n_spatial)[dim]
     reach = dilation * (weight[2 + dim] - 1)
-    reads = Reads(axis=axis, count=shape[axis], low=padding - reach + stride - 1, high=padding, div=stride)
+    reads = AccessPattern(axis=axis, count=shape[axis], low=padding - reach + stride - 1, high=padding, div=stride)
     return BLOCK_WISE, axis, {ref: reads}
 
 
@@ -167,7 +169,7 @@ def _nearest(view: View) -> Found | None:
     if first is None or first[2] != 2 or view.shape[2] % first[1][2]:
         return None
     ref, shape, axis = first
-    return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], div=view.shape[2] // shape[2])}
+    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], div=view.shape[2] // shape[2])}
 
 
 def _bilinear(view: View) -> Found | None:
@@ -180,7 +182,7 @@ def _bilinear(view: View) -> Found | None:
     if scales is not None and tuple(n * s for n, s in zip(shape[2:], scales, strict=True)) != view.shape[2:]:
         return None
     n = view.shape[2] // shape[2]
-    return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], mul=2, low=1 - n, high=1 + n, div=2 * n)}
+    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], mul=2, low=1 - n, high=1 + n, div=2 * n)}
 
 
 def _padded(view: View) -> Found | None:
@@ -192,7 +194,7 @@ def _padded(view: View) -> Found | None:
     if view.argument(2, "mode", "constant") != "constant" and view.node.op == "aten.pad.default":
         return None
     before = padding_of(view.argument(1), len(shape), axis)
-    return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], low=-before[0], high=-before[0])}
+    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], low=-before[0], high=-before[0])}
 
 
 def padding_of(amounts: Any, rank: int, axis: int) -> tuple[int, int]:
@@ -208,8 +210,8 @@ def _shuffled(view: View) -> Found | None:
         return None
     ref, shape, axis = first
     if "unshuffle" in view.node.op:
-        return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], mul=factor, high=factor - 1)}
-    return BLOCK_WISE, axis, {ref: Reads(axis=axis, count=shape[axis], div=factor)}
+        return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], mul=factor, high=factor - 1)}
+    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], div=factor)}
 
 
 def _linear(view: View) -> Found | None:
@@ -217,7 +219,7 @@ def _linear(view: View) -> Found | None:
     if first is None or first[2] == len(first[1]) - 1 or view.axis_of(view.argument(1)) is not None:
         return None
     ref, shape, axis = first
-    return ROW_WISE, axis, {ref: Reads(axis=axis, count=shape[axis])}
+    return ROW_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
 def _matmul(view: View) -> Found | None:
@@ -228,7 +230,7 @@ def _matmul(view: View) -> Found | None:
     ref, shape, axis = first
     if len(view.shape) != len(shape) or len(view.shape_of(other)) > len(shape):
         return None
-    return ROW_WISE, axis, {ref: Reads(axis=axis, count=shape[axis])}
+    return ROW_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
 def _attention(view: View) -> Found | None:
@@ -239,7 +241,7 @@ def _attention(view: View) -> Found | None:
     if first is None or first[2] != len(first[1]) - 2 or query in (key, value) or causal:
         return None
     ref, shape, axis = first
-    reads = {ref: Reads(axis=axis, count=shape[axis])}
+    reads = {ref: AccessPattern(axis=axis, count=shape[axis])}
     mask = view.argument(3, "attn_mask")
     if isinstance(mask, Ref):
         rank, mask_shape = len(shape), view.shape_of(mask)
@@ -247,7 +249,7 @@ def _attention(view: View) -> Found | None:
         if view.axis_of(mask) not in (None, own):
             return None
         if own >= 0 and mask_shape[own] == shape[axis]:
-            reads[mask] = Reads(axis=own, count=shape[axis])
+            reads[mask] = AccessPattern(axis=own, count=shape[axis])
     return ROW_WISE, axis, reads
 
 
@@ -257,7 +259,7 @@ def _normalised(view: View) -> Found | None:
     if first is None or first[2] >= len(first[1]) - len(over):
         return None
     ref, shape, axis = first
-    return ROW_WISE, axis, {ref: Reads(axis=axis, count=shape[axis])}
+    return ROW_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
 def _along(position: int) -> _Rule:
@@ -269,7 +271,7 @@ def _along(position: int) -> _Rule:
         if first is None or not isinstance(dim, int) or dim % len(first[1]) == first[2]:
             return None
         ref, shape, axis = first
-        return ROW_WISE, axis, {ref: Reads(axis=axis, count=shape[axis])}
+        return ROW_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
     return rule
 
@@ -283,7 +285,7 @@ def _joined(view: View) -> Found | None:
     (axis,) = axes
     if axis is None:
         return None
-    return ELEMENT_WISE, axis, {ref: Reads(axis=axis, count=view.shape[axis]) for ref in parts}
+    return ELEMENT_WISE, axis, {ref: AccessPattern(axis=axis, count=view.shape[axis]) for ref in parts}
 
 
 def _reduced(view: View) -> Found | None:
@@ -298,7 +300,7 @@ def _reduced(view: View) -> Found | None:
         return None
     keeps = len(view.shape) == len(shape)
     own = axis if keeps else axis - sum(dim < axis for dim in over)
-    return ROW_WISE, own, {ref: Reads(axis=axis, count=shape[axis])}
+    return ROW_WISE, own, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
 def _taken(view: View) -> Found | None:
@@ -308,7 +310,7 @@ def _taken(view: View) -> Found | None:
         return None
     ref, shape, axis = first
     dim = view.argument(1, "dim", 0) % len(shape)
-    return None if dim == axis else (ROW_WISE, axis - (dim < axis), {ref: Reads(axis=axis, count=shape[axis])})
+    return None if dim == axis else (ROW_WISE, axis - (dim < axis), {ref: AccessPattern(axis=axis, count=shape[axis])})
 
 
 def _viewed(view: View) -> Found | None:
@@ -323,10 +325,10 @@ def _viewed(view: View) -> Found | None:
             continue
         own_inner = prod(view.shape[own + 1 :])
         if inner % own_inner == 0:
-            return ROW_WISE, own, {ref: Reads(axis=axis, count=shape[axis], div=inner // own_inner)}
+            return ROW_WISE, own, {ref: AccessPattern(axis=axis, count=shape[axis], div=inner // own_inner)}
         if own_inner % inner == 0:
             n = own_inner // inner
-            return ROW_WISE, own, {ref: Reads(axis=axis, count=shape[axis], mul=n, high=n - 1)}
+            return ROW_WISE, own, {ref: AccessPattern(axis=axis, count=shape[axis], mul=n, high=n - 1)}
     return None
 
 
@@ -345,7 +347,7 @@ def _moved(view: View) -> Found | None:
         order[a], order[b] = order[b], order[a]
     else:
         order.reverse()
-    return ROW_WISE, order.index(axis), {ref: Reads(axis=axis, count=shape[axis])}
+    return ROW_WISE, order.index(axis), {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
 def _embedded(view: View) -> Found | None:
@@ -356,7 +358,7 @@ def _embedded(view: View) -> Found | None:
         axis = 1 if indices.value in view.axes and len(shape) == 2 and shape[1] > 1 else None
     if axis is None:
         return None
-    return ROW_WISE, axis, {indices: Reads(axis=axis, count=view.shape[axis])}
+    return ROW_WISE, axis, {indices: AccessPattern(axis=axis, count=view.shape[axis])}
 
 
 def per_dim(value: Any, n: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Some rows of some operators as a graph of its own, made of the same allow-listed operators: slice, pad, run, join.
 
-A `Part` is an interval of rows of one value. A piece takes parts in, computes an interval of rows of each of its nodes,
+A `TensorSlice` is an interval of rows of one value. A piece takes parts in, computes an interval of rows of each of its nodes,
 and gives parts out. Rows of padding that lie outside the tensor are put back where the interval touches its edge, and
 nowhere else, so that every row is computed from exactly the numbers it has in the whole. Pure: no torch.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.errors import PlanError
-from potluck.graph.partition.cuts import Line, symbols_read
+from potluck.graph.partition.cuts import Linearization, symbols_read
 from potluck.graph.traced import Type
 from potluck.offload.rows.receptive_fields import Local, row_axis
-from potluck.offload.rows.row_rules import Reads, padding_of, per_dim, shape_of
+from potluck.offload.rows.row_rules import AccessPattern, padding_of, per_dim, shape_of
 from potluck_wire.graph import Argument, Graph, Input, Node, Output, Ref, Sym, evaluate, node_refs
 from potluck_wire.operators import KINDS
 
@@ -34,7 +34,7 @@ _VIEWS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Part:
+class TensorSlice:
     """Rows [start, stop) of a value; of a value without rows there is one part, [0, 1)."""
 
     value: int
@@ -53,7 +53,7 @@ class Part:
         return f"v{self.value}{item}-{self.start}-{self.stop}"
 
 
-def part_type(line: Line, localities: Sequence[Local], part: Part) -> Type:
+def part_type(line: Linearization, localities: Sequence[Local], part: TensorSlice) -> Type:
     """Data type and shape of a part."""
     whole = line.traced.type_of(part.ref)
     axis, count = rows_of(line, localities, part.value)
@@ -62,7 +62,7 @@ def part_type(line: Line, localities: Sequence[Local], part: Part) -> Type:
     return Type(dtype=whole.dtype, shape=(*whole.shape[:axis], part.stop - part.start, *whole.shape[axis + 1 :]))
 
 
-def rows_of(line: Line, localities: Sequence[Local], value: int) -> tuple[int | None, int]:
+def rows_of(line: Linearization, localities: Sequence[Local], value: int) -> tuple[int | None, int]:
     """The axis of a value's rows and how many there are; (None, 1) where it is one piece."""
     graph = line.traced.graph
     if value >= graph.first_node:
@@ -76,13 +76,13 @@ def rows_of(line: Line, localities: Sequence[Local], value: int) -> tuple[int | 
 
 
 def piece(
-    line: Line,
+    line: Linearization,
     localities: Sequence[Local],
     *,
-    takes: Sequence[Part],
+    takes: Sequence[TensorSlice],
     computes: Mapping[int, Interval],
-    gives: Sequence[Part],
-    names: Mapping[Part, str] | None = None,
+    gives: Sequence[TensorSlice],
+    names: Mapping[TensorSlice, str] | None = None,
 ) -> Graph:
     """The graph that computes rows `computes[value]` of these nodes from parts that it takes, and gives parts.
 
@@ -107,7 +107,7 @@ class _Made:
 class _Build:
     """One graph in the making. Until it is finished, arguments are parts taken, states (Ref) or nodes (_Made)."""
 
-    def __init__(self, line: Line, localities: Sequence[Local], takes: Sequence[Part]) -> None:
+    def __init__(self, line: Linearization, localities: Sequence[Local], takes: Sequence[TensorSlice]) -> None:
         self.line, self.localities, self.takes = line, localities, tuple(dict.fromkeys(takes))
         self.graph = line.traced.graph
         self.nodes: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
@@ -239,7 +239,7 @@ class _Build:
 
     # --- rows of a value ----------------------------------------------------------------------------------------------
 
-    def rows(self, ref: Ref, reads: Reads, wanted: Interval, number: int) -> Any:
+    def rows(self, ref: Ref, reads: AccessPattern, wanted: Interval, number: int) -> Any:
         """These rows of a value along the axis that its reader cuts it."""
         axis, count = rows_of(self.line, self.localities, ref.value)
         if axis != reads.axis or ref not in self.at:  # one piece, or a constant: sliced from the whole
@@ -292,7 +292,7 @@ class _Build:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def finish(self, gives: Sequence[Part], names: Mapping[Part, str]) -> Graph:
+    def finish(self, gives: Sequence[TensorSlice], names: Mapping[TensorSlice, str]) -> Graph:
         """The graph, numbered."""
         outputs = []
         for part in gives:
@@ -307,7 +307,7 @@ class _Build:
 
         def settle(argument: Any) -> Any:
             match argument:
-                case Part():
+                case TensorSlice():
                     return Ref(number[argument])
                 case _Made(place, item):
                     return Ref(first + place, item)

@@ -110,7 +110,7 @@ def _extended(search: Search, start: int, stop: int, group: tuple[str, ...], res
     return Suffix(_seconds(search, steps, all_links), (head[0], *rest.stages), steps, all_links)
 
 
-def _totals(handed: Sequence[flows.Bundle]) -> list[tuple[int, int, int]]:
+def _totals(handed: Sequence[flows.OutputGroup]) -> list[tuple[int, int, int]]:
     """Bytes and bytes with a gradient for each stage that takes something."""
     totals: dict[int, tuple[int, int]] = {}
     for to, outputs, gradients in handed:

@@ -19,8 +19,8 @@ from itertools import accumulate, permutations, product
 from math import inf, prod
 
 from potluck.planning.search.device_classes import Pattern, classes_of
-from potluck.planning.search.stage_costs import Crossing, Head, Heads
-from potluck.planning.search.subset_dp import Label, SubsetSearch
+from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
+from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.records import Device, LayerCost, Network, Problem, Training
 from potluck.simulate import cost, flows
 
@@ -43,7 +43,7 @@ def lower_bound_s(
         return bound
     lowest = upper_s
     for micro_batch in _micro_batches(problem):
-        labels = FloorSearch(table, micro_batch, is_late).run(lowest)
+        labels = LowerBoundSearch(table, micro_batch, is_late).run(lowest)
         lowest = min((label.score for label in labels), default=lowest)
         if is_late() or lowest <= bound:
             return bound
@@ -153,7 +153,7 @@ def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
     return min(cost.interpolate(costs.rows, seconds, n) / n for n in sizes)
 
 
-class FloorSearch(SubsetSearch):
+class LowerBoundSearch(SubsetSearch):
     """The program over lower bounds of all costs for one micro-batch size."""
 
     def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
@@ -168,8 +168,8 @@ class FloorSearch(SubsetSearch):
         )
         self.thrifty, self.fill = False, 0.0
 
-    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
-        return FloorHeads(self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late)
+    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
+        return LowerBoundCosts(self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late)
 
     def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
         return [], [1.0] * len(self.problem.devices)
@@ -187,16 +187,16 @@ class FloorSearch(SubsetSearch):
             self._fronts[i, state] = weighted_s(batch, rates, [1 / max(sum(rate), 1e-30) for rate in rates])
         return self._fronts[i, state]
 
-    def _beats(self, a: Label, b: Label) -> bool:
+    def _beats(self, a: ParetoLabel, b: ParetoLabel) -> bool:
         return (
             a.g == b.g and a.trip_s <= b.trip_s and super()._beats(a, b)
         )  # what comes before may reach another group sooner
 
-    def _trim(self, front: list[Label]) -> list[Label]:
+    def _trim(self, front: list[ParetoLabel]) -> list[ParetoLabel]:
         """Keep a bound of every label: the worst of too many become one, in each respect as good as the best."""
         if len(front) <= self.keep:
             return front
-        groups: dict[int, list[Label]] = {}
+        groups: dict[int, list[ParetoLabel]] = {}
         for label in front[self.keep - 1 :]:
             groups.setdefault(label.g, []).append(label)
         merged = [
@@ -210,7 +210,7 @@ class FloorSearch(SubsetSearch):
         return front[: self.keep - 1] + merged
 
 
-class FloorHeads(Heads):
+class LowerBoundCosts(StageCostTable):
     """Lower bounds of stages and crossings."""
 
     def __init__(
@@ -228,7 +228,7 @@ class FloorHeads(Heads):
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
 
-    def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
+    def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers between the cuts on pattern g: how long one row is in it at least, and all rows together."""
         start, stop, table = self.cuts[i], self.cuts[j], self.table
         group = self.groups[g]
@@ -243,7 +243,7 @@ class FloorHeads(Heads):
         update = min(cost.update_s(table, self.problem.devices[d], start, stop) for d in group)
         return made._replace(reduce_s=made.reduce_s + update)
 
-    def _alone(self, start: int, stop: int, d: int) -> Head | None:
+    def _alone(self, start: int, stop: int, d: int) -> StageCost | None:
         """A device that does all of it: every micro-batch takes what it takes, and is kept until its backward."""
         table, device, rows, n = self.table, self.problem.devices[d], self.micro_batch, self.n_micro_batches
         learns = self.training and self.learning[start]
@@ -254,9 +254,9 @@ class FloorHeads(Heads):
         depth = min(n, room // kept) if kept else n
         if room < 0 or not depth:
             return None
-        return Head(forward, backward, 0.0, 0.0, depth, 0.0, n * (forward + backward))
+        return StageCost(forward, backward, 0.0, 0.0, depth, 0.0, n * (forward + backward))
 
-    def _shared(self, start: int, stop: int, g: int, limit_s: float) -> Head | None:
+    def _shared(self, start: int, stop: int, g: int, limit_s: float) -> StageCost | None:
         """Rows shared without loss. Every replica of a ring passes each piece on once per turn."""
         group, n = self.groups[g], len(self.groups[g])
         speed = sum(1 / max(self.sums[d][stop] - self.sums[d][start], 1e-30) for d in group)
@@ -278,9 +278,9 @@ class FloorHeads(Heads):
         # Every replica has a row of every micro-batch at least.
         total_s = max(shared_s, self.n_micro_batches * max(map(sum, pieces)))
         forward, backward = min(f for f, _ in pieces), min(b for _, b in pieces)
-        return Head(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
+        return StageCost(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
 
-    def crossing(self, j: int, g: int, h: int) -> Crossing:
+    def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
         """A micro-batch over cut j (one row, where a group is involved), over all paths between the two at once."""
         forward, back, shared, air = self._link(g, h)
         layer, batch = self.problem.layers[self.cuts[j] - 1], self.problem.workload.batch
@@ -288,7 +288,7 @@ class FloorHeads(Heads):
         total = (f + b) if shared else max(f, b)
         sent = layer.output_bytes + layer.gradient_bytes * self.training
         rows = self.micro_batch if len(self.groups[g]) == len(self.groups[h]) == 1 else 1
-        return Crossing(rows * f, rows * b, batch * total, batch * air * sent, 0.0)
+        return CommunicationCost(rows * f, rows * b, batch * total, batch * air * sent, 0.0)
 
     def _link(self, g: int, h: int) -> tuple[float, float, bool, float]:
         """Least seconds per byte there and back, whether both ways share a medium, least air per byte."""

@@ -23,11 +23,11 @@ from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.search import candidates
 from potluck.planning.search.branch_placement import Places
-from potluck.planning.search.candidate_pool import Board
+from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.device_classes import ordered
 from potluck.planning.search.local_search import deeper, fits, floor_s, neighbours, reordered, reshared, smaller
-from potluck.planning.search.subset_dp import Label, SubsetSearch
-from potluck.planning.search.work_budget import Tally, given_s, in_time, is_many
+from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
+from potluck.planning.search.work_budget import WorkBudget, given_s, in_time, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
 
@@ -72,11 +72,11 @@ EFFORTS = (
 LARGE, LARGER = (Effort(COARSE, False, 24, 0, 0),), (EFFORTS[1], *EFFORTS[3:])
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """A plan that a search proposes."""
 
     score: float
-    label: Label
+    label: ParetoLabel
     search: SubsetSearch
 
 
@@ -84,9 +84,9 @@ def plan_anytime(
     problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
 ) -> Iterator[Plan]:
     """Plans as they are found, each better than the one before, with the latency that the simulator gives them."""
-    table, tally = table or cost.CostTable(problem), Tally()
+    table, tally = table or cost.CostTable(problem), WorkBudget()
     enough_s = given_s(problem) if is_many(problem) else inf
-    board = Board(
+    board = CandidatePool(
         problem, table, simulator or direct.Direct(problem, table), tally=tally, is_late=lambda: tally() >= enough_s
     )
     best = inf
@@ -99,7 +99,7 @@ def plan_anytime(
 
 
 def search(
-    board: Board, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
+    board: CandidatePool, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
     max_steps: float = inf,
 ) -> None:  # fmt: skip
     """Fill the board until nothing better is found, or it `is_over`; of `max_steps` at most.
@@ -112,7 +112,7 @@ def search(
             return
 
 
-def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
+def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
     """One bit of work after the other."""
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
@@ -149,7 +149,7 @@ def _steps(board: Board, first: Sequence[Plan], *, borrow: bool = True) -> Itera
     yield from _improve(board, _distinct(board, 1), TRIES)
 
 
-def _borrow(board: Board, planners: Sequence[Planner]) -> Iterator[None]:
+def _borrow(board: CandidatePool, planners: Sequence[Planner]) -> Iterator[None]:
     """What others find of those plans that could be the best. As long as time is left: a plan there is already."""
     for planner in planners:
         for plan in in_time(planner, board.problem, board.tally, board.is_late)[:N_BORROWED]:
@@ -159,7 +159,7 @@ def _borrow(board: Board, planners: Sequence[Planner]) -> Iterator[None]:
         yield
 
 
-def _place(board: Board, places: Places) -> Iterator[None]:
+def _place(board: CandidatePool, places: Places) -> Iterator[None]:
     """Branches anywhere, a device with several stages too, from many starts."""
     for micro_batch in candidates.micro_batches(board.problem):
         for plan in places.by_chains(micro_batch):
@@ -168,7 +168,7 @@ def _place(board: Board, places: Places) -> Iterator[None]:
     yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
 
 
-def _join(board: Board, places: Places) -> Iterator[None]:
+def _join(board: CandidatePool, places: Places) -> Iterator[None]:
     """Neighbouring stages of the best plan on the same devices become one where that is no slower."""
     plan = next(iter(board.ranking()), None)
     while plan is not None:
@@ -177,13 +177,13 @@ def _join(board: Board, places: Places) -> Iterator[None]:
         yield
 
 
-def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
+def _passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
     """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise."""
     for effort in efforts:
         cuts = candidates.cuts(board.problem, effort.n_cuts)
         if not effort.pipelines_only and effort.n_cuts > COARSE and _work(board, len(cuts)) > board.max_work:
             return
-        found: list[Found] = []
+        found: list[Candidate] = []
         reached: dict[int, float] = {}
         for micro_batch in sizes:
             search = _search(board, micro_batch, cuts, effort.pipelines_only)
@@ -191,7 +191,7 @@ def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterat
             reached[micro_batch] = labels[0].score if labels else inf
             if labels and not board.scores:
                 board.score(search.plan(labels[0]))
-            found += [Found(label.score, label, search) for label in labels[:N_JUDGED]]
+            found += [Candidate(label.score, label, search) for label in labels[:N_JUDGED]]
             yield
         yield from _judge(board, found, effort.n_judged)
         sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
@@ -201,15 +201,15 @@ def _passes(board: Board, sizes: list[int], efforts: Sequence[Effort]) -> Iterat
             return
 
 
-def _closely(board: Board, sizes: Sequence[int]) -> Iterator[None]:
+def _closely(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
     """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a little worse too."""
-    cuts, found = candidates.cuts(board.problem, N_FINE), list[Found]()
+    cuts, found = candidates.cuts(board.problem, N_FINE), list[Candidate]()
     for micro_batch in sizes:
         search = SubsetSearch(board.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
         if not search.is_small:
             return
         labels = search.run(board.best * ERROR)
-        found += [Found(label.score, label, search) for label in labels]
+        found += [Candidate(label.score, label, search) for label in labels]
         yield
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
         if estimate >= board.best * ERROR:
@@ -231,7 +231,7 @@ def is_small(table: cost.CostTable) -> bool:
     return not is_many(table.problem) and SubsetSearch(table, size, cuts).is_small
 
 
-def _reshare(board: Board, plan: Plan) -> Iterator[None]:
+def _reshare(board: CandidatePool, plan: Plan) -> Iterator[None]:
     """A plan that promised to be the best and is not, with all other rows that could make it so: where links or the
     requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better."""
     promising = (other for other in reshared(plan) if floor_s(board.table, other) < board.best)
@@ -241,7 +241,7 @@ def _reshare(board: Board, plan: Plan) -> Iterator[None]:
         yield
 
 
-def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
+def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[None]:
     """Simulate the `n` best estimates; where one disappoints and is the best still, with deeper warm-ups too."""
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:n]:
         if estimate >= board.best:
@@ -260,13 +260,13 @@ def _judge(board: Board, found: list[Found], n: int) -> Iterator[None]:
                 yield
 
 
-def _work(board: Board, n_cuts: int) -> float:
+def _work(board: CandidatePool, n_cuts: int) -> float:
     """How many ways there are to put a stage before others, about: what a pass costs."""
     search = _search(board, min(candidates.micro_batches(board.problem)), candidates.cuts(board.problem, 1), False)
     return float(search.radix[-1] * len(search.codes) * n_cuts**2)
 
 
-def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
+def _recut(board: CandidatePool, sizes: Sequence[int], n: int) -> Iterator[None]:
     """The best orders of devices again, over all cuts: a search along one order is cheap."""
     cuts = candidates.cuts(board.problem, N_FINE)
     for plan in _distinct(board, n):
@@ -277,10 +277,10 @@ def _recut(board: Board, sizes: Sequence[int], n: int) -> Iterator[None]:
             search = SubsetSearch(board.table, micro_batch, cuts, along=plan)
             labels = search.run(board.best)
             yield
-            yield from _judge(board, [Found(label.score, label, search) for label in labels], N_RECUT)
+            yield from _judge(board, [Candidate(label.score, label, search) for label in labels], N_RECUT)
 
 
-def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
+def _search(board: CandidatePool, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
     if not is_many(board.problem):
         return SubsetSearch(board.table, micro_batch, cuts, pipelines_only=pipelines_only)
     return SubsetSearch(
@@ -289,7 +289,7 @@ def _search(board: Board, micro_batch: int, cuts: Sequence[int], pipelines_only:
     )  # fmt: skip
 
 
-def _distinct(board: Board, n: int) -> list[Plan]:
+def _distinct(board: CandidatePool, n: int) -> list[Plan]:
     """The best plans: of the `n` best orders of devices the best two, apart in their cuts."""
     starts: dict[tuple[tuple[str, ...], ...], dict[tuple[int, ...], Plan]] = {}
     for plan in board.ranking():
@@ -302,7 +302,9 @@ def _distinct(board: Board, n: int) -> list[Plan]:
     return [plan for same in starts.values() for plan in same.values()]
 
 
-def _improve(board: Board, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours) -> Iterator[None]:
+def _improve(
+    board: CandidatePool, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours
+) -> Iterator[None]:
     """Local search from each of `starts`."""
     for plan in starts:
         tries = 0

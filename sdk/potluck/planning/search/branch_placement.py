@@ -30,7 +30,7 @@ class Places:
         self.groups = {size: _groups(table.problem, size) for size in candidates.micro_batches(table.problem)}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
         self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
-        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.Bundle, ...], ...]] = {}
+        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._links: dict[Group, tuple[float, float]] = {}
         self._capacity = {medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media}
 
@@ -96,7 +96,7 @@ class Places:
             )
         return self._work[key]
 
-    def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.Bundle, ...], ...]:
+    def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.OutputGroup, ...], ...]:
         starts = tuple(stage.start for stage in stages)
         if starts not in self._bundles:
             self._bundles[starts] = flows.bundles(self.problem, stages)

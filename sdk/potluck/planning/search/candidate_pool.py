@@ -9,7 +9,7 @@ from potluck.planning.search import candidates
 from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.local_search import fits, floor_s
 from potluck.planning.search.subset_dp import objective
-from potluck.planning.search.work_budget import TASK_S, Tally, given_s, is_many
+from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
 
@@ -19,7 +19,7 @@ LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before a
 
 
 @dataclass(slots=True)
-class Board:
+class CandidatePool:
     """Every plan that was looked at and that memory holds, and its score; the best first when asked.
 
     Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
@@ -32,7 +32,7 @@ class Board:
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
-    tally: Tally = field(default_factory=Tally)
+    tally: WorkBudget = field(default_factory=WorkBudget)
     is_late: Callable[[], bool] = field(default=lambda: False)
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
     budgets: Mapping[str, int] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from potluck.schedule.rows import overlaps
 from potluck.simulate import cost, footprint
 
 
-class Head(NamedTuple):
+class StageCost(NamedTuple):
     """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits, 0
     where none does; and seconds of all micro-batches."""
 
@@ -31,10 +31,10 @@ class Head(NamedTuple):
     total_s: float
 
 
-NO_ROOM = Head(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
+NO_ROOM = StageCost(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
-class Crossing(NamedTuple):
+class CommunicationCost(NamedTuple):
     """One micro-batch over a cut: seconds forward and back, seconds that its link and the air are taken, joules."""
 
     forward_s: float
@@ -44,7 +44,7 @@ class Crossing(NamedTuple):
     energy_j: float
 
 
-class Heads:
+class StageCostTable:
     """Stages and crossings of one problem at one micro-batch size, with stages that begin and end at `cuts`."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Heads:
         alone = [lambda n, name=name: seconds(name, n) for name in names]
         return _at_least_one(offload(shares, shares_limit(shares), alone))
 
-    def head(self, i: int, j: int, g: int, limit_s: float) -> Head | None:
+    def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
         less than `limit_s` a step."""
         start, stop = self.cuts[i], self.cuts[j]
@@ -125,7 +125,7 @@ class Heads:
         n = self.n_micro_batches
         return allocate(self.table, start, stop, names, self.micro_batch, warm_up=1, n_micro_batches=n) or (0,)
 
-    def _made(self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float) -> Head | None:
+    def _made(self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float) -> StageCost | None:
         """The stage with these shares; None where it takes `limit_s` or more a step."""
         table, problem, group = self.table, self.problem, self.groups[g]
         forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
@@ -142,7 +142,7 @@ class Heads:
                 energy += added_w * (f + b) * self.n_micro_batches
         depth = min(self._depth(start, stop, index, rows, len(group)) for index, rows in kinds)
         if not self.training:
-            return Head(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
+            return StageCost(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
         update = max(cost.update_s(table, problem.devices[index], start, stop) for index, _ in kinds)
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
@@ -154,7 +154,7 @@ class Heads:
             if reduce_s + self.n_micro_batches * (forward + backward) >= limit_s:
                 return None
         total_s = self.n_micro_batches * (forward + backward)
-        return Head(forward, backward, reduce_s + update, air_s, depth, energy, total_s)
+        return StageCost(forward, backward, reduce_s + update, air_s, depth, energy, total_s)
 
     def _ring(self, g: int) -> tuple[float, float]:
         """Seconds per byte of the ring's slowest link, and of the air for one byte over every link."""
@@ -177,7 +177,7 @@ class Heads:
             self.table, start, stop, rows, self._budgets[index], replicas=replicas, n_micro_batches=self.n_micro_batches
         )
 
-    def crossing(self, j: int, g: int, h: int) -> Crossing:
+    def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
         """A micro-batch over cut j from pattern g to pattern h."""
         forward, forward_lag, back, back_lag, air, air_back, watts = self._unit(g, h)
         layer, n = self.problem.layers[self.cuts[j] - 1], self.n_micro_batches
@@ -185,7 +185,7 @@ class Heads:
         back_s = back * layer.gradient_bytes + back_lag if self.training and layer.gradient_bytes else 0.0
         air_s = (air * layer.output_bytes + air_back * layer.gradient_bytes * self.training) * n
         alone_s = forward * layer.output_bytes, back * layer.gradient_bytes * self.training
-        return Crossing(forward_s, back_s, n * max(alone_s), air_s, watts * n * sum(alone_s))
+        return CommunicationCost(forward_s, back_s, n * max(alone_s), air_s, watts * n * sum(alone_s))
 
     def _unit(self, g: int, h: int) -> tuple[float, float, float, float, float, float, float]:
         """Per byte of a row: seconds and latencies both ways, seconds of the air both ways; watts of the radios."""

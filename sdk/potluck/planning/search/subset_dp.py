@@ -17,8 +17,8 @@ from typing import NamedTuple, Optional
 
 from potluck.planning.plans import is_thrifty
 from potluck.planning.search.device_classes import Pattern, classes_of, patterns
-from potluck.planning.search.stage_costs import Crossing, Head, Heads
-from potluck.planning.search.work_budget import HEAD_S, LABEL_S, Tally
+from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
+from potluck.planning.search.work_budget import HEAD_S, LABEL_S, WorkBudget
 from potluck.records import Plan, QoE, Stage, Training
 from potluck.schedule.policies import warm_up_depths
 from potluck.simulate import cost
@@ -29,7 +29,7 @@ COARSELY = 10  # cuts of a first look: of a long chain, the way from one to the 
 KEEP = 6  # labels per state; more find no better plan in bench `optimality`
 
 
-class Label(NamedTuple):
+class ParetoLabel(NamedTuple):
     """The stages from cut `i` on, the first of them up to cut `j` on pattern `g`; `score` rates them alone."""
 
     score: float
@@ -42,7 +42,7 @@ class Label(NamedTuple):
     j: int
     g: int
     depth: int
-    behind: Optional["Label"]
+    behind: Optional["ParetoLabel"]
 
 
 class SubsetSearch:
@@ -57,10 +57,10 @@ class SubsetSearch:
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
         beam: int | None = None, pipelines_only: bool = False,
         along: Plan | None = None, shapes: Sequence[Pattern] | None = None, own_shares: bool = False,
-        is_late: Callable[[], bool] = lambda: False, tally: Tally | None = None,
+        is_late: Callable[[], bool] = lambda: False, tally: WorkBudget | None = None,
     ) -> None:  # fmt: skip
         problem = self.problem = table.problem
-        self.is_late, self._tally = is_late, tally or Tally()
+        self.is_late, self._tally = is_late, tally or WorkBudget()
         self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
         self.classes = classes_of(table)
         self.training = isinstance(problem.workload, Training)
@@ -83,15 +83,15 @@ class SubsetSearch:
         self._only = self._in_order(order)
         self._near = self._windows(along) if along is not None else {}
         self._joins: dict[tuple[int, int], bool] = {}
-        self._crossings: dict[tuple[int, int, int], Crossing] = {}
+        self._crossings: dict[tuple[int, int, int], CommunicationCost] = {}
         self._idle_w: dict[int, float] = {}
         self._floors: dict[tuple[int, int], float] = {}
         self.is_small = self.radix[-1] * len(self.codes) * len(cuts) ** 2 <= SMALL
         self.thrifty = is_thrifty(problem)
         self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
 
-    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> Heads:
-        return Heads(self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares)
+    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
+        return StageCostTable(self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares)
 
     def _pattern(self, stage: Stage) -> Pattern:
         names = [{self.problem.devices[i].name for i in members} for members in self.classes]
@@ -135,13 +135,13 @@ class SubsetSearch:
 
     # --- the program --------------------------------------------------------------------------------------------------
 
-    def run(self, limit: float = inf) -> list[Label]:
+    def run(self, limit: float = inf) -> list[ParetoLabel]:
         """Whole pipelines whose estimate scores below `limit`, the best first."""
         last = len(self.cuts) - 1
         limit_s = self._longest_s(limit)
-        behind: list[dict[int, list[Label]]] = [{} for _ in range(last + 1)]
+        behind: list[dict[int, list[ParetoLabel]]] = [{} for _ in range(last + 1)]
         for i in range(last - 1, -1, -1):
-            found: dict[int, list[Label]] = {}
+            found: dict[int, list[ParetoLabel]] = {}
             for g, code in enumerate(self.codes):
                 if self.is_late():
                     return []
@@ -191,17 +191,25 @@ class SubsetSearch:
             self._joins[state, g] = known
         return known
 
-    def _last(self, head: Head, i: int, g: int, limit: float) -> Label | None:
+    def _last(self, head: StageCost, i: int, g: int, limit: float) -> ParetoLabel | None:
         work, stop = head.forward_s + head.backward_s, len(self.cuts) - 1
         span = head.total_s if self.training else work
         done = span + head.reduce_s if self.training else head.total_s / self.n_micro_batches
         score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
         if score >= limit:
             return None
-        return Label(score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None)
+        return ParetoLabel(score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None)
 
     def _put_before(
-        self, head: Head, i: int, j: int, g: int, state: int, labels: Sequence[Label], kept: list[Label], limit: float
+        self,
+        head: StageCost,
+        i: int,
+        j: int,
+        g: int,
+        state: int,
+        labels: Sequence[ParetoLabel],
+        kept: list[ParetoLabel],
+        limit: float,
     ) -> None:
         """Add to `kept` what `head` makes of each label behind it, where that may score below `limit`."""
         n, work, training = self.n_micro_batches, head.forward_s + head.backward_s, self.training
@@ -225,14 +233,14 @@ class SubsetSearch:
                 span, done = work + forward + rest.span_s, max(head.total_s / n, link / n, rest.done_s)
             score = self._score(span, done, air_s, energy, i, g, state)
             if score < limit:
-                kept.append(Label(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest))
+                kept.append(ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest))
 
-    def _pruned(self, found: dict[int, list[Label]]) -> dict[int, list[Label]]:
+    def _pruned(self, found: dict[int, list[ParetoLabel]]) -> dict[int, list[ParetoLabel]]:
         """Per state the labels that no other beats in everything, at most `keep`; of all states the best `beam`."""
         kept = {}
         for state, labels in found.items():
             labels.sort(key=lambda label: label.score)
-            front: list[Label] = []
+            front: list[ParetoLabel] = []
             for label in labels:
                 # Of whole pipelines, and along one order, the runners-up are wanted too: estimates err.
                 if label.i == 0 or self._only or not any(self._beats(other, label) for other in front):
@@ -243,10 +251,10 @@ class SubsetSearch:
             kept = dict(sorted(kept.items(), key=lambda item: item[1][0].score)[: self.beam])
         return kept
 
-    def _trim(self, front: list[Label]) -> list[Label]:
+    def _trim(self, front: list[ParetoLabel]) -> list[ParetoLabel]:
         return front[: self.keep]
 
-    def _beats(self, a: Label, b: Label) -> bool:
+    def _beats(self, a: ParetoLabel, b: ParetoLabel) -> bool:
         if self.is_small and a.g != b.g:
             return False  # estimates tie where shared links decide; where there is time, let the simulator see both
         return (
@@ -306,11 +314,11 @@ class SubsetSearch:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def plan(self, label: Label) -> Plan:
+    def plan(self, label: ParetoLabel) -> Plan:
         """The plan that a label stands for, its warm-up as deep as memory allows up to K_p."""
         heads, used, stages = self.heads, [0] * len(self.classes), []
-        chain: list[Label] = []
-        at: Label | None = label
+        chain: list[ParetoLabel] = []
+        at: ParetoLabel | None = label
         while at is not None:
             chain.append(at)
             at = at.behind

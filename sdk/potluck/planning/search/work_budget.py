@@ -18,7 +18,7 @@ GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
 
 
-class Tally:
+class WorkBudget:
     """Seconds that the work done so far would take; `tally()` reads it as one reads a clock."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Late(Exception):
 class MeteredTable(cost.CostTable):
     """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended."""
 
-    def __init__(self, problem: Problem, tally: Tally, is_late: Callable[[], bool]) -> None:
+    def __init__(self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool]) -> None:
         super().__init__(problem)
         self._tally, self._is_late, self._unseen_s = tally, is_late, 0.0
 
@@ -63,7 +63,7 @@ class MeteredTable(cost.CostTable):
 
 
 def in_time(
-    planner: Callable[[Problem, cost.CostTable], Iterator[Plan]], problem: Problem, tally: Tally,
+    planner: Callable[[Problem, cost.CostTable], Iterator[Plan]], problem: Problem, tally: WorkBudget,
     is_late: Callable[[], bool],
 ) -> list[Plan]:  # fmt: skip
     """What `planner` finds before time is up, what it thinks best first."""
