@@ -52,9 +52,27 @@ _WHERE = {
 }
 
 __all__ = [
-    "Home", "Model", "accelerate", "estimate", "offload_what_if", "plan", "judge", "load_plan", "Training", "Inference", "QoE",
-    "Plan", "Device", "Spec", "Handle", "AdamW", "SGD", "PotluckError", "errors", "__version__",
-]  # fmt: skip
+    "Home",
+    "Model",
+    "accelerate",
+    "estimate",
+    "offload_what_if",
+    "plan",
+    "judge",
+    "load_plan",
+    "Training",
+    "Inference",
+    "QoE",
+    "Plan",
+    "Device",
+    "Spec",
+    "Handle",
+    "AdamW",
+    "SGD",
+    "PotluckError",
+    "errors",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

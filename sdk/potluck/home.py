@@ -348,10 +348,19 @@ class Home(Shown):
 
         def work(task: Task) -> "Run":
             run = deploy(
-                self._link, self._members, chosen, plan, task, optimizer=optimizer, seed=seed, resume=resume,
-                profile=profile or self._profiles.get(chosen.signature), schedule=schedule, order_transfers=order_transfers,
+                self._link,
+                self._members,
+                chosen,
+                plan,
+                task,
+                optimizer=optimizer,
+                seed=seed,
+                resume=resume,
+                profile=profile or self._profiles.get(chosen.signature),
+                schedule=schedule,
+                order_transfers=order_transfers,
                 refine_s=refine_s,
-            )  # fmt: skip
+            )
             self._runs.add(run)
             return run
 

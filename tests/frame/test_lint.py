@@ -57,7 +57,7 @@ PLANTED = {
         (PLAN, "from random import choice\nchoice(x)"),
         (PLAN, "def f():\n    global x"),
     ],
-    lint.long: [(SDK, "x = 1\n" * 401)],
+    lint.long: [(SDK, "x = 1\n" * 501)],
     lint.prints: [(SDK, "print(1)"), (AGENT, "import sys\nsys.stdout.write('x')")],
     lint.wall_time: [
         (AGENT, "import time\ntime.time()"),
@@ -75,7 +75,7 @@ INNOCENT = [
     (AGENT, "import time\ntime.monotonic()"),
     (PLAN, "import random\nrandom.Random(1).random()"),
     (PLAN, "def plan(problem, rng):\n    return rng.random()"),
-    (SDK, "x = 1\n" * 400),
+    (SDK, "x = 1\n" * 500),
     ("sdk/potluck/commands/x.py", "print(1)"),
 ]
 SAMPLES = [(rule, *sample) for rule, samples in PLANTED.items() for sample in samples]

@@ -1,7 +1,7 @@
 """The work of this device: executing programs, and letting their values in and out. Pure.
 
-`EpochTable` says what is loaded, `Execution` what is ready, `ComputeQueue` what the worker does next, `SendQueue` and `ReceiveBuffers` what
-is on the links; here they are put together.
+`EpochTable` says what is loaded, `Execution` what is ready, `ComputeQueue` what the worker does next, `SendQueue` and
+`ReceiveBuffers` what is on the links; here they are put together.
 """
 
 from collections import deque

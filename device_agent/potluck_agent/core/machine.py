@@ -1,7 +1,7 @@
 """The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
 
-It decides who may say what, and hands everything else to its parts: `ExecutionEngine` (plans, programs, values), `MeasurementQueue`
-(layers, links, power) and `WorkerProxy` (the worker).
+It decides who may say what, and hands everything else to its parts: `ExecutionEngine` (plans, programs, values),
+`MeasurementQueue` (layers, links, power) and `WorkerProxy` (the worker).
 """
 
 from collections import deque

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.bench.frame import Result
 from potluck.contention import cp_sat
-from potluck.contention.transfer_order import expand, in_turns, schedule_transfers
+from potluck.contention.transfer_order import expand, schedule_transfers, with_ordered_transfers
 from potluck.errors import UserError
 from potluck.planning.evaluate import compile_plan
 from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
@@ -58,7 +58,7 @@ def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
         ordered = schedule_transfers(compiled, problem)
         seconds.append(time.perf_counter() - since)
         alone_s = simulate(compiled, problem).step_s[0]
-        ups.append(alone_s / simulate(in_turns(compiled, problem), problem).step_s[0])
+        ups.append(alone_s / simulate(with_ordered_transfers(compiled, problem), problem).step_s[0])
         always.append(alone_s / simulate(ordered, problem).step_s[0])
         if not exact_s:
             continue

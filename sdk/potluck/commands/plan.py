@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     asked.add_argument("--planner", default="potluck", metavar="NAME", help="another of the planners, or all")
     asked.add_argument("--time", metavar="TIME", help="how long to look for better plans, such as 10s")
-    asked.add_argument("--order-transfers", action="store_true", help="rank the first plans with their transfers in order")
+    asked.add_argument(
+        "--order-transfers", action="store_true", help="rank the first plans with their transfers in order"
+    )
     asked.add_argument("--refine", default="0s", metavar="TIME", help="so long CP-SAT (ortools) may better that order")
     asked.add_argument("--layers", type=int, metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
@@ -95,13 +97,18 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     budget_s = None if args.time is None else parse_seconds(args.time)
     refine_s = parse_seconds(args.refine)
     if args.planner == "all" and (args.order_transfers or refine_s > 0):
-        raise UserError("planners are compared without turns.", next_step="Leave --order-transfers or --planner all out.")
+        raise UserError(
+            "planners are compared without turns.", next_step="Leave --order-transfers or --planner all out."
+        )
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
         from potluck.planning.api import solve
 
-        _show(args, solve(problem, args.planner, budget_s=budget_s, order_transfers=args.order_transfers, refine_s=refine_s))
+        _show(
+            args,
+            solve(problem, args.planner, budget_s=budget_s, order_transfers=args.order_transfers, refine_s=refine_s),
+        )
 
 
 def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -> "Plans":

@@ -112,7 +112,9 @@ def by_priority(ordered: Compiled) -> Compiled:
     return replace(ordered, programs=programs)
 
 
-def in_turns(compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0) -> Compiled:
+def with_ordered_transfers(
+    compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0
+) -> Compiled:
     """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`).
 
     Where releases would make turns wait for more than they save, the order may hold by priorities alone. `refine_s`: so

@@ -28,19 +28,19 @@ def time_spent(explanation: Explanation) -> Table:
     return Table(title=f"Where the time goes: {_step(plan)}", columns=columns, rows=rows, notes=_notes(explanation))
 
 
-def prospects(explanation: Explanation) -> Table:
+def improvements(explanation: Explanation) -> Table:
     """What would help, planned again: time and energy as they would then be."""
     now_s, now_j = explanation.plan.latency_s, explanation.plan.energy_j
     rows = tuple(
         (
-            prospect.change,
-            units.duration(prospect.plan.latency_s) if prospect.plan else "no plan holds the limits",
-            _change(prospect.plan.latency_s if prospect.plan else None, now_s),
-            units.energy(prospect.plan.energy_j if prospect.plan else None),
-            _change(prospect.plan.energy_j if prospect.plan else None, now_j),
-            ", ".join(prospect.plan.devices) if prospect.plan else units.UNKNOWN,
+            improvement.change,
+            units.duration(improvement.plan.latency_s) if improvement.plan else "no plan holds the limits",
+            _change(improvement.plan.latency_s if improvement.plan else None, now_s),
+            units.energy(improvement.plan.energy_j if improvement.plan else None),
+            _change(improvement.plan.energy_j if improvement.plan else None, now_j),
+            ", ".join(improvement.plan.devices) if improvement.plan else units.UNKNOWN,
         )
-        for prospect in explanation.prospects
+        for improvement in explanation.improvements
     )
     columns = ("change", ">time", ">", ">energy", ">", "devices")
     return Table(title="What would help", columns=columns, rows=rows)

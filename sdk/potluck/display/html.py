@@ -128,7 +128,7 @@ def explanation(found: "Explanation") -> str:
     from potluck.display import explanation_tables
 
     parts = [table(explanation_tables.time_spent(found))] + (
-        [table(explanation_tables.prospects(found))] if found.prospects else []
+        [table(explanation_tables.improvements(found))] if found.improvements else []
     )
     return fragment("explanation", text.explanation(found), *parts)
 

@@ -88,7 +88,7 @@ def explanation(found: "Explanation") -> str:
     from potluck.display import explanation_tables
 
     parts = [render(explanation_tables.time_spent(found))] + (
-        [render(explanation_tables.prospects(found))] if found.prospects else []
+        [render(explanation_tables.improvements(found))] if found.improvements else []
     )
     return "\n\n".join(parts)
 

@@ -54,11 +54,11 @@ class Explanation(Tabular):
     bottleneck_frac: float
     alone: Mapping[str, Plan]
     unused: Mapping[str, str]
-    prospects: tuple[Improvement, ...]
+    improvements: tuple[Improvement, ...]
 
 
-def explain(plan: Plan, *, prospects: bool = True) -> Explanation:
-    """Explain a judged plan. Without `prospects` nothing is planned again, and it takes some milliseconds."""
+def explain(plan: Plan, *, improvements: bool = True) -> Explanation:
+    """Explain a judged plan. Without `improvements` nothing is planned again, and it takes some milliseconds."""
     problem = plan.problem
     if problem is None:
         raise PlanError(
@@ -70,7 +70,7 @@ def explain(plan: Plan, *, prospects: bool = True) -> Explanation:
     media = media_frac(problem.network, trace)
     busiest = {part.device: part.compute_frac for part in parts} | media
     bottleneck = max(busiest, key=lambda name: busiest[name])
-    changes = _changes(problem, parts, media) if prospects else ()
+    changes = _changes(problem, parts, media) if improvements else ()
     return Explanation(
         plan=plan,
         parts=parts,
@@ -79,7 +79,7 @@ def explain(plan: Plan, *, prospects: bool = True) -> Explanation:
         bottleneck_frac=busiest[bottleneck],
         alone=_alone(problem),
         unused=plan.unused,
-        prospects=tuple(Improvement(change=said, plan=_best(changed, plan)) for said, changed in changes),
+        improvements=tuple(Improvement(change=said, plan=_best(changed, plan)) for said, changed in changes),
     )
 
 

@@ -14,7 +14,7 @@ from potluck.planning.bounds.latency import lower_bound_s
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
-from potluck.planning.rerank import put_in_order
+from potluck.planning.rerank import rerank
 from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
@@ -40,9 +40,9 @@ def make_plans(
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
     its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
-    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With `order_transfers` it
-    has not: the first plans are ranked as they are foretold step after step, transfers in order, which an exact solver
-    may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
+    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With
+    `order_transfers` it has not: the first plans are ranked as they are predicted step after step, transfers in order,
+    which an exact solver may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
@@ -65,7 +65,7 @@ def make_plans(
         raise feasibility.infeasible(problem, judged)
     holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
     if order_transfers or refine_s > 0:
-        ranked = put_in_order(problem, holding, refine_s)
+        ranked = rerank(problem, holding, refine_s)
         unused = feasibility.why_unused(problem, ranked[0][0], judged)
         holding = [plan for _, plan in ranked]
         holding[0] = replace(holding[0], unused=unused)

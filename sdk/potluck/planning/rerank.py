@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from potluck.contention.transfer_order import in_turns
+from potluck.contention.transfer_order import with_ordered_transfers
 from potluck.planning import feasibility
 from potluck.planning.evaluate import compile_plan
 from potluck.planning.plans import preference
@@ -16,7 +16,7 @@ from potluck.simulate.predict import predict_steps
 N_PLANS = 6  # that are looked at again
 
 
-def put_in_order(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0) -> list[tuple[Plan, Plan]]:
+def rerank(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0) -> list[tuple[Plan, Plan]]:
     """Each of these plans as judged and as foretold: the first of them by what is foretold, then the others as judged.
 
     What is foretold is the steady time of a step: where the transfers of one step meet those of the next, that is not
@@ -34,7 +34,7 @@ def put_in_order(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0)
 def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
     """The plan with time, energy and memory of its programs as they are deployed. Its gap, of one step, goes."""
     compiled = compile_plan(problem, plan)
-    ordered = in_turns(compiled, problem, refine_s=refine_s)
+    ordered = with_ordered_transfers(compiled, problem, refine_s=refine_s)
     before = predict_steps(compiled, problem)
     after = before if ordered is compiled else predict_steps(ordered, problem)
     energy_j = {name: after.energy_j[name] / len(after.step_s) for name in plan.device_energy_j}

@@ -251,9 +251,18 @@ def compile_for_run(
     segments = tuple(piece.segment for piece in pieces)
     check_company(plan, segments)
     bare = CompiledPlan(
-        run=run, epoch=epoch, plan=plan, pieces=pieces, kinds=kinds, optimizer=optimizer, compiled={}, seed=seed,
-        schedule=schedule, order_transfers=order_transfers, shadows=shadows(plan, segments, towards) if towards is not None else (),
-    )  # fmt: skip
+        run=run,
+        epoch=epoch,
+        plan=plan,
+        pieces=pieces,
+        kinds=kinds,
+        optimizer=optimizer,
+        compiled={},
+        seed=seed,
+        schedule=schedule,
+        order_transfers=order_transfers,
+        shadows=shadows(plan, segments, towards) if towards is not None else (),
+    )
     order = policy(schedule, training=plan.training)
     if plan.training:
         steps = _steps(bare, dict.fromkeys((plan.batch, *sizes)), order, fed_whole)

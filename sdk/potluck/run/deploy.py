@@ -40,9 +40,17 @@ def deploy(
     task.update(0.1, "loading the plan")
     chosen = (optimizer or AdamW()) if plan.training else None
     engine = Engine(
-        link, members, model, plan, optimizer=chosen, seed=seed, profile=profile, schedule=schedule, order_transfers=order_transfers,
+        link,
+        members,
+        model,
+        plan,
+        optimizer=chosen,
+        seed=seed,
+        profile=profile,
+        schedule=schedule,
+        order_transfers=order_transfers,
         refine_s=refine_s,
-    )  # fmt: skip
+    )
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")

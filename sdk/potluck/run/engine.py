@@ -18,7 +18,7 @@ from itertools import dropwhile, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from potluck.contention.transfer_order import in_turns, one_at_a_time
+from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
@@ -341,7 +341,9 @@ class Engine:
             }
             if edition.order_transfers is not False:
                 steps = {
-                    name: in_turns(item, problem, always=bool(edition.order_transfers), refine_s=self._refine_s)
+                    name: with_ordered_transfers(
+                        item, problem, always=bool(edition.order_transfers), refine_s=self._refine_s
+                    )
                     for name, item in steps.items()
                 }
             edition = replace(edition, compiled={**edition.compiled, **steps})

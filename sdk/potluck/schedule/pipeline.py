@@ -298,9 +298,15 @@ class _Pipeline:
             for index, device in enumerate(stage.devices):
                 rows = sum(part.shares[p][index] for part in self.division)
                 self.programs.compute(
-                    device, "gradients", [], {f"grad{p}": nbytes}, note=Annotation(label=f"{p} gradients", nbytes=nbytes),
-                    priority=priority, segment=segment.name, share_frac=rows / self.batch,
-                )  # fmt: skip
+                    device,
+                    "gradients",
+                    [],
+                    {f"grad{p}": nbytes},
+                    note=Annotation(label=f"{p} gradients", nbytes=nbytes),
+                    priority=priority,
+                    segment=segment.name,
+                    share_frac=rows / self.batch,
+                )
             reduced = [f"grad{p}"]
         if len(stage.devices) > 1:
             reduced = [

@@ -1,8 +1,9 @@
 """The notebook's side of every session as a state machine: `handle(event, now_s)` returns what to do. No sockets, no
 clock, no threads.
 
-One `RequestAll` asks many devices one thing each (prepare, commit, drop, measure); one `StartExecution` executes one step on all of
-them, with values going out and coming back. Whatever fails on one device fails the whole with that device's name.
+One `RequestAll` asks many devices one thing each (prepare, commit, drop, measure); one `StartExecution` executes one
+step on all of them, with values going out and coming back. Whatever fails on one device fails the whole with that
+device's name.
 """
 
 from collections.abc import Iterable

@@ -12,8 +12,8 @@ from potluck.contention.transfer_order import (
     Expanded,
     by_priority,
     expand,
-    in_turns,
     schedule_transfers,
+    with_ordered_transfers,
 )
 from potluck.errors import UserError
 from potluck.planning.evaluate import compile_plan
@@ -151,7 +151,7 @@ def test_priorities_alone_are_taken_where_turns_would_wait_for_more_than_they_sa
     for pipe in PIPES:
         for load in (0.7, 1.0, 1.5, 2.5):
             problem, compiled = congested(*PIPES[pipe], load)
-            best = in_turns(compiled, problem)
+            best = with_ordered_transfers(compiled, problem)
             ordered = schedule_transfers(compiled, problem)
             each_s = [max(predict_steps(x, problem).step_s) for x in (compiled, ordered, by_priority(ordered))]
             assert max(predict_steps(best, problem).step_s) <= min(each_s) / (1 - WORTH_FRAC)
@@ -180,14 +180,14 @@ def test_a_refined_order_is_taken_where_it_is_foretold_to_be_sooner(monkeypatch)
     pytest.importorskip("ortools")
     problem, compiled = congested(*PIPES["shared stages"], 2.0, training=True, latency_s=0.05)
     listed_s, refined_s = (
-        max(predict_steps(in_turns(compiled, problem, always=True, refine_s=seconds), problem).step_s)
+        max(predict_steps(with_ordered_transfers(compiled, problem, always=True, refine_s=seconds), problem).step_s)
         for seconds in (0.0, 2.0)
     )
     assert refined_s <= listed_s
     turns = {0.0: compiled, 1.0: schedule_transfers(compiled, problem)}
     monkeypatch.setattr(network, "schedule_transfers", lambda *_, refine_s=0.0: turns[refine_s])
-    assert in_turns(compiled, problem) is compiled
-    assert in_turns(compiled, problem, refine_s=1.0) is turns[1.0]
+    assert with_ordered_transfers(compiled, problem) is compiled
+    assert with_ordered_transfers(compiled, problem, refine_s=1.0) is turns[1.0]
 
 
 def test_without_ortools_the_error_says_so(monkeypatch):

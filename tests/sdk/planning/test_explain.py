@@ -27,7 +27,7 @@ def split(problem):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_parts_of_a_step_add_up(seed, workload):
     plan = make_plans(random_home(seed, workload)).best
-    found = explain(plan, prospects=False)
+    found = explain(plan, improvements=False)
     assert [part.device for part in found.parts] == list(plan.devices)
     for part in found.parts:
         assert part.compute_frac + part.link_frac + part.wait_frac == pytest.approx(1)
@@ -38,11 +38,11 @@ def test_the_parts_of_a_step_add_up(seed, workload):
 
 def test_by_hand_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not():
     problem = random_home(0, Inference(batch=1), capacity=50.0)
-    slow = explain(split(problem), prospects=False)
+    slow = explain(split(problem), improvements=False)
     assert slow.bottleneck == "air"
     nbytes = problem.layers[0].output_bytes
     assert slow.bottleneck_frac == pytest.approx(nbytes / 50.0 / slow.plan.latency_s)
-    fast = explain(split(random_home(0, Inference(batch=1), capacity=1e9)), prospects=False)
+    fast = explain(split(random_home(0, Inference(batch=1), capacity=1e9)), improvements=False)
     assert fast.bottleneck in ("d0", "d1")
 
 
@@ -50,7 +50,7 @@ def test_air_that_is_crossed_twice_is_busy_twice_as_long():
     problem = random_home(0, Inference(batch=1), capacity=1e4)
     twice = {pair: replace(path, media=(("air", 2),)) for pair, path in problem.network.paths.items()}
     once, double = (
-        explain(split(item), prospects=False)
+        explain(split(item), improvements=False)
         for item in (problem, replace(problem, network=replace(problem.network, paths=twice)))
     )
     seconds = [item.media_frac["air"] * item.plan.latency_s for item in (once, double)]
@@ -60,7 +60,7 @@ def test_air_that_is_crossed_twice_is_busy_twice_as_long():
 def test_what_would_help_is_planned_on_the_home_as_it_would_be():
     problem = random_home(2, Training(batch=8, micro_batch=2))
     found = explain(make_plans(problem).best)
-    changes = {prospect.change: prospect.plan for prospect in found.prospects}
+    changes = {improvement.change: improvement.plan for improvement in found.improvements}
     assert "any micro-batch" in changes
     twin = next(name for name in changes if name.startswith("another device like"))
     assert changes[twin].latency_s <= found.plan.latency_s * 1.01
@@ -69,7 +69,7 @@ def test_what_would_help_is_planned_on_the_home_as_it_would_be():
 
 def test_each_device_alone_is_there_for_comparison():
     problem = random_home(4, capacity=100.0)
-    found = explain(make_plans(problem).best, prospects=False)
+    found = explain(make_plans(problem).best, improvements=False)
     assert set(found.alone) == {device.name for device in problem.devices}
     assert min(plan.latency_s for plan in found.alone.values()) == pytest.approx(found.plan.latency_s)
 

@@ -88,7 +88,7 @@ def test_planning_for_energy_where_a_power_is_unknown_says_so(planner):
     assert "--power" in note  # what to do
     assert [plan.latency_s for plan in plans] == sorted(plan.latency_s for plan in plans)
     shown = [repr(plans), plans._repr_html_(), text.plans(plans.items, plans.best), text.plan(plans.best, problem)]
-    explanation = explain(plans.best, prospects=False)
+    explanation = explain(plans.best, improvements=False)
     shown += [repr(explanation), html.explanation(explanation), html.plan(plans.best, problem)]
     assert all("power of d1 is not known" in " ".join(one.split()) for one in shown)
 

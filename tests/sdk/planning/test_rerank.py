@@ -6,12 +6,12 @@ from statistics import median
 import pytest
 from tests.sdk.planning.homes import random_home
 
-from potluck.contention.transfer_order import in_turns
+from potluck.contention.transfer_order import with_ordered_transfers
 from potluck.errors import UserError
 from potluck.planning import make_plans
 from potluck.planning.api import solve
 from potluck.planning.evaluate import compile_plan
-from potluck.planning.rerank import N_PLANS, put_in_order
+from potluck.planning.rerank import N_PLANS, rerank
 from potluck.records import Inference, QoE, Training
 from potluck.simulate.predict import predict_steps
 
@@ -26,7 +26,7 @@ def ways(plan):
 
 def step_s(problem, plan):
     """The steady time of a step of the plan's programs as they are deployed."""
-    programs = in_turns(compile_plan(problem, plan), problem)
+    programs = with_ordered_transfers(compile_plan(problem, plan), problem)
     return median(predict_steps(programs, problem).step_s)
 
 
@@ -46,9 +46,9 @@ def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
 def test_a_plan_that_would_break_a_limit_step_after_step_goes():
     problem = congested(30)
     plans = list(make_plans(problem))
-    slow = max(put_in_order(problem, plans)[:N_PLANS], key=lambda pair: pair[1].latency_s)
+    slow = max(rerank(problem, plans)[:N_PLANS], key=lambda pair: pair[1].latency_s)
     limit = QoE(latency_s=0.999 * slow[1].latency_s)
-    left = [ways(plan) for plan, _ in put_in_order(replace(problem, qoe=limit), plans)]
+    left = [ways(plan) for plan, _ in rerank(replace(problem, qoe=limit), plans)]
     assert ways(slow[0]) not in left
     assert len(left) >= len(plans) - N_PLANS
 
@@ -56,13 +56,13 @@ def test_a_plan_that_would_break_a_limit_step_after_step_goes():
 def test_limits_that_no_plan_holds_step_after_step_leave_plans_as_they_were_judged():
     problem = replace(congested(30), qoe=QoE(energy_j=1e-6))
     plans = list(make_plans(congested(30)))[:N_PLANS]
-    assert put_in_order(problem, plans) == [(plan, plan) for plan in plans]
+    assert rerank(problem, plans) == [(plan, plan) for plan in plans]
 
 
 def test_requests_that_stream_are_left_as_they_are():
     problem = congested(30, Inference(batch=4, streaming=True))
     plans = list(make_plans(problem))
-    assert [plan for _, plan in put_in_order(problem, plans)] == plans
+    assert [plan for _, plan in rerank(problem, plans)] == plans
 
 
 def test_other_planners_know_no_turns():

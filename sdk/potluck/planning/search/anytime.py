@@ -99,9 +99,13 @@ def plan_anytime(
 
 
 def search(
-    board: CandidatePool, first: Sequence[Plan] = (), is_late: Callable[[], bool] = lambda: False, *, borrow: bool = True,
+    board: CandidatePool,
+    first: Sequence[Plan] = (),
+    is_late: Callable[[], bool] = lambda: False,
+    *,
+    borrow: bool = True,
     max_steps: float = inf,
-) -> None:  # fmt: skip
+) -> None:
     """Fill the board until nothing better is found, or it `is_over`; of `max_steps` at most.
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
