@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from potluck.errors import ModelError
 
-from .memory import spared
-from .traced import Traced
+from ..traced import Traced
+from .statefulness import spared
 
 
 def check_module(net: torch.nn.Module) -> None:
