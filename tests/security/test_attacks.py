@@ -133,7 +133,7 @@ def test_a6_files_beside_an_onnx_model_are_refused_in_every_place():
 WITHOUT_A_FOLDER = """
 import os, sys
 os.chdir("/")
-from potluck_agent.worker.onnx_validator import validate
+from potluck_agent.worker.onnx.validator import validate
 from potluck_wire import limits, tensors
 from potluck_wire.graph import DTYPE_BYTES, SegmentError
 try:

@@ -43,7 +43,7 @@ def guard(name, file, line, changed, *tests):
 
 guard(
     "the domain is enforced",
-    AGENT + "door.py",
+    AGENT + "net/server_sockets.py",
     "router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)",
     "router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 0)",
     DOOR,
@@ -51,7 +51,7 @@ guard(
 )
 guard(
     "the domain is not empty",
-    AGENT + "door.py",
+    AGENT + "net/server_sockets.py",
     "router.zap_domain = ZAP_DOMAIN.encode()",
     'router.zap_domain = b""',
     DOOR,
@@ -66,37 +66,37 @@ guard(
 )
 guard(
     "what waits for the worker is bounded",
-    AGENT + "laborer.py",
+    AGENT + "core/worker_proxy.py",
     "if not behind_bytes or behind_bytes + nbytes <= MAX_BEHIND_BYTES:",
     "if True:",
     "tests/agent/core/test_core_crowded.py",
 )
-guard("sockets are encrypted", AGENT + "door.py", "router.curve_server = True", "router.curve_server = False", DOOR)
+guard("sockets are encrypted", AGENT + "net/server_sockets.py", "router.curve_server = True", "router.curve_server = False", DOOR)
 guard(
     "frames have a largest size",
-    AGENT + "door.py",
+    AGENT + "net/server_sockets.py",
     "router.maxmsgsize = MAX_FRAME_BYTES",
     "router.maxmsgsize = -1",
     "tests/security/test_strangers.py",
 )
 guard(
     "handshakes end",
-    AGENT + "door.py",
+    AGENT + "net/server_sockets.py",
     "router.handshake_ivl = int(HANDSHAKE_S * 1000)",
     "router.handshake_ivl = 0",
     "tests/security/test_strangers.py",
 )
-guard("the list of those who are trusted", AGENT + "door.py", "        if admits(key):", "        if True:", DOOR)
-guard("the mechanism is asked for", AGENT + "door.py", 'mechanism != b"CURVE"', "False", DOOR)
+guard("the list of those who are trusted", AGENT + "net/server_sockets.py", "        if admits(key):", "        if True:", DOOR)
+guard("the mechanism is asked for", AGENT + "net/server_sockets.py", 'mechanism != b"CURVE"', "False", DOOR)
 guard(
     "the authenticator fails closed",
-    AGENT + "door.py",
+    AGENT + "net/server_sockets.py",
     "    except Exception:  # fails closed",
     "    except MemoryError:  # fails closed",
     DOOR,
 )
-guard("a libzmq that cannot encrypt", AGENT + "door.py", 'if not zmq.has("curve"):', "if False:", DOOR)
-guard("an old libzmq", AGENT + "door.py", "if zmq.zmq_version_info() < OLDEST_ZMQ:", "if False:", DOOR)
+guard("a libzmq that cannot encrypt", AGENT + "net/server_sockets.py", 'if not zmq.has("curve"):', "if False:", DOOR)
+guard("an old libzmq", AGENT + "net/server_sockets.py", "if zmq.zmq_version_info() < OLDEST_ZMQ:", "if False:", DOOR)
 guard(
     "the notebook's proof of the code",
     WIRE + "pairing.py",
@@ -113,7 +113,7 @@ guard(
 )
 guard(
     "three tries",
-    AGENT + "pairing.py",
+    AGENT + "core/pairing_window.py",
     "left = self._tries_left = self._tries_left - 1",
     "left = self._tries_left = self._tries_left - 0",
     "tests/agent/core/test_pairing_window.py",
@@ -211,7 +211,7 @@ guard(
 )
 guard(
     "files beside an ONNX model",
-    WORKER + "onnx_validator.py",
+    WORKER + "onnx/validator.py",
     "if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:",
     "if False:",
     "tests/sdk/graph/test_onnx_files.py",
@@ -246,7 +246,7 @@ guard(
 )
 guard(
     "older epochs",
-    AGENT + "plans.py",
+    AGENT + "core/epochs.py",
     """            raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")""",
     "            pass",
     "tests/agent/core/test_core_work.py",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
 
-from potluck_agent.worker.arrays.backends import torch_arrays
+from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.loading import Loader
 from potluck_agent.worker.measure import time_update
 from potluck_wire import segment

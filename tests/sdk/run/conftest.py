@@ -1,33 +1,11 @@
-"""Real agents for the tests of runs: two on this machine, started once, and small models."""
+"""Small models for the tests of runs, plans for them, and the same training on one machine."""
 
 import pytest
 
 import potluck
-from potluck.offload.maintenance import Maintenance
 from potluck.records import Plan, Stage
 
 torch = pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="session")
-def home():
-    torch.set_num_threads(1)
-    with potluck.Home.local(2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def fresh_home():
-    """A home that the test may break."""
-    torch.set_num_threads(1)
-    with potluck.Home.local(2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def nobody_asks(monkeypatch):
-    """These tests say what the bandwidth is; what the link really carries must not change it meanwhile."""
-    monkeypatch.setattr(Maintenance, "_should_ask", lambda *_: False)
 
 
 def make_net(kind: str):
