@@ -24,6 +24,7 @@ PRINTS = {
     "sdk/potluck/profile/catalog.py": "a command for maintainers: says what it wrote",
     "sdk/potluck/bench/raw.py": "a process of its own, which reports over its standard output",
     "sdk/potluck/lab/flow.py": "a process of its own, which reports over its standard output",
+    "sdk/docs/": "a command for maintainers: says what it wrote",
     "sdk/potluck/lab/relay.py": "a process of its own, which reports over its standard output",
     "sdk/potluck/bench/ranks.py": "a process of its own, which reports over its standard output",
 }

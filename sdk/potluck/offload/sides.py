@@ -35,7 +35,8 @@ def sharing_in(
 
 def own_media(network: Network, names: Sequence[str]) -> dict[str, int]:
     """The media that the bandwidth of now is about, and how often they are crossed: the narrowest ones between the
-    device and its helpers."""
+    device and its helpers.
+    """
     found: dict[str, int] = {}
     capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
     for helper in names[HELPER:]:

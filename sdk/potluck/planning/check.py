@@ -9,7 +9,8 @@ from potluck.records import Plan, Problem, Training
 
 def check_problem(problem: Problem) -> None:
     """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
-    micro-batches of which nothing can be learned."""
+    micro-batches of which nothing can be learned.
+    """
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
     names = [device.name for device in problem.devices]

@@ -162,7 +162,8 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
 
 def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
     """Whether closed forms of memory may keep a better plan from a small problem: where some device cannot hold all of
-    the model and a whole batch, however many share it. In larger ones a second look would take as long as the first."""
+    the model and a whole batch, however many share it. In larger ones a second look would take as long as the first.
+    """
     n, batch = len(problem.devices), problem.workload.batch
     needed = footprint.memory_bytes(table, 0, len(problem.layers), batch, warm_up=batch, replicas=n)
     return is_small(table) and any(needed > nbytes for nbytes in table.budgets.values())

@@ -201,7 +201,8 @@ def _members(
     table: "_Table", assumed: Mapping[str, Mapping[str, Number]]
 ) -> tuple[dict[str, DeviceSpec], list[Attachment]]:
     """The devices of a home in order: `[[devices]]` with name, profile, and optionally port, site, wired, and the
-    backends that its paper takes it to have."""
+    backends that its paper takes it to have.
+    """
     specs: dict[str, DeviceSpec] = {}
     members = []
     for entry in table.entries("devices"):

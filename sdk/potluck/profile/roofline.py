@@ -21,11 +21,14 @@ class Numbers(Protocol):
     """What the estimate asks of a device: `potluck.profile.library.DeviceSpec` is one."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Its name in the library."""
 
-    def get(self, field: str) -> float | None: ...
+    def get(self, field: str) -> float | None:
+        """A number of its data sheet; None where that has none."""
 
-    def need(self, field: str) -> float: ...
+    def need(self, field: str) -> float:
+        """The same; an error where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,8 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
 
 def forward_only(n_stages: int, n_micro_batches: int) -> Schedule:
     """Inference: every micro-batch forward, in order. One micro-batch is a single request; a stream is many of these
-    programs in flight, of which the oldest goes first."""
+    programs in flight, of which the oldest goes first.
+    """
     return tuple(tuple(Action(p, FORWARD, m) for m in range(n_micro_batches)) for p in range(n_stages))
 
 

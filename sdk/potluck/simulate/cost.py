@@ -122,12 +122,14 @@ class CostTable:
 
     def second_gradient_bytes(self, start: int, stop: int, *, first: bool) -> int:
         """The most that a backward of layers [start, stop) takes for gradients of parameters that have one already, on
-        the `first` micro-batch or a later one."""
+        the `first` micro-batch or a later one.
+        """
         return max(both[not first] for both in self._seconds[start:stop])
 
     def crossing_bytes(self, start: int, stop: int) -> tuple[int, int]:
         """The most bytes per row that layers [start, stop) take from earlier ones, and that they give: to every layer
-        that takes it once, home included."""
+        that takes it once, home included.
+        """
         if (start, stop) not in self._crossing:
             layers, last = self.problem.layers, stop == len(self.problem.layers)
             if self.branches:

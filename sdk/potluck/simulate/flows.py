@@ -49,7 +49,8 @@ def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> 
 
 def chain_ends(problem: Problem) -> tuple[int, ...]:
     """Where the model's chains begin and end, 0 and the number of layers included: a layer that does not simply go on
-    with what the one before hands to it alone begins one."""
+    with what the one before hands to it alone begins one.
+    """
     n_layers, takers = len(problem.layers), [set[int]() for _ in problem.layers]
     givers = [set[int]() for _ in problem.layers]
     if not problem.branches:

@@ -139,6 +139,7 @@ class Simulation:
     # --- the trace ----------------------------------------------------------------------------------------------------
 
     def trace(self) -> Trace:
+        """All events, times, joules and peaks of the simulated steps."""
         times, events = self.times, self._events()
         stop_s = max(times.stop_s, default=0.0)
         busy = dict.fromkeys(self.devices, 0.0)

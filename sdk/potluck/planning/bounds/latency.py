@@ -108,7 +108,8 @@ def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
 
 def way_s(problem: Problem) -> float:
     """The longest way through the layers where each takes its least time of any device and batch size; streams overlap
-    their requests, so for them it is nothing."""
+    their requests, so for them it is nothing.
+    """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
     batch, learning, reached = problem.workload.batch, flows.learning_layers(problem), [0.0] * len(problem.layers)
@@ -320,7 +321,8 @@ class LowerBoundCosts(StageCostTable):
 
 def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
     """The most bytes per second over the paths of these pairs at once: no more than what each carries alone, and than a
-    medium that all of them cross."""
+    medium that all of them cross.
+    """
     paths = [dict(network.path(a, b).media) for a, b in pairs]
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
     crossed = [name for name in paths[0] if all(name in path for path in paths)]

@@ -237,7 +237,8 @@ def is_small(table: cost.CostTable) -> bool:
 
 def _reshare(board: CandidatePool, plan: Plan) -> Iterator[None]:
     """A plan that promised to be the best and is not, with all other rows that could make it so: where links or the
-    requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better."""
+    requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better.
+    """
     promising = (other for other in reshared(plan) if floor_s(board.table, other) < board.best)
     for other in islice(promising, MAX_SHARES):
         if fits(board.table, other, other.stages):

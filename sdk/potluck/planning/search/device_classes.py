@@ -51,7 +51,8 @@ def shape(plan: Plan, peers: Mapping[str, Sequence[str]]) -> Hashable:
 
 def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     """The devices of each stage, of alike ones those named first that come first: the same for plans that differ only
-    in which of them does what. `peers`: of every device, those of its class."""
+    in which of them does what. `peers`: of every device, those of its class.
+    """
     given: dict[str, str] = {}
     taken: Counter[str] = Counter()
     for name in (name for stage in plan.stages for name in stage.devices):

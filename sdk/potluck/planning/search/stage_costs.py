@@ -20,7 +20,8 @@ from potluck.simulate import cost, footprint
 
 class StageCost(NamedTuple):
     """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits, 0
-    where none does; and seconds of all micro-batches."""
+    where none does; and seconds of all micro-batches.
+    """
 
     forward_s: float
     backward_s: float
@@ -92,7 +93,8 @@ class StageCostTable:
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
-        less than `limit_s` a step."""
+        less than `limit_s` a step.
+        """
         start, stop = self.cuts[i], self.cuts[j]
         if self._standing_bytes(start, stop, len(self.groups[g])) > min(self._budgets[d] for d in self.groups[g]):
             return None
@@ -243,7 +245,8 @@ def shares_limit(shares: Sequence[int]) -> list[int]:
 
 def busiest_medium(problem: Problem) -> str | None:
     """Of the media that several devices send over to several others, the one that most paths cross: the air of a home
-    on WiFi, a line between sites; None where each device has only cables of its own."""
+    on WiFi, a line between sites; None where each device has only cables of its own.
+    """
     pairs: dict[str, list[tuple[str, str]]] = {}
     for pair, path in problem.network.paths.items():
         if HOME not in pair:

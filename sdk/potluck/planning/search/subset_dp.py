@@ -283,7 +283,8 @@ class SubsetSearch:
 
     def _filling_s(self, i: int, state: int) -> float:
         """What a micro-batch takes through the layers in front of cut i at the least: on the fastest devices, or shared
-        by all that are free."""
+        by all that are free.
+        """
         if not i or not self._shares:
             return self.front_s[i]
         return min(self.front_s[i], self._front_floor_s(i, state) / self.n_micro_batches)

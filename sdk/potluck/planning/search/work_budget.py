@@ -25,6 +25,7 @@ class WorkBudget:
         self.elapsed_s = 0.0
 
     def __call__(self) -> float:
+        """Seconds so far."""
         return self.elapsed_s
 
     def count(self, n: int, each_s: float) -> None:
@@ -44,9 +45,11 @@ class MeteredTable(cost.CostTable):
         self._tally, self._is_late, self._unseen_s = tally, is_late, 0.0
 
     def sibling(self, problem: Problem) -> "MeteredTable":
+        """A table of another problem on the same clock."""
         return MeteredTable(problem, self._tally, self._is_late)
 
     def at_work(self) -> None:
+        """A step of the planner is done."""
         self._spend(STEP_S)
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
