@@ -56,8 +56,16 @@ def parameters(node: Function) -> list[str]:
 
 def errors(node: Function) -> set[str]:
     """What it raises itself: the name of a class, or whatever makes the error."""
-    raised = [part.exc for part in ast.walk(node) if isinstance(part, ast.Raise) and part.exc]
+    raised = [part.exc for part in inside(node) if isinstance(part, ast.Raise) and part.exc]
     return {ast.unparse(error.func if isinstance(error, ast.Call) else error) for error in raised}
+
+
+def inside(node: ast.AST) -> Iterator[ast.AST]:
+    """All that is in a function, but not what the functions in it do when somebody calls them."""
+    for part in ast.iter_child_nodes(node):
+        if not isinstance(part, Function | ast.Lambda):
+            yield part
+            yield from inside(part)
 
 
 def sections(doc: str) -> dict[str, str]:

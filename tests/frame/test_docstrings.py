@@ -1,5 +1,6 @@
 """The API reference is whole: every module of it exists, and its docstrings say what callers must know."""
 
+import importlib
 import importlib.util
 
 import pytest
@@ -22,6 +23,13 @@ def source_of(module):
 def test_docstrings_name_every_parameter_and_error(module):
     found = lacks(source_of(module))
     assert not found, f"{module}: " + "; ".join(found)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_module_says_that_it_offers_is_there(module):
+    found = importlib.import_module(module)
+    lost = [name for name in getattr(found, "__all__", ()) if not hasattr(found, name)]
+    assert not lost, f"{module}.__all__ names {', '.join(lost)}"
 
 
 def test_every_module_is_listed_once():
@@ -58,6 +66,14 @@ class Kept:
             There is none.
         """
         raise KeyError(name)
+
+    def later(self):
+        """What fails when it is called."""
+
+        def fail():
+            raise KeyError("later")
+
+        return fail
 '''
 
 

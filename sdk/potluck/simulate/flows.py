@@ -32,7 +32,17 @@ def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGrou
 
 
 def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> tuple[OutputGroup, ...]:
-    """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there."""
+    """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there.
+
+    Parameters
+    ----------
+    problem
+        Its layers and their edges.
+    start, stop
+        Layers [start, stop).
+    behind
+        The later stages.
+    """
     if not behind:
         return ()
     if not problem.branches:
@@ -89,7 +99,15 @@ def learning_layers(problem: Problem) -> tuple[bool, ...]:
 
 
 def feed_bytes(problem: Problem, start: int, stop: int) -> int:
-    """Bytes per row of the model's inputs that home sends to a stage of layers [start, stop)."""
+    """Bytes per row of the model's inputs that home sends to a stage of layers [start, stop).
+
+    Parameters
+    ----------
+    problem
+        Its layers and inputs.
+    start, stop
+        Layers [start, stop).
+    """
     later = sum(layer.feed_bytes for layer in problem.layers[max(start, 1) : stop])
     if start:
         return later

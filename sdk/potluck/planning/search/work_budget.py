@@ -38,7 +38,17 @@ class Late(Exception):
 
 
 class MeteredTable(cost.CostTable):
-    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended."""
+    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    tally
+        Counts the work.
+    is_late
+        Whether time is up.
+    """
 
     def __init__(self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool]) -> None:
         super().__init__(problem)
@@ -69,7 +79,19 @@ def in_time(
     planner: Callable[[Problem, cost.CostTable], Iterator[Plan]], problem: Problem, tally: WorkBudget,
     is_late: Callable[[], bool],
 ) -> list[Plan]:  # fmt: skip
-    """What `planner` finds before time is up, what it thinks best first."""
+    """What `planner` finds before time is up, what it thinks best first.
+
+    Parameters
+    ----------
+    planner
+        Called with problem and table; gives plans one by one.
+    problem
+        What is planned.
+    tally
+        Counts the work.
+    is_late
+        Whether time is up.
+    """
     found: list[Plan] = []
     try:
         for plan in planner(problem, MeteredTable(problem, tally, is_late)):
