@@ -67,7 +67,7 @@ def build(out: Path) -> None:
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    pdoc.render.configure(docformat="numpy", template_directory=HERE / "templates", footer_text="potluck")
+    pdoc.render.configure(docformat="numpy", template_directory=HERE / "templates", show_source=False)
     for page in PAGES:
         write_page(page, out)
     write_reference(out / "reference")
