@@ -15,6 +15,21 @@ def sharing_in(
     """The problem of one request of `batch` rows to this device, with its helpers; `paces` by side.
 
     The bandwidth between them is still open.
+
+    Parameters
+    ----------
+    network
+        Between them.
+    device
+        Where the answer is wanted.
+    helpers
+        Their names.
+    shareable
+        The model.
+    paces
+        Per side, what each operator takes.
+    batch
+        Rows of a request.
     """
     names = (device.name, *helpers)
     busy_w, radio_w, idle_w = _watts(device)
