@@ -1,4 +1,4 @@
-"""Fast: a model that answers one request at a time, on the device and its helpers together, or on the device alone.
+"""A model that answers one request at a time, on the device and its helpers together, or on the device alone.
 
 Before each request the way to share it is looked up by the bandwidth that transfers have shown; the name of its program
 goes to all sides, and that is their agreement. If a helper fails, or is late, the device answers alone; then those

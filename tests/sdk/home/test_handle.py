@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 from tests.timeouts import PATIENCE_S
 
-from potluck import handle
+from potluck import handle, shown
 from potluck.errors import UserError
 from potluck.handle import Handle, resolved
 
@@ -15,7 +15,7 @@ from potluck.handle import Handle, resolved
 def silent():
     handle.show_with(None)
     yield
-    handle.show_with(handle._attach_default)
+    handle.show_with(shown.watch)
 
 
 class Result(list):

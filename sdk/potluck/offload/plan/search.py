@@ -127,14 +127,17 @@ def _evenly(shares: Shares, before: Handover, after: Handover, side: int, rows: 
 
 
 def cuts(shares: Shares) -> tuple[int, ...]:
-    """Places where little is alive, some way apart; the input and the result are among them."""
+    """Places where little is alive, some way apart where there are many; the input and the result are among them."""
     so_far, total = [], 0.0
     for operator in shares.operators:
         total += operator.seconds(DEVICE)
         so_far.append(total)
     chosen: list[int] = []
+    apart = shares.last > MAX_CUTS + 1
     for place in sorted(range(1, shares.last), key=lambda p: (shares.cut_bytes(p), p)):
-        if len(chosen) < MAX_CUTS and all(abs(so_far[place] - so_far[c]) >= APART_FRAC * total for c in chosen):
+        if len(chosen) < MAX_CUTS and all(
+            not apart or abs(so_far[place] - so_far[c]) >= APART_FRAC * total for c in chosen
+        ):
             chosen.append(place)
     return (0, *sorted(chosen), shares.last)
 

@@ -4,14 +4,13 @@ As the agents do it: a side carries out the most urgent of its pieces that has a
 that it sends go one after the other, to whomever; media are shared by all that is on them.
 """
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from math import inf
 
 from potluck.offload.plan.problem import DEVICE, OffloadProblem
 from potluck.offload.plan.steps import Step
-from potluck.simulate.fairness import max_min_rates
+from potluck.simulate import engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,62 +62,36 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
 
 
 def _run(
-    sharing: OffloadProblem, steps: Sequence[Step], work: Sequence[float], lanes: Sequence[int], bytes_per_s: float
+    sharing: OffloadProblem, steps: Sequence[Step], work: list[float], lanes: list[int], bytes_per_s: float
 ) -> tuple[list[float], list[float], float]:
     """Start and end of every step, and the seconds in which the device sent or received."""
-    n_sides, capacity = len(sharing.sides), (bytes_per_s, *sharing.media_bytes_per_s)
-    lines = {(step.side, step.to): sharing.line(step.side, step.to) for step in steps if step.to is not None}
-
-    @cache
-    def rates(pairs: tuple[tuple[int, int], ...]) -> dict[int, float]:
-        """By lane, where these transfers are under way."""
-        found = max_min_rates({a: lines[a, b].media for a, b in pairs}, capacity)
-        return {n_sides + source: rate for source, rate in found.items()}
-
-    missing = [len(step.after) for step in steps]
-    users: list[list[int]] = [[] for _ in steps]
+    graph = engine.TaskGraph(capacity=[bytes_per_s, *sharing.media_bytes_per_s], chunk_bytes=inf)
+    routes: dict[tuple[int, int], int] = {}
     for number, step in enumerate(steps):
+        route = engine.COMPUTE
+        if step.to is not None:
+            pair = step.side, step.to
+            if pair not in routes:
+                line = sharing.line(*pair)
+                routes[pair] = graph.add_route(line.media, line.latency_s)
+            route = routes[pair]
+        graph.add(lanes[number], work[number], priority=number, route=route)
+    for number, step in enumerate(steps):  # some wait for steps that come later in the list
         for before in step.after:
-            users[before].append(number)
-    ready: list[list[int]] = [[] for _ in range(2 * n_sides)]
-    for number, lane in enumerate(lanes):
-        if not missing[number]:
-            heapq.heappush(ready[lane], number)
-    start, stop = [0.0] * len(steps), [0.0] * len(steps)
-    left: dict[int, float] = {}
-    running: dict[int, int] = {}
-    arrivals: list[tuple[float, int]] = []
-    now_s = radio_s = 0.0
-    while True:
-        for lane, waiting in enumerate(ready):
-            if waiting and lane not in running:
-                number = running[lane] = heapq.heappop(waiting)
-                left[lane], start[number] = work[number], now_s
-        if not running and not arrivals:
-            return start, stop, radio_s
-        pairs = tuple((lane - n_sides, to) for lane, number in running.items() if (to := steps[number].to) is not None)
-        rate = rates(pairs) if pairs else {}
-        ends = {lane: now_s + left[lane] / rate.get(lane, 1.0) for lane in running}
-        then_s = min([*ends.values(), *(t for t, _ in arrivals[:1])])
-        radio_s += (then_s - now_s) if any(DEVICE in pair for pair in pairs) else 0.0
-        done = [number for t, number in arrivals if t <= then_s]
-        arrivals = [(t, number) for t, number in arrivals if t > then_s]
-        for lane, number in list(running.items()):
-            if ends[lane] <= then_s:
-                stop[number] = then_s
-                del running[lane]
-                to = steps[number].to
-                latency_s = lines[steps[number].side, to].latency_s if to is not None else 0.0
-                if latency_s:
-                    arrivals.append((then_s + latency_s, number))
-                else:
-                    done.append(number)
-            else:
-                left[lane] -= (then_s - now_s) * rate.get(lane, 1.0)
-        now_s = then_s
-        arrivals.sort()
-        for before in done:
-            for number in users[before]:
-                missing[number] -= 1
-                if not missing[number]:
-                    heapq.heappush(ready[lanes[number]], number)
+            graph.wait(number, before)
+    found = engine.run(graph)
+    radio = [
+        (found.start_s[i], found.free_s[i])
+        for i, step in enumerate(steps)
+        if step.to is not None and DEVICE in (step.side, step.to)
+    ]
+    return found.start_s, found.free_s, covered_s(radio)
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of these spans is under way."""
+    total_s = until_s = 0.0
+    for start_s, stop_s in sorted(spans):
+        total_s += max(0.0, stop_s - max(start_s, until_s))
+        until_s = max(until_s, stop_s)
+    return total_s
