@@ -95,8 +95,6 @@ def linked(page: Page, target: str, out: Path) -> str:
     if target.startswith("pictures/"):  # made by the tutorial
         return target
     path = ((ROOT / page.source).parent / target).resolve()
-    if path.is_relative_to(HERE / "reference"):
-        return target.removeprefix("../")
     source = path.relative_to(ROOT).as_posix()
     for other in PAGES:
         if other.source == source:
