@@ -14,7 +14,7 @@ SOURCES := $(shell find sdk device_agent -name __pycache__ -prune -o -print) pyp
 export POTLUCK_BUILT_WHEEL := 1
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-long lint dev clean
+.PHONY: demo test test-long lint docs dev clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -34,6 +34,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The guide and the API reference, in build/docs; the tutorial's code is run for it.
+docs: $(VENV)/installed
+	$(BIN)/python sdk/docs/build.py $(ARGS)
 
 dev: $(VENV)/torch
 	$(PIP) install --editable ".[dev]"

@@ -43,6 +43,15 @@ def read_timeline(document: Buffer) -> Timeline:
 def read_exports(document: Buffer, expected: tuple[str, ...], arena_bytes: int) -> tuple[Export, ...]:
     """Buffer 0 of `Computed`: where in the outbound memory of `arena_bytes` the values `expected` lie.
 
+    Parameters
+    ----------
+    document
+        The buffer.
+    expected
+        Names of the values that were asked for.
+    arena_bytes
+        Size of the outbound memory.
+
     Raises
     ------
     WireError
@@ -64,7 +73,13 @@ def read_exports(document: Buffer, expected: tuple[str, ...], arena_bytes: int) 
 
 
 def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
-    """WireError where a measurement does not tell one time for each of the `rows` that were asked for."""
+    """Refuse a measurement that does not tell one time for each of the `rows` that were asked for.
+
+    Raises
+    ------
+    WireError
+        It does not, or a time is below zero.
+    """
     n_rows = len(asked.rows)
     lengths = len(told.forward_s), len(told.memory_bytes), len(told.backward_s)
     if told.rows != asked.rows or lengths != (n_rows, n_rows, n_rows if asked.train else 0):
@@ -74,18 +89,36 @@ def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
 
 
 def check_seconds(asked: Probe, told: Probed) -> None:
-    """WireError where a probe of a link does not tell how long each of its repeats took."""
+    """Refuse a probe of a link that does not tell how long each of its repeats took.
+
+    Raises
+    ------
+    WireError
+        It does not, or a time is below zero.
+    """
     if len(told.seconds) != asked.repeats or min(told.seconds, default=0) < 0:
         raise WireError(WireCode.FIELD, f"{len(told.seconds)} times for {asked.repeats} repeats")
 
 
 def check_clock(clock_s: float) -> None:
-    """WireError where a device's clock cannot be one."""
+    """Refuse a device's clock that cannot be one.
+
+    Raises
+    ------
+    WireError
+        It is below zero, or too far ahead.
+    """
     if not 0 <= clock_s <= MAX_CLOCK_S:
         raise WireError(WireCode.FIELD, f"a clock at {clock_s:g} s")
 
 
 def check_moments(told: Computed, now_s: float) -> None:
-    """WireError where a task was not done between the start of the clock (this machine's own) and now."""
+    """Refuse a task that was not done between the start of the clock (this machine's own) and now.
+
+    Raises
+    ------
+    WireError
+        It was not.
+    """
     if not 0 <= told.start_s <= told.stop_s <= now_s + SLACK_S:
         raise WireError(WireCode.FIELD, f"a task done from {told.start_s:g} to {told.stop_s:g} s, at {now_s:g} s")

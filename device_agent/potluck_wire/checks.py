@@ -13,7 +13,17 @@ Check = Callable[[Any], Any]
 
 
 class Unfit(Exception):
-    """A value that may not stand there: what was `expected`, and the `place` of it within the whole."""
+    """A value that may not stand there.
+
+    Parameters
+    ----------
+    expected
+        What may stand there.
+    got
+        What stands there.
+    place
+        Where in the whole, such as `.layers[3]`.
+    """
 
     def __init__(self, expected: str, got: Any, place: str = "") -> None:
         super().__init__(expected)
@@ -48,28 +58,52 @@ def integer(low: int = 0, high: int = MAX_INT) -> Check:
 
 
 def floating(value: Any) -> float:
-    """A finite float, small enough that sums and differences of many stay finite."""
+    """A finite float, small enough that sums and differences of many stay finite.
+
+    Raises
+    ------
+    Unfit
+        It is none.
+    """
     if type(value) is not float or not -MAX_INT <= value <= MAX_INT:
         raise Unfit("a finite float within 2**53", value)
     return value
 
 
 def number(value: Any) -> float:
-    """A number of JSON, where 1 and 1.0 are the same."""
+    """A number of JSON, where 1 and 1.0 are the same.
+
+    Raises
+    ------
+    Unfit
+        It is none.
+    """
     if type(value) not in (int, float) or not -MAX_INT <= value <= MAX_INT:
         raise Unfit("a number within 2**53", value)
     return float(value)
 
 
 def boolean(value: Any) -> bool:
-    """True or false."""
+    """True or false.
+
+    Raises
+    ------
+    Unfit
+        It is none.
+    """
     if type(value) is not bool:
         raise Unfit("true or false", value)
     return value
 
 
 def text(value: Any) -> str:
-    """A string of at most `MAX_STR_BYTES`."""
+    """A string of at most `MAX_STR_BYTES`.
+
+    Raises
+    ------
+    Unfit
+        It is none, or too long.
+    """
     # A character takes at most four bytes, so only long strings have to be encoded to be measured.
     if type(value) is not str or (
         4 * len(value) > MAX_STR_BYTES and len(value.encode(errors="replace")) > MAX_STR_BYTES
@@ -79,7 +113,13 @@ def text(value: Any) -> str:
 
 
 def raw(value: Any) -> bytes:
-    """At most `MAX_BIN_BYTES` bytes."""
+    """At most `MAX_BIN_BYTES` bytes.
+
+    Raises
+    ------
+    Unfit
+        They are none, or too many.
+    """
     if type(value) is not bytes or len(value) > MAX_BIN_BYTES:
         raise Unfit(f"at most {MAX_BIN_BYTES} bytes", value)
     return value

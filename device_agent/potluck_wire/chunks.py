@@ -17,6 +17,18 @@ def split(nbytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
 
     >>> split(10, 4)
     ((0, 4), (4, 8), (8, 10))
+
+    Parameters
+    ----------
+    nbytes
+        Of the tensor.
+    chunk_bytes
+        Of every chunk but the last.
+
+    Raises
+    ------
+    WireError
+        One of them is no such size.
     """
     if chunk_bytes < 1 or nbytes < 0:
         raise WireError(WireCode.CHUNK, f"cannot cut {nbytes} bytes into chunks of {chunk_bytes}")
@@ -125,7 +137,20 @@ class CreditLedger:
 
 
 class SendWindow:
-    """The sender's side of one transfer: which chunk goes next, and how much of it is not credited yet."""
+    """The sender's side of one transfer: which chunk goes next, and how much of it is not credited yet.
+
+    Parameters
+    ----------
+    nbytes
+        Of the tensor.
+    chunk_bytes
+        Of every chunk but the last.
+
+    Raises
+    ------
+    WireError
+        One of them is no such size.
+    """
 
     __slots__ = ("_next", "chunk_bytes", "credited_bytes", "done", "nbytes", "sent_bytes")
 

@@ -6,7 +6,19 @@ from potluck_wire.limits import HANDSHAKE_S, MAX_FRAME_BYTES
 
 
 def set_up_dealer(socket: Any, host: str, server_key: str, public_key: str, secret_key: str) -> None:
-    """Options of a ZeroMQ DEALER before it connects to `host`; keys as Z85 text."""
+    """Options of a ZeroMQ DEALER before it connects to `host`; keys as Z85 text.
+
+    Parameters
+    ----------
+    socket
+        A ZeroMQ DEALER that is not connected yet.
+    host
+        Where it will connect to: a name, or an IPv4 or IPv6 address.
+    server_key
+        The only server that it talks to.
+    public_key, secret_key
+        Of this side.
+    """
     socket.linger = 0
     socket.ipv6 = ":" in host
     socket.maxmsgsize = MAX_FRAME_BYTES

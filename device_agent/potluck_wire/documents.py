@@ -19,6 +19,17 @@ Buffer = bytes | memoryview
 def parse(data: Buffer, what: str, check: Check, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
     """The JSON value in `data`, as `check` gives it; `what` names it in errors.
 
+    Parameters
+    ----------
+    data
+        UTF-8 bytes.
+    what
+        Names the document in errors.
+    check
+        From `potluck_wire.checks`; sees the whole value.
+    max_bytes
+        The longest that is read.
+
     Raises
     ------
     WireError
@@ -43,7 +54,22 @@ def parse(data: Buffer, what: str, check: Check, max_bytes: int = MAX_DOCUMENT_B
 
 
 def fit(document: Any, what: str, check: Check) -> Any:
-    """A parsed document as `check` gives it; WireError with the place of what does not hold."""
+    """A parsed document as `check` gives it.
+
+    Parameters
+    ----------
+    document
+        As `json` gives it.
+    what
+        Names the document in errors.
+    check
+        From `potluck_wire.checks`.
+
+    Raises
+    ------
+    WireError
+        Has the place of what does not hold.
+    """
     try:
         return check(document)
     except Unfit as unfit:

@@ -144,7 +144,13 @@ class Graph:
 
 
 def evaluate(expression: Expression, symbols: Mapping[str, int]) -> int:
-    """The integer that an expression stands for. Raises SegmentError for an unknown symbol or a huge result."""
+    """The integer that an expression stands for.
+
+    Raises
+    ------
+    SegmentError
+        A symbol is unknown, a division is by zero, or the result is beyond any tensor.
+    """
     if isinstance(expression, int):
         return expression
     if isinstance(expression, str):
@@ -196,7 +202,13 @@ def node_refs(node: Node) -> tuple[Ref, ...]:
 
 
 def validate(graph: Graph) -> None:
-    """Raise SegmentError where a graph refers to what is not there, or names an operator outside the list."""
+    """Refuse a graph that refers to what is not there, or names an operator outside the list.
+
+    Raises
+    ------
+    SegmentError
+        Names the node, or what is wrong.
+    """
     states = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
     inputs, outputs = [row.name for row in graph.inputs], [row.name for row in graph.outputs]
     for names in (inputs, states, outputs, [symbol.name for symbol in graph.symbols]):

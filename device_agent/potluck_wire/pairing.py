@@ -38,7 +38,17 @@ TOKEN_BYTES = 16  # 128 bits
 
 
 class PairingFailed(Exception):
-    """This attempt is over. `code` is as in `PairRefused`; `tries_left` is what the agent said, -1 if it did not."""
+    """This attempt is over.
+
+    Parameters
+    ----------
+    code
+        As in `PairRefused`.
+    text
+        For people.
+    tries_left
+        What the agent said; -1 if it did not.
+    """
 
     def __init__(self, code: str, text: str, tries_left: int = -1) -> None:
         super().__init__(text)
@@ -69,7 +79,13 @@ def show_secret(secret: str) -> str:
 
 
 def read_secret(text: str) -> str:
-    """The code or token that a person typed, without spaces and hyphens; ValueError where it can be neither."""
+    """The code or token that a person typed, without spaces and hyphens.
+
+    Raises
+    ------
+    ValueError
+        It can be neither.
+    """
     secret = re.sub(r"[\s-]", "", text).lower()
     if not re.fullmatch(rf"[0-9]{{{PAIRING_DIGITS}}}|[0-9a-f]{{{2 * TOKEN_BYTES}}}", secret, re.ASCII):
         raise ValueError(f"a pairing code has {PAIRING_DIGITS} digits (a token {2 * TOKEN_BYTES} hexadecimal digits)")
@@ -128,6 +144,15 @@ class _Side:
 class ControllerSide(_Side):
     """The notebook's side of one attempt. Send `first()`, then feed each answer to `receive`; `paired` when it stands.
 
+    Parameters
+    ----------
+    secret
+        The code or token, from `read_secret`.
+    name
+        What this side is called.
+    key
+        Its public key as Z85 text.
+
     Raises
     ------
     PairingFailed
@@ -144,7 +169,13 @@ class ControllerSide(_Side):
         return self._hello
 
     def receive(self, message: Message) -> Message | None:
-        """The answer to send, or None once `paired` is set."""
+        """The answer to send, or None once `paired` is set.
+
+        Raises
+        ------
+        PairingFailed
+            The agent refuses, speaks out of turn, or does not know the code.
+        """
         match message:
             case PairRefused():
                 raise PairingFailed(message.code, message.text, message.tries_left)
@@ -165,6 +196,15 @@ class ControllerSide(_Side):
 class AgentSide(_Side):
     """The device's side of one attempt. Feed each message to `receive` and send its answer; then look at `paired`.
 
+    Parameters
+    ----------
+    secret
+        The code or token that it shows.
+    name
+        What this side is called.
+    key
+        Its public key as Z85 text.
+
     Raises
     ------
     PairingFailed
@@ -177,7 +217,13 @@ class AgentSide(_Side):
         self.paired: Paired | None = None
 
     def receive(self, message: Message) -> Message:
-        """The answer to send."""
+        """The answer to send.
+
+        Raises
+        ------
+        PairingFailed
+            The message is out of turn, or the code is wrong.
+        """
         match message:
             case PairHello() if self._peer is None:
                 self._meet(message)

@@ -56,7 +56,13 @@ class Schema:
         self.get: Callable[[Any], tuple[Any, ...]] = _getter(tuple(self.checks))
 
     def pack(self, message: Message) -> dict[str, Any]:
-        """The fields that are not at their default, checked: what one side packs the other accepts."""
+        """The fields that are not at their default, checked: what one side packs the other accepts.
+
+        Raises
+        ------
+        WireError
+            A field is out of its range.
+        """
         packed: dict[str, Any] = {}
         name = ""
         try:
@@ -69,7 +75,18 @@ class Schema:
         return packed
 
     def unpack(self, pairs: Iterable[tuple[str, Any]]) -> Message:
-        """The message with these fields; WireError on an unknown, repeated or unfit one."""
+        """The message with these fields.
+
+        Parameters
+        ----------
+        pairs
+            Names and values, as they came.
+
+        Raises
+        ------
+        WireError
+            A field is unknown, comes twice, or is unfit.
+        """
         known, values = self.checks, {}
         name = ""
         try:

@@ -83,7 +83,13 @@ def _plain(argument: Argument) -> Any:
 
 
 def loads(data: bytes | memoryview) -> Graph:
-    """The graph of a document. Raises SegmentError, naming the node, for anything that does not hold."""
+    """The graph of a document.
+
+    Raises
+    ------
+    SegmentError
+        Something does not hold; names the node.
+    """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise SegmentError("document", f"the graph has {len(data)} bytes; at most {MAX_DOCUMENT_BYTES} are read")
     try:

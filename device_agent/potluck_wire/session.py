@@ -102,6 +102,15 @@ REFUSED: dict[tuple[EpochState, type[Message]], EpochState] = {
 def check(state: State, message: Message, sender: str) -> State:
     """The state of a session after `sender` (CONTROLLER or AGENT) has said this control message.
 
+    Parameters
+    ----------
+    state
+        Of the session, before.
+    message
+        A control message.
+    sender
+        CONTROLLER or AGENT.
+
     Raises
     ------
     WireError

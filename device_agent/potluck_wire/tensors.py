@@ -20,7 +20,13 @@ DTYPES: dict[str, int] = {
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element; WireError for a type that is not in the table."""
+    """Bytes of one element.
+
+    Raises
+    ------
+    WireError
+        The type is not in the table.
+    """
     size = DTYPES.get(dtype)
     if size is None:
         raise WireError(WireCode.TENSOR, f"unknown dtype {dtype[:20]!r}")
@@ -28,7 +34,13 @@ def item_bytes(dtype: str) -> int:
 
 
 def nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor of this type and shape; WireError where a dimension is no size or the product passes 2**53."""
+    """Bytes of a tensor of this type and shape.
+
+    Raises
+    ------
+    WireError
+        A dimension is no size, there are too many, or the product passes 2**53.
+    """
     if len(shape) > MAX_DIMENSIONS:
         raise WireError(WireCode.TENSOR, f"{len(shape)} dimensions, at most {MAX_DIMENSIONS}")
     total = item_bytes(dtype)

@@ -24,6 +24,13 @@ _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 def agree(major: int, minor: int, ours: tuple[int, int] = VERSION) -> tuple[int, int]:
     """The version that both speak: our major, the smaller minor.
 
+    Parameters
+    ----------
+    major, minor
+        The other side's.
+    ours
+        This side's.
+
     Raises
     ------
     WireError
@@ -43,7 +50,13 @@ def show(version: tuple[int, int] = VERSION) -> str:
 
 
 def parse(text: str) -> tuple[int, int]:
-    """`1.0` -> (1, 0); anything else is a WireError."""
+    """`1.0` -> (1, 0).
+
+    Raises
+    ------
+    WireError
+        The text is no version.
+    """
     match = _TEXT.fullmatch(text)
     if match is None:
         raise WireError(WireCode.VERSION, f"{text[:20]!r} is not a version such as {show()}")

@@ -22,7 +22,19 @@ PotluckError
 
 
 class PotluckError(Exception):
-    """Any error of potluck. `device` names the device concerned; `next_step` says what to do."""
+    """Any error of potluck. `device` names the device concerned; `next_step` says what to do.
+
+    Parameters
+    ----------
+    message
+        What happened, to whom, and what was expected and got.
+    device
+        Its name comes before the message.
+    next_step
+        What to do now; comes after the message.
+    **facts
+        Numbers and names of the message as values, for programs. Each class says which it has.
+    """
 
     def __init__(self, message: str, *, device: str = "", next_step: str = "", **facts: object) -> None:
         parts = [f"{device}: {message}" if device else message, next_step]

@@ -172,6 +172,7 @@ class Handle(Generic[T]):
         return [*own] if not self.done or self._failed else sorted({*own, *dir(self._future.result())})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the result answers when it is called."""
         return self.wait()(*args, **kwargs)  # type: ignore[operator]
 
     def __getitem__(self, key: Any) -> Any:

@@ -96,6 +96,13 @@ class Home(Shown):
             What happens when, see `potluck.lab.scenario`; `home.play` begins another.
         links
             How links are emulated: "namespaces" (Linux, root) or "relay"; by default the better one that is possible.
+        extra
+            More options for the command line of every agent.
+
+        Raises
+        ------
+        UserError
+            Nobody knows the home, a device cannot be emulated, or the script names what is not there.
         """
         return cls._of_lab(devices, time_scale=time_scale, script=script, links=links, extra=extra)
 
@@ -126,6 +133,15 @@ class Home(Shown):
     ) -> "Home":
         """Everybody who announces itself here within `timeout_s` seconds, or until `enough({name: addresses})` says so,
         and every device paired before at its last addresses.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds to listen.
+        state
+            As for `Home`.
+        enough
+            Called with what was found so far; the search ends when it answers yes.
 
         Raises
         ------
@@ -203,6 +219,20 @@ class Home(Shown):
         """Trust a device whose key you copied yourself (`potluck agent --json` prints it), at this name or address.
 
         The device must trust this notebook too: give `home.key` to its `--trust`.
+
+        Parameters
+        ----------
+        device
+            A name in `home.devices`, or an address such as "192.168.1.7".
+        key
+            The device's public key: 40 characters of Z85.
+        name
+            What it is called here; default: made from `device`.
+
+        Raises
+        ------
+        UserError
+            The key is no key.
         """
         from potluck.discover.introduce import whom
         from potluck.discover.keyring import Known
@@ -217,7 +247,13 @@ class Home(Shown):
         return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
 
     def forget(self, device: str) -> None:
-        """Trust that device no longer."""
+        """Trust that device no longer.
+
+        Parameters
+        ----------
+        device
+            A name in `home.devices`.
+        """
         self._need_ring().forget(device)
         self._members.remove(device)
 
@@ -253,12 +289,23 @@ class Home(Shown):
 
         Parameters
         ----------
+        model
+            What is measured: layer by layer, forward and (for training) backward.
+        train
+            Measure training, too. A model without a loss, and a device without torch, are measured for inference.
         rows
             Batch sizes to measure.
+        repeats
+            How often each time is taken; the profile keeps the median.
         fresh
             Measure again what the cache already holds.
         devices
             Only these, and it is not kept as the home's profile. Default: all that are ready.
+
+        Raises
+        ------
+        UserError
+            Rows, repeats or devices are not what they should be, or this is no `Model`.
         """
         from potluck.lab import profiling
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
@@ -317,10 +364,14 @@ class Home(Shown):
 
         Parameters
         ----------
+        plan
+            One of `potluck.plan`, an edited one, or one of `potluck.load_plan`.
         model
             Default: the one of that name that was profiled here.
         optimizer
             `potluck.AdamW(lr)` (the default) or `potluck.SGD(lr, momentum)`.
+        seed
+            Of the random numbers of training, such as those of dropout.
         resume
             A file from `run.save`: goes on where that run was.
         schedule
@@ -331,6 +382,15 @@ class Home(Shown):
             turns, that order as priorities, or neither, as simulated. CP-SAT (ortools) may better it for `refine_s`.
         profile
             What the run is foretold by; default: the latest one of this model here.
+
+        Raises
+        ------
+        UserError
+            This is no plan, or its model was not seen here and not given.
+        PlanError
+            The plan does not fit the model, or names devices that are not there.
+        OutOfMemory
+            A device needs more memory than it may use; nothing was loaded.
         """
         from potluck.profile.measure import name_of, need_model
         from potluck.run.deploy import deploy
@@ -371,7 +431,18 @@ class Home(Shown):
         return handle
 
     def play(self, script: "Script") -> None:
-        """Let the happenings of a script happen in this lab, from now on."""
+        """Let the happenings of a script happen in this lab, from now on.
+
+        Parameters
+        ----------
+        script
+            From `potluck.lab.scenario`; times count from now.
+
+        Raises
+        ------
+        HomeError
+            This is a real home.
+        """
         if self._lab is None:
             raise HomeError("what happens in a real home cannot be scripted.", next_step="Use Home.lab().")
         self._lab.play(script)

@@ -145,7 +145,13 @@ class Network:
         return 0.0 if source == target else self.path(source, target).latency_s
 
     def path(self, source: str, target: str) -> Path:
-        """The path from `source` to `target`; `UserError` where the network does not join them."""
+        """The path from `source` to `target`.
+
+        Raises
+        ------
+        UserError
+            The network does not join them.
+        """
         try:
             return self.paths[source, target]
         except KeyError:
@@ -344,7 +350,13 @@ class Problem(Shown):
         return any(layer.edges for layer in self.layers)
 
     def device(self, name: str) -> Device:
-        """The device of that name; `UserError` where there is none."""
+        """The device of that name.
+
+        Raises
+        ------
+        UserError
+            There is none.
+        """
         for device in self.devices:
             if device.name == name:
                 return device

@@ -33,6 +33,19 @@ class Exact:
 def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0) -> Exact:
     """Start times for all tasks of which no two share a lane or a medium; `hint`: a schedule that is known.
 
+    Parameters
+    ----------
+    graph
+        The tasks of a step.
+    hint
+        A schedule that is known, to begin with.
+    limit_s
+        Seconds that the solver may take.
+    n_workers
+        Its threads.
+    seed
+        Of its random numbers.
+
     Raises
     ------
     UserError

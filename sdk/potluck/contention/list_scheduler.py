@@ -119,7 +119,8 @@ def alone_s(graph: TaskGraph, task: int) -> float:
 
 def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:
     """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who waits for the transfer
-    waits for the last. Also (first, last) of the new tasks for every old one."""
+    waits for the last. Also (first, last) of the new tasks for every old one.
+    """
     cut = graph.on_same_paths()
     parts: list[tuple[int, int]] = []
     for task, nbytes in enumerate(graph.work):

@@ -51,7 +51,17 @@ class Expanded:
 
 
 def expand(compiled: Compiled, problem: Problem, table: CostTable | None = None) -> Expanded:
-    """The graph of one step of these programs. In training the inputs of a step travel during the one before."""
+    """The graph of one step of these programs. In training the inputs of a step travel during the one before.
+
+    Parameters
+    ----------
+    compiled
+        The programs of a step.
+    problem
+        Costs and network.
+    table
+        Of the problem, if there is one already.
+    """
     simulation = Simulation(compiled, problem, 1, 1, table)
     if isinstance(problem.workload, Training):
         for device, program in compiled.programs.items():
@@ -62,7 +72,17 @@ def expand(compiled: Compiled, problem: Problem, table: CostTable | None = None)
 
 
 def with_slack(graph: TaskGraph, computing: float, transfers: float) -> TaskGraph:
-    """The same tasks, all of them so many times as long."""
+    """The same tasks, all of them so many times as long.
+
+    Parameters
+    ----------
+    graph
+        The tasks.
+    computing
+        Factor for tasks that compute.
+    transfers
+        Factor for transfers.
+    """
     return replace(
         graph,
         work=[w * (computing if r == COMPUTE else transfers) for w, r in zip(graph.work, graph.route, strict=True)],
@@ -83,6 +103,21 @@ def schedule_transfers(
     `slack`: turns leave room for computing and transfers that last so many times as long as the profile says. A send
     that in this order leaves as soon as its value is there has no release: if it is ready sooner than foretold, nobody
     is in its way.
+
+    Dora, section 4.2.
+
+    Parameters
+    ----------
+    compiled
+        The programs of a step.
+    problem
+        Costs and network.
+    start_s
+        Per task; default: in turns.
+    slack
+        Factors for computing and for transfers.
+    refine_s
+        Seconds that CP-SAT may take for a better order.
     """
     expanded = expand(compiled, problem)
     expanded = replace(expanded, graph=with_slack(expanded.graph, *slack))
@@ -119,6 +154,17 @@ def with_ordered_transfers(
 
     Where releases would make turns wait for more than they save, the order may hold by priorities alone. `refine_s`: so
     long an exact solver may look for a better order, which is taken where the simulator finds it so.
+
+    Parameters
+    ----------
+    compiled
+        The programs of a step.
+    problem
+        Costs and network.
+    always
+        Also where it ends no step sooner.
+    refine_s
+        Seconds that CP-SAT may take for a better order.
     """
     if len(compiled.programs) < 2:
         return compiled

@@ -37,7 +37,19 @@ _NO_LOSS = "this model has no loss, so it cannot be trained. Pass loss= to from_
 
 
 class Model(Shown):
-    """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`."""
+    """A network, its layers, and its pieces for devices. Make one with `from_torch` or `from_onnx`.
+
+    Parameters
+    ----------
+    inference, training
+        The traced graph in layers, for each mode; `training` is None where there is no loss.
+    net
+        The user's own module, which gets the weights back.
+    name
+        What plans call the model; default: made from its class and signature.
+    arguments
+        What a batch may call its inputs and targets; default: the names in the graph.
+    """
 
     def __init__(
         self, *, inference: Layers, training: Layers | None, net: Any, name: str = "",
@@ -77,8 +89,31 @@ class Model(Shown):
         (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that counts,
         is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in one that
         returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` (or by name) is the
-        dimension of input (then target) i that may change its length too, as far as tables of the module go. Raises
-        ModelError.
+        dimension of input (then target) i that may change its length too, as far as tables of the module go.
+
+        Parameters
+        ----------
+        net
+            The module. Operators outside the list of `potluck_wire.operators` are refused.
+        example_inputs
+            One tensor, a tuple, or a mapping by the names of `forward`; each [rows, ...], rows first.
+        loss
+            Called as loss(output, *targets); gives a mean over rows. Without it the model answers and does not train.
+        example_targets
+            As `example_inputs`, for the loss; each [rows, ...].
+        sequence_dims
+            Per input, then target (or by name): the dimension that may change its length too, or None.
+        max_layers
+            Operators are merged into at most so many layers.
+        merge_below
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+        name
+            What plans call it; default: made from the module's class.
+
+        Raises
+        ------
+        ModelError
+            It cannot be traced, an operator is not allowed, or the loss is no mean over rows.
         """
         import torch
 
@@ -131,7 +166,25 @@ class Model(Shown):
     ) -> "OnnxModel":
         """A model for inference from an ONNX file whose inputs have a free first dimension, the batch.
 
-        `sizes` fixes the other free dimensions by name. Raises FileError or ModelError.
+        `sizes` fixes the other free dimensions by name.
+
+        Parameters
+        ----------
+        path
+            The file.
+        sizes
+            A number for every other free dimension, by its name.
+        max_layers
+            Operators are merged into at most so many layers.
+        merge_below
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+
+        Raises
+        ------
+        FileError
+            The file cannot be read, or is no ONNX model.
+        ModelError
+            It has an operator that is not known, or a dimension without a size.
         """
         from potluck.graph.onnx.model import OnnxModel
 
@@ -149,7 +202,25 @@ class Model(Shown):
         return self._laid_out(train).records
 
     def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
-        """Layers [start, stop) as a piece for a device: what it looks like from outside, and the graph."""
+        """Layers [start, stop) as a piece for a device: what it looks like from outside, and the graph.
+
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        train
+            Of the training graph, which ends in the loss.
+
+        Returns
+        -------
+        tuple[records.Segment, Graph]
+            The record that plans are compiled with, and the graph that a device executes.
+
+        Raises
+        ------
+        ModelError
+            There are no such layers, or there is no loss to train with.
+        """
         chosen = self._laid_out(train)
         n_layers = len(chosen.records)
         if not 0 <= start < stop <= n_layers:
@@ -164,7 +235,24 @@ class Model(Shown):
     def document(self, start: int, stop: int, *, train: bool = False, kind: str = "") -> bytes:
         """Layers [start, stop) as bytes for a device, as one of `kinds`; by default the first.
 
-        Raises ModelError where they cannot be of that kind.
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        train
+            Of the training graph.
+        kind
+            "aten" or "onnx"; default: the first of `kinds`.
+
+        Returns
+        -------
+        bytes
+            A segment document; weights are not in it.
+
+        Raises
+        ------
+        ModelError
+            They cannot be of that kind.
         """
         if kind and kind not in self.kinds(train):
             raise ModelError(f"its pieces cannot be {kind} in {'training' if train else 'inference'}.")
@@ -176,7 +264,13 @@ class Model(Shown):
         return document
 
     def document_of(self, graph: Graph, kind: str = "") -> bytes:
-        """A graph made of operators of this model as bytes for a device."""
+        """A graph made of operators of this model as bytes for a device.
+
+        Raises
+        ------
+        ModelError
+            As ONNX: torch's exporter does not know an operator, or the package is missing.
+        """
         if kind != "onnx":
             return dumps(graph)
         try:
@@ -244,12 +338,26 @@ class Model(Shown):
         return frozenset(p.dtype for graph in graphs for p in graph.parameters if p.trainable)
 
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
-        """Names of the state that layers [start, stop) need: parameters, then buffers."""
+        """Names of the state that layers [start, stop) need: parameters, then buffers.
+
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        train
+            Of the training graph.
+        """
         _, graph = self.segment(start, stop, train=train)
         return (*(p.name for p in graph.parameters), *(b.name for b in graph.buffers))
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
-        """Put the state of devices into the user's own module, and its loss. Raises ModelError where it is odd."""
+        """Put the state of devices into the user's own module, and its loss.
+
+        Raises
+        ------
+        ModelError
+            A name or shape is not one of this model.
+        """
         load(self.state(), state)
 
     def graph(self) -> "ModelGraph":
@@ -284,7 +392,13 @@ class Model(Shown):
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
 
     def fed(self, *batch: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """All that home feeds of one step of training, by name; it was checked before."""
+        """All that home feeds of one step of training, by name; it was checked before.
+
+        Raises
+        ------
+        ModelError
+            The loss cannot be taken of these targets.
+        """
         from potluck.graph.torch.batch_axis import OperatorFailed
 
         traced = self._laid_out(True).line.traced
@@ -295,7 +409,25 @@ class Model(Shown):
         return {port.name: tensor for port, tensor in zip(traced.graph.inputs, (*batch, *tallies), strict=True)}
 
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:
-        """The number of rows, after checking types, shapes and indices. Raises ModelError: what was expected."""
+        """The number of rows, after checking types, shapes and indices.
+
+        Parameters
+        ----------
+        *tensors
+            Inputs, and for training the targets; each [rows, ...].
+        train
+            Check them for training.
+
+        Returns
+        -------
+        int
+            The number of rows, the same for all.
+
+        Raises
+        ------
+        ModelError
+            A number, type, shape or index is another one than was expected.
+        """
         traced = self._laid_out(train).line.traced
         labels = self.arguments.labels if self.arguments.by_name else [port.name for port in traced.given]
         ports = [replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)]

@@ -160,7 +160,8 @@ class ModelGraph:
 
     def layers(self, bounds: Sequence[int] = (), *, branched: bool = False) -> tuple[Layer, ...]:
         """Layers, each cut carrying every tensor that is alive there: layer i is the nodes [bounds[i], bounds[i + 1]),
-        every node by itself where no bounds are given. A chain; with edges if `branched` and there are branches."""
+        every node by itself where no bounds are given. A chain; with edges if `branched` and there are branches.
+        """
         bounds = bounds or range(len(self.nodes) + 1)
         alive, flowing = self.alive_bytes(), self.alive_bytes(inputs=False)
         edges, feeds = self._edges(bounds) if branched else ([()] * len(self.nodes), [0] * len(self.nodes))

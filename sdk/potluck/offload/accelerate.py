@@ -84,6 +84,8 @@ def accelerate(
         Where the answers are wanted; default: the agent on this machine, or one that is started for it.
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
+    deadline_s
+        Seconds that a request may take; goes with the objective "energy", and only with it.
     bandwidths
         Bytes per second, ascending from zero: each gets an entry in the table, before the first answer. Default: 8
         of them before that; then, while requests are answered, in a process of its own, 19 up to 50 MB/s, and where
@@ -91,10 +93,17 @@ def accelerate(
         over when it is whole (`fast.is_planned`), and kept for the next time. With several helpers, which take longer
         to plan, 2, then 6.
 
+    Returns
+    -------
+    Handle[AcceleratedModel]
+        What is called like the model. `explain()` shows how requests are divided, `stats` what came of it.
+
     Raises
     ------
-    UserError, ModelError
-        Where one of these is not what it should be.
+    UserError
+        A place, objective, deadline, bandwidth or example is not what it should be.
+    ModelError
+        The model has several inputs, takes any length of a sequence, or cannot be traced.
     """
     helpers = tuple(helper) if isinstance(helper, list | tuple) else (helper,)
     places = (*helpers, *([] if device is None else [device]))
@@ -221,7 +230,19 @@ def _case(model: Any, profile: Profile, names: tuple[str, ...], batch: int, home
 
 
 def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace:
-    """What every operator takes on a device, by the profile of its layers."""
+    """What every operator takes on a device, by the profile of its layers.
+
+    Parameters
+    ----------
+    model
+        A `Model`.
+    profile
+        Measured for inference.
+    device
+        One of the profile's.
+    batch
+        Rows of a request.
+    """
     assert profile.inference is not None
     layer_s = [interpolate(cost.rows, cost.forward_s, batch) for cost in profile.inference.costs[device]]
     return pace(model.laid_out(), layer_s, batch)

@@ -49,7 +49,23 @@ LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
 
 class AcceleratedModel(Tabular):
-    """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager."""
+    """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    case
+        What is divided, between whom, and at which bandwidths.
+    rebuild
+        From the output tensors to what the model answers.
+    agents
+        An agent that was started for it and ends with it.
+    task
+        Where progress is reported.
+    store
+        Where tables of splits are kept; None keeps them in memory.
+    """
 
     def __init__(
         self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
@@ -253,7 +269,18 @@ class AcceleratedModel(Tabular):
         return measured_trace(tuple(self.kept)[-1:], known, energy_j, metered)
 
     def explain(self, bytes_per_s: float | None = None) -> RequestExplanation:
-        """Which rows run where and when; at the bandwidth of now, or another."""
+        """Which rows run where and when; at the bandwidth of now, or another.
+
+        Parameters
+        ----------
+        bytes_per_s
+            Default: the bandwidth of now.
+
+        Raises
+        ------
+        UserError
+            The bandwidth is below zero or no number.
+        """
         rate = self.bytes_per_s if bytes_per_s is None else bytes_per_s
         if not (isinstance(rate, int | float) and 0 <= rate < math.inf):
             raise UserError(f"a bandwidth is in bytes per second, from zero on; got {rate!r:.40}.")

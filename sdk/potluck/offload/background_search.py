@@ -23,7 +23,17 @@ NICENESS = 19  # requests come first
 
 
 class BackgroundSearch:
-    """It goes on until it is `over` or closed: then `found` says what it has found, if anything."""
+    """It goes on until it is `over` or closed: then `found` says what it has found, if anything.
+
+    Parameters
+    ----------
+    sharing
+        The problem.
+    wishes
+        What is searched for.
+    path
+        Where the cache of splits is; None keeps none.
+    """
 
     def __init__(self, sharing: OffloadProblem, wishes: SearchSpec, path: Path | None) -> None:
         self.done = 0

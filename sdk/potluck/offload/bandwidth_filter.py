@@ -21,7 +21,17 @@ LEAST_S = 1e-6  # a clock's grain: no transfer is infinitely fast
 
 
 class Estimator:
-    """`bytes_per_s` by what was observed; `first_bytes_per_s` until then. Times are of any one clock."""
+    """`bytes_per_s` by what was observed; `first_bytes_per_s` until then. Times are of any one clock.
+
+    Parameters
+    ----------
+    first_bytes_per_s
+        Before anything was observed.
+    latency_s
+        Of the link.
+    short, long
+        Transfers of the two medians.
+    """
 
     def __init__(
         self, first_bytes_per_s: float, *, latency_s: float = 0.0, short: int = SHORT, long: int = LONG
@@ -30,7 +40,17 @@ class Estimator:
         self._seen: deque[tuple[float, float]] = deque(maxlen=max(short, long))
 
     def observe(self, nbytes: int, seconds: float, at_s: float) -> None:
-        """A transfer that took `seconds`, the link's latency included, and ended at `at_s`."""
+        """A transfer that took `seconds`, the link's latency included, and ended at `at_s`.
+
+        Parameters
+        ----------
+        nbytes
+            That went over.
+        seconds
+            That it took, latency included.
+        at_s
+            When it ended, by any one clock.
+        """
         if nbytes < LEAST_BYTES:
             return
         while self._seen and at_s - self._seen[0][0] > STALE_S:
@@ -51,7 +71,19 @@ class Asking:
         self._heard_s, self._wait_s = now_s, FIRST_WAIT_S
 
     def heard(self, at_s: float, bytes_per_s: float, thought_bytes_per_s: float, *, asked: bool) -> None:
-        """A request, or an answer to what was `asked`, has shown this much where that much was thought."""
+        """A request, or an answer to what was `asked`, has shown this much where that much was thought.
+
+        Parameters
+        ----------
+        at_s
+            By any one clock.
+        bytes_per_s
+            That was shown.
+        thought_bytes_per_s
+            That was thought before.
+        asked
+            It was sent to find out.
+        """
         rare = asked and bytes_per_s <= RISEN * thought_bytes_per_s
         self._wait_s = min(self._wait_s * GROWTH, MOST_WAIT_S) if rare else FIRST_WAIT_S
         self._heard_s = at_s

@@ -48,13 +48,33 @@ class SplitCache:
         return self._kept.get(self.name(sharing, wishes)) or (read(path, sharing) if path is not None else None)
 
     def keep(self, sharing: OffloadProblem, wishes: SearchSpec, found: Found) -> None:
-        """For as long as this process lasts."""
+        """For as long as this process lasts.
+
+        Parameters
+        ----------
+        sharing
+            The problem.
+        wishes
+            What was searched for.
+        found
+            What was found.
+        """
         self._kept[self.name(sharing, wishes)] = found
 
     def found(
         self, sharing: OffloadProblem, wishes: SearchSpec, told: Callable[[int], None] = lambda done: None
     ) -> Found:
-        """What was found before, or is searched for and kept now."""
+        """What was found before, or is searched for and kept now.
+
+        Parameters
+        ----------
+        sharing
+            The problem.
+        wishes
+            What is searched for.
+        told
+            Called with the number of searches done.
+        """
         found = self.known(sharing, wishes)
         if found is None:
             found = wishes.search(sharing, told=told)

@@ -62,7 +62,23 @@ class SharedProgram:
 def compile_shared(
     shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, lender: str
 ) -> SharedProgram:
-    """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it."""
+    """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it.
+
+    Parameters
+    ----------
+    shareable
+        The model.
+    shared
+        Its pieces and transfers.
+    sides
+        Who they are.
+    model
+        Gives the documents of the pieces.
+    name
+        Of the program.
+    lender
+        The segment whose weights the pieces use.
+    """
     part = {DEVICE, *(step.side for step in shared.steps)}  # a helper without rows has no program
     there = tuple(device for side, device in enumerate(sides.names) if side in part)
     build = _Build(shareable, sides, ProgramBuilder(name, there, HOME))
@@ -88,7 +104,19 @@ def compile_shared(
 def shared_requests(
     run: str, epoch: int, programs: Sequence[SharedProgram], memory: Mapping[str, int]
 ) -> dict[str, Request]:
-    """What each device is asked to prepare so that any of these programs can be executed; every piece goes once."""
+    """What each device is asked to prepare so that any of these programs can be executed; every piece goes once.
+
+    Parameters
+    ----------
+    run
+        Its name.
+    epoch
+        Its number.
+    programs
+        That may be executed.
+    memory
+        Bytes per device.
+    """
     requests = {}
     for device, memory_bytes in memory.items():
         pieces = {piece.segment.name: piece for program in programs for piece in program.pieces.get(device, ())}
@@ -100,7 +128,17 @@ def shared_requests(
 
 
 def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tuple[int, float]]:
-    """Bytes that a device sent in one request, and got of its helpers, and the seconds in which any were under way."""
+    """Bytes that a device sent in one request, and got of its helpers, and the seconds in which any were under way.
+
+    Parameters
+    ----------
+    execution
+        What was measured.
+    compiled
+        The programs that it followed.
+    device
+        Its name.
+    """
     sent: list[tuple[float, float, int]] = []
     received: list[tuple[float, float, int]] = []
     for source, compiled_program in compiled.programs.items():
@@ -117,7 +155,17 @@ def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tup
 
 
 def computed_s(execution: Execution, compiled: Compiled, device: str) -> float:
-    """Seconds in which a device ran anything of one request."""
+    """Seconds in which a device ran anything of one request.
+
+    Parameters
+    ----------
+    execution
+        What was measured.
+    compiled
+        The programs that it followed.
+    device
+        Its name.
+    """
     program = compiled.programs[device].instructions
     return sum(stop - start for index, start, stop in execution.timelines[device].rows if program[index].op == "run")
 

@@ -24,7 +24,19 @@ if TYPE_CHECKING:
 
 
 class OffloadDeployment:
-    """The model and a table on all sides. Whoever holds `lock` finds all of it as it is."""
+    """The model and a table on all sides. Whoever holds `lock` finds all of it as it is.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    case
+        What is divided, between whom.
+    table
+        Of splits.
+    bytes_per_s
+        The bandwidth of now.
+    """
 
     def __init__(self, link: Link, members: Members, case: SplitCase, table: SplitTable, bytes_per_s: float) -> None:
         self._members, self._bytes_per_s = members, bytes_per_s

@@ -20,7 +20,17 @@ class DriftMonitor:
         self._times: dict[str, deque[float]] = {name: deque(maxlen=SHOWN) for name in names}
 
     def learn(self, case: SplitCase, execution: Execution, compiled: Compiled) -> None:
-        """What one request shows; emulated devices take what they were told to take."""
+        """What one request shows; emulated devices take what they were told to take.
+
+        Parameters
+        ----------
+        case
+            What is divided, between whom.
+        execution
+            What was measured.
+        compiled
+            The programs that it followed.
+        """
         for name in compiled.programs:
             expected_s = 0.0 if name in case.emulated else case.computing_s(compiled, name)
             if expected_s > 0:

@@ -19,7 +19,17 @@ class LinkBandwidth:
         self._asking = Asking(time.monotonic())
 
     def heard(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
-        """A transfer has taken so long."""
+        """A transfer has taken so long.
+
+        Parameters
+        ----------
+        nbytes
+            That went over.
+        seconds
+            That it took, latency included.
+        asked
+            It was sent to find out.
+        """
         now_s, thought = time.monotonic(), self.bytes_per_s
         self._estimator.observe(nbytes, seconds, now_s)
         self.bytes_per_s = self._estimator.bytes_per_s
@@ -30,7 +40,19 @@ class LinkBandwidth:
         return self._asking.is_due(now_s, alone=alone)
 
     def ask(self, link: Link, task: str, device: str, peer: str) -> None:
-        """Let the device send its helper something."""
+        """Let the device send its helper something.
+
+        Parameters
+        ----------
+        link
+            The home's connection.
+        task
+            Its name.
+        device
+            Who sends.
+        peer
+            Who gets it.
+        """
         probe = Probe(task=task, peer=peer, nbytes=PROBE_BYTES, repeats=1)
         answers = link.ask(RequestAll(requests={device: (probe, ())})).result()
         self.heard(PROBE_BYTES, answers[device][0].seconds[0], asked=True)

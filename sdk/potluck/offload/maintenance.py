@@ -20,7 +20,23 @@ RETRY_S = 2.0  # after a failed attempt to reach a helper
 
 
 class Maintenance:
-    """One thread; it does nothing while a request `is_late`."""
+    """One thread; it does nothing while a request `is_late`.
+
+    Parameters
+    ----------
+    link
+        The home's connection.
+    loaded
+        What is on the devices.
+    tables
+        Finds tables.
+    air
+        The bandwidth.
+    speeds
+        Of the sides.
+    is_late
+        Whether a request is under way that is late.
+    """
 
     def __init__(
         self,

@@ -23,7 +23,19 @@ class Predictions:
         return self._seconds[key]
 
     def memory_bytes(self, whole: CompiledPlan, device: str, table: SplitTable, bytes_per_s: float) -> int:
-        """What a device needs: the weights of the whole model once, and the most that any entry holds."""
+        """What a device needs: the weights of the whole model once, and the most that any entry holds.
+
+        Parameters
+        ----------
+        whole
+            The model, loaded on the device.
+        device
+            Its name.
+        table
+            Of splits.
+        bytes_per_s
+            At which it is used first.
+        """
 
         def peak_bytes(compiled: Compiled) -> int:
             return self._case.foretell(compiled, bytes_per_s).peak_bytes.get(device, 0)

@@ -15,6 +15,21 @@ def sharing_in(
     """The problem of one request of `batch` rows to this device, with its helpers; `paces` by side.
 
     The bandwidth between them is still open.
+
+    Parameters
+    ----------
+    network
+        Between them.
+    device
+        Where the answer is wanted.
+    helpers
+        Their names.
+    shareable
+        The model.
+    paces
+        Per side, what each operator takes.
+    batch
+        Rows of a request.
     """
     names = (device.name, *helpers)
     busy_w, radio_w, idle_w = _watts(device)
@@ -35,7 +50,8 @@ def sharing_in(
 
 def own_media(network: Network, names: Sequence[str]) -> dict[str, int]:
     """The media that the bandwidth of now is about, and how often they are crossed: the narrowest ones between the
-    device and its helpers."""
+    device and its helpers.
+    """
     found: dict[str, int] = {}
     capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
     for helper in names[HELPER:]:

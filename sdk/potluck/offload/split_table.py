@@ -90,7 +90,20 @@ class SplitCase:
         return sharing_in(self.problem.network, device, helpers, self.shareable, self.paces, self.batch)
 
     def request(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """The input of a request by its name. Raises ModelError, UserError where it is not as the example was."""
+        """The input of a request by its name.
+
+        Parameters
+        ----------
+        inputs
+            One tensor, [rows, ...], as the example was.
+
+        Raises
+        ------
+        ModelError
+            Its type or shape is another one.
+        UserError
+            It has another number of rows.
+        """
         from potluck import units
 
         rows = self.model.check_inputs(*inputs)
@@ -190,7 +203,17 @@ class SplitCase:
         return simulate(compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem)
 
     def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> RequestExplanation:
-        """Who computes which rows when, at this bandwidth."""
+        """Who computes which rows when, at this bandwidth.
+
+        Parameters
+        ----------
+        entry
+            Of the table.
+        alone
+            The program of the device alone.
+        bytes_per_s
+            Of the link.
+        """
         operators = self.sharing.operators
         compiled = entry.program.compiled if entry.program is not None else alone
         everything = {place: (0, operator.count) for place, operator in enumerate(operators)}

@@ -20,6 +20,15 @@ class TableSearch:
         """The whole table, where that was found before or is wanted at once; else one that is right, if coarse.
 
         `told`: how many searches are done.
+
+        Parameters
+        ----------
+        case
+            What is divided, between whom.
+        bytes_per_s
+            The bandwidth of now.
+        told
+            Called with the number of searches done.
         """
         self.close()
         found = self._store.known(case.sharing, case.wishes)

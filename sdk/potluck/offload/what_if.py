@@ -89,7 +89,17 @@ def offload_what_if(
 
 
 def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> OffloadProblem:
-    """The planner's problem of a traced model on these devices of a home, one row a request; the link is still open."""
+    """The planner's problem of a traced model on these devices of a home, one row a request; the link is still open.
+
+    Parameters
+    ----------
+    home
+        Gives devices, data sheets and network.
+    names
+        The device, then its helpers.
+    line
+        The traced model.
+    """
     from potluck.graph.cost.costed_graph import nodes_of
     from potluck.offload.plan.lowering import Shareable
     from potluck.offload.rows.operator_times import Pace

@@ -27,6 +27,8 @@ def plan(
     ----------
     profile
         From `home.profile(model)` or `potluck.estimate(home, model)`; a handle is waited for.
+    workload
+        What is planned for: `potluck.Training(batch=64)`, or `potluck.Inference()`.
     qoe
         The user's limits; none by default.
     planner
@@ -37,10 +39,17 @@ def plan(
         Whether its first plans are ranked as they are foretold step after step, with their transfers in order, as
         `home.deploy` finds it; CP-SAT (ortools) may better that for `refine_s` seconds, as it may there. Takes seconds.
 
+    Returns
+    -------
+    Plans
+        Judged plans; `best` is the first.
+
     Raises
     ------
     Infeasible
         Where no plan holds the limits; says by how much, and what would do.
+    UserError
+        The profile, workload, limits or planner is not what it should be.
     """
     known = _profile_of(profile)
     if not isinstance(workload, Training | Inference):
@@ -68,7 +77,28 @@ def solve(
     problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None,
     order_transfers: bool = False, refine_s: float = 0.0,
 ) -> "Plans":  # fmt: skip
-    """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for."""
+    """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for.
+
+    Parameters
+    ----------
+    problem
+        From `profile.problem(workload, qoe)`.
+    planner
+        A name in `potluck.planning.registry.PLANNERS`.
+    remedies
+        Where no plan holds the limits, look for the changes that would make one do.
+    budget_s
+        Seconds that our own planner may look for better plans; default: until its search ends.
+    order_transfers, refine_s
+        As for `plan`; our own planner only.
+
+    Raises
+    ------
+    UserError
+        There is no such planner, or it takes no such option.
+    Infeasible
+        No plan holds the limits.
+    """
     from potluck.planning import make_plans
     from potluck.planning.registry import PLANNERS, ask
     from potluck.planning.relax import explained
@@ -104,6 +134,22 @@ def judge(
 
     Without a `workload` it is judged for what it says it is for: training or inference, of its batch.
 
+    Parameters
+    ----------
+    plan
+        Any plan for this model, also an edited one.
+    profile
+        Of the home that it is judged on; a handle is waited for.
+    workload
+        Default: training or inference, whichever the plan says, of its batch.
+    qoe
+        The user's limits; none by default.
+
+    Returns
+    -------
+    Plan
+        The plan with `latency_s`, `energy_j` and `peak_bytes` filled in.
+
     Raises
     ------
     PlanError
@@ -116,7 +162,15 @@ def judge(
 
 
 def load_plan(path: str | Path) -> Plan:
-    """A plan from its text form."""
+    """A plan from its text form.
+
+    Raises
+    ------
+    FileError
+        The file cannot be read.
+    PlanError
+        It holds no plan.
+    """
     from potluck.planning.text import loads
 
     try:
@@ -128,7 +182,13 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: str | Path) -> Path:
-    """Write the text form of `plan`; the way back is `load_plan`."""
+    """Write the text form of `plan`; the way back is `load_plan`.
+
+    Raises
+    ------
+    FileError
+        The file cannot be written.
+    """
     from potluck.planning.text import dumps
 
     try:

@@ -8,8 +8,16 @@ from potluck.records import Plan, Problem, Training
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
-    micro-batches of which nothing can be learned."""
+    """Refuse what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
+    micro-batches of which nothing can be learned.
+
+    Raises
+    ------
+    EmptyHome
+        There is no device.
+    UserError
+        Two devices have no path, a limit on energy meets unknown power, or a batch norm would learn from one row.
+    """
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
     names = [device.name for device in problem.devices]
@@ -36,7 +44,13 @@ def check_problem(problem: Problem) -> None:
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:
-    """Raise `PlanError` unless `plan` can be carried out for `problem` (memory and limits are the judge's)."""
+    """Refuse a plan that cannot be carried out for `problem` (memory and limits are the judge's).
+
+    Raises
+    ------
+    PlanError
+        It belongs to another model, home, batch or mode, or names a device that is not there.
+    """
     if plan.model != problem.model:
         raise PlanError(f"The plan is for the model {plan.model!r}, not for {problem.model!r}.", next_step="Plan anew.")
     if plan.home and problem.home and plan.home != problem.home:

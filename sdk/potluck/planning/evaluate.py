@@ -18,6 +18,22 @@ def judge(
 
     Streaming inference: latency is the time from one answer to the next, energy that of one request. A `simulator` of
     this problem that is used again knows the tasks of plans of the same shape.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for, with its home.
+    plan
+        Any planner's.
+    table
+        Of this problem, if there is one already.
+    simulator
+        Of this problem, if there is one already.
+
+    Raises
+    ------
+    PlanError
+        The plan cannot be carried out for this problem.
     """
     check_plan(plan, problem)
     outcome = (simulator or direct.Direct(problem, table)).run(plan)
@@ -34,7 +50,17 @@ def judge(
 
 
 def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -> Trace:
-    """The simulated trace of one step of `plan`, or of some requests in flight when they stream."""
+    """The simulated trace of one step of `plan`, or of some requests in flight when they stream.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for, with its home.
+    plan
+        Any planner's.
+    table
+        Of this problem, if there is one already.
+    """
     compiled = compile_plan(problem, plan)
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
     in_flight = direct.in_flight(plan) if streaming else 1

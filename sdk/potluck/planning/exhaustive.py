@@ -18,7 +18,8 @@ from potluck.simulate import cost, flows
 
 def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
     """Every plan, each with the closed form's latency (where there are branches, what its busiest device computes);
-    see `judge` for the simulated one."""
+    see `judge` for the simulated one.
+    """
     table = table or cost.CostTable(problem)
     if problem.branches:
         yield from _branched(problem, table)
@@ -74,7 +75,8 @@ def _choices(
     table: cost.CostTable, bounds: Sequence[int], groups: Sequence[tuple[str, ...]], micro_batch: int
 ) -> Iterator[tuple[Stage, ...]]:
     """The stages at depths K_p; where memory holds those not, or only with other rows, also at those of plain 1F1B and
-    at depth 1."""
+    at depth 1.
+    """
     n = len(groups)
     deep = _stages(table, bounds, groups, micro_batch, [2 * (n - p) - 1 for p in range(n)])
     if deep is not None:

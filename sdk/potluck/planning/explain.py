@@ -58,7 +58,13 @@ class Explanation(Tabular):
 
 
 def explain(plan: Plan, *, improvements: bool = True) -> Explanation:
-    """Explain a judged plan. Without `improvements` nothing is planned again, and it takes some milliseconds."""
+    """Explain a judged plan. Without `improvements` nothing is planned again, and it takes some milliseconds.
+
+    Raises
+    ------
+    PlanError
+        The plan was never judged, so it knows no home.
+    """
     problem = plan.problem
     if problem is None:
         raise PlanError(

@@ -129,7 +129,22 @@ def _given(nbytes: float) -> str:
 
 
 def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str, str]:
-    """For each device that `best` leaves out, the reason as measured on the other plans."""
+    """For each device that `best` leaves out, the reason as measured on the other plans.
+
+    Parameters
+    ----------
+    problem
+        What was asked.
+    best
+        The plan that was chosen.
+    judged
+        All plans, judged.
+
+    Returns
+    -------
+    dict[str, str]
+        Device name to a sentence.
+    """
     reasons = {name: f"it {why}" for name, why in problem.excluded.items()}
     for device in problem.devices:
         if device.name in best.devices:

@@ -36,13 +36,33 @@ def make_plans(
     problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
     order_transfers: bool = False, refine_s: float = 0.0, borrow: bool = True,
 ) -> Plans:  # fmt: skip
-    """All plans that hold the limits, best first; `Infeasible` when there is none, saying why and what would help.
+    """All plans that hold the limits, best first.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
     its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
     `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With
     `order_transfers` it has not: the first plans are ranked as they are predicted step after step, transfers in order,
     which an exact solver may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    clock
+        Seconds, such as `time.monotonic`.
+    budget_s
+        Seconds by that clock.
+    order_transfers
+        Rank the first plans with transfers in order.
+    refine_s
+        Seconds of CP-SAT for that order.
+    borrow
+        Plans of other planners are candidates, too.
+
+    Raises
+    ------
+    Infeasible
+        There is none; says why, and what would help.
     """
     check_problem(problem)
     table = cost.CostTable(problem)
@@ -100,13 +120,35 @@ def _different(plans: Sequence[Plan], table: cost.CostTable) -> list[Plan]:
 def gap_frac(
     problem: Problem, table: cost.CostTable, plans: Sequence[Plan], is_late: Callable[[], bool] = lambda: False
 ) -> float:
-    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be."""
+    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem.
+    plans
+        Judged, the best first.
+    is_late
+        Asked between pieces of work.
+    """
     fastest_s = min(plan.latency_s or inf for plan in plans)
     return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (plans[0].latency_s or inf)
 
 
 def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> float | None:
-    """By which part of its joules `plan` may exceed the thriftiest plan on time; None unless joules decide."""
+    """By which part of its joules `plan` may exceed the thriftiest plan on time; None unless joules decide.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem.
+    plan
+        Judged.
+    """
     if not is_thrifty(problem) or not plan.energy_j:
         return None
     return max(0.0, 1 - least_energy_j(problem, table) / plan.energy_j)
@@ -162,7 +204,8 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
 
 def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
     """Whether closed forms of memory may keep a better plan from a small problem: where some device cannot hold all of
-    the model and a whole batch, however many share it. In larger ones a second look would take as long as the first."""
+    the model and a whole batch, however many share it. In larger ones a second look would take as long as the first.
+    """
     n, batch = len(problem.devices), problem.workload.batch
     needed = footprint.memory_bytes(table, 0, len(problem.layers), batch, warm_up=batch, replicas=n)
     return is_small(table) and any(needed > nbytes for nbytes in table.budgets.values())

@@ -22,7 +22,8 @@ class Plans(Shown, Sequence[Plan]):
     @property
     def pareto(self) -> tuple[Plan, ...]:
         """The plans that no other beats in latency, energy (where that of all is known) and highest peak memory at
-        once; fastest first."""
+        once; fastest first.
+        """
         thrifty = all(plan.energy_j is not None for plan in self.items)
         front: dict[tuple[float, ...], Plan] = {}
         for plan in sorted(self.items, key=_measures):

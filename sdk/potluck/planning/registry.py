@@ -42,7 +42,13 @@ MAX_CANDIDATES, MAX_JUDGED = 4000, 24  # of a planner's own candidates; of those
 
 
 def ask(problem: Problem, name: str) -> Plans:
-    """The plans of one planner that hold the limits when the simulator judges those which it thinks fastest."""
+    """The plans of one planner that hold the limits when the simulator judges those which it thinks fastest.
+
+    Raises
+    ------
+    Infeasible
+        None of its plans holds the limits.
+    """
     check_problem(problem)
     table = cost.CostTable(problem)
     simulator = direct.Direct(problem, table)

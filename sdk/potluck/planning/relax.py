@@ -47,6 +47,17 @@ def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan:
 
     `planning` is asked once per limit, unless the fact `plans` of the error, those that were nearest, answers already.
     `any_plan` is asked some ten times where memory is too little.
+
+    Parameters
+    ----------
+    error
+        From a planner that found no plan.
+    problem
+        What was asked.
+    planning
+        Plans a problem, as far as wanted; raises `Infeasible`.
+    any_plan
+        Plans a problem at once, however badly; raises `Infeasible`.
     """
     known = error.facts.get("plans", ())
     found = tuple(remedies(problem, planning, any_plan, known if isinstance(known, tuple) else ()))
@@ -65,7 +76,19 @@ def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan:
 
 
 def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Sequence[Plan] = ()) -> Iterator[Remedy]:
-    """One per limit whose loosening alone is enough; `known`: judged plans of this problem."""
+    """One per limit whose loosening alone is enough; `known`: judged plans of this problem.
+
+    Parameters
+    ----------
+    problem
+        What was asked.
+    planning
+        Plans a problem; raises `Infeasible`.
+    any_plan
+        Plans a problem at once, however badly; raises `Infeasible`.
+    known
+        Judged plans of this problem that break a limit.
+    """
     qoe = problem.qoe
     if qoe.latency_s is not None:
         loose = replace(problem, qoe=replace(qoe, latency_s=None))

@@ -22,6 +22,17 @@ def rerank(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0) -> li
     What is foretold is the steady time of a step: where the transfers of one step meet those of the next, that is not
     the time of a step alone. `refine_s`: seconds that an exact solver has for better orders, all plans together (needs
     ortools). Requests that stream are left as they are: only the first of several at once takes turns.
+
+    Dora, section 4.2, its second phase.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    plans
+        Judged, the best first.
+    refine_s
+        Seconds of CP-SAT, all plans together.
     """
     as_judged = [(plan, plan) for plan in plans]
     if not isinstance(problem.workload, Training) and problem.workload.streaming:

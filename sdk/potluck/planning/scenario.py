@@ -11,7 +11,17 @@ from potluck.records import HOME, Medium, Network, Path, Problem
 
 
 def rated(network: Network, medium: str, capacity_bytes_per_s: float) -> Network:
-    """The network with another capacity of one medium."""
+    """The network with another capacity of one medium.
+
+    Parameters
+    ----------
+    network
+        Of a home.
+    medium
+        Its name.
+    capacity_bytes_per_s
+        The new one.
+    """
     names = [item.name for item in network.media]
     known(medium, names, "medium")
     media = tuple(
@@ -33,6 +43,15 @@ def joined(network: Network, device: str, like: str) -> Network:
 
     What only `like` uses (its port's ways up and down, a link measured between two devices) is doubled for the
     newcomer; what `like` shares with others (the air of a WiFi, a line between sites) it shares with the newcomer too.
+
+    Parameters
+    ----------
+    network
+        Of a home.
+    device
+        The newcomer's name.
+    like
+        Whom it is connected like.
     """
     joining = _Joining(network, device, like)
     paths = dict(network.paths)
@@ -112,12 +131,32 @@ class _Joining:
 
 
 def with_medium(problem: Problem, medium: str, capacity_bytes_per_s: float) -> Problem:
-    """The problem with another capacity of one medium."""
+    """The problem with another capacity of one medium.
+
+    Parameters
+    ----------
+    problem
+        Of a home.
+    medium
+        Its name.
+    capacity_bytes_per_s
+        The new one.
+    """
     return replace(problem, network=rated(problem.network, medium, capacity_bytes_per_s), home="")
 
 
 def with_twin(problem: Problem, of: str, name: str = "") -> Problem:
-    """The problem with a second device like `of`, connected as it is."""
+    """The problem with a second device like `of`, connected as it is.
+
+    Parameters
+    ----------
+    problem
+        Of a home.
+    of
+        Whom the newcomer equals.
+    name
+        What it is called; default: made from `of`.
+    """
     device = problem.device(of)
     name = free_name(name or f"another {of}", [item.name for item in problem.devices])
     return replace(
@@ -135,7 +174,22 @@ def free_name(name: str, taken: Sequence[str]) -> str:
 
 
 def known(name: str, names: Sequence[str], what: str) -> None:
-    """Raise `UserError` with names near it unless `name` is one of `names`."""
+    """Refuse a name unless `name` is one of `names`.
+
+    Parameters
+    ----------
+    name
+        What was asked for.
+    names
+        What there is.
+    what
+        What they are names of, for the error.
+
+    Raises
+    ------
+    UserError
+        Has the names that are near it.
+    """
     if name not in names:
         near = get_close_matches(name, names, n=3)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names) or 'none'}."

@@ -37,7 +37,13 @@ def dumps(plan: Plan) -> str:
 
 
 def loads(text: str, file: str = "") -> Plan:
-    """Read a plan; `PlanError` says what is wrong and where, in which `file`."""
+    """Read a plan. `file` names it in errors.
+
+    Raises
+    ------
+    PlanError
+        Says what is wrong, and where.
+    """
     try:
         return _plan(text)
     except PlanError as error:

@@ -120,7 +120,13 @@ class _Logits(nn.Module):
 
 
 def traced(name: str) -> Traced:
-    """One model of the catalog, traced."""
+    """One model of the catalog, traced.
+
+    Raises
+    ------
+    UserError
+        The library has no such model.
+    """
     if name not in CATALOG:
         raise UserError(f"the catalog has no model {name!r}.", next_step=f"It has: {', '.join(CATALOG)}.")
     entry = CATALOG[name]

@@ -31,6 +31,11 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     they are alike, until few enough are left: so cuts stay where few tensors are alive. A neighbour that would grow
     beyond twice an even share is taken last, and so is one in another branch. At 4 nodes of equal weight and cuts of
     9, 1, 9 bytes, two layers are [0, 2) and [2, 4).
+
+    Raises
+    ------
+    UserError
+        `max_layers` is below 1.
     """
     if max_layers < 1:
         raise UserError(f"a model needs at least one layer; got max_layers={max_layers}.")
@@ -63,19 +68,23 @@ def estimate(
 ) -> Profile:
     """A profile of a home that need not exist: layer times estimated from data sheets, for `potluck.plan`.
 
+    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
+
     Parameters
     ----------
     home, model
         Names in the library (`potluck plan list`), or files of your own; or a `potluck.Model`.
     max_layers
         The model's operators are merged into at most so many layers.
+    rows
+        The batch sizes that layer times are estimated at.
 
     Raises
     ------
     FileError
         Where a device's rates are not known.
-
-    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
+    UserError
+        Nothing of that name is in the library, or this is no model.
     """
     home = home if isinstance(home, HomeSpec) else load_home(home)
     graph = _graph(model).in_order()
@@ -112,6 +121,21 @@ def imported(
     """A profile from PipeDream's `graph.txt`, measured there at minibatches of `rows`, for training on a home.
 
     It knows one kind of device, so every device of the home takes as long; between batch sizes time is in proportion.
+
+    Harlap et al., "PipeDream", 2018: the format of its profiler.
+
+    Parameters
+    ----------
+    home
+        A home of the library, or a file of your own.
+    graph_text
+        The text of `graph.txt`.
+    rows
+        Rows of the minibatch that its times were measured with.
+    max_layers
+        The graph's nodes are merged into at most so many layers.
+    name
+        What plans call the model.
     """
     home = home if isinstance(home, HomeSpec) else load_home(home)
     graph = pipedream.read(graph_text)
@@ -168,5 +192,19 @@ def problem(
     max_layers: int = 32,
     rows: Sequence[int] = ROWS,
 ) -> Problem:
-    """What a planner is asked, at estimated layer times; at most `max_layers` layers."""
+    """What a planner is asked, at estimated layer times; at most `max_layers` layers.
+
+    Parameters
+    ----------
+    home
+        A home of the library.
+    graph
+        The model's operators with their costs.
+    workload, qoe
+        What is planned for, and the user's limits; none by default.
+    max_layers
+        The model's operators are merged into at most so many layers.
+    rows
+        The batch sizes that layer times are estimated at.
+    """
     return estimate(home, graph, max_layers=max_layers, rows=rows).problem(workload, qoe)

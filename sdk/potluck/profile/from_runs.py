@@ -23,7 +23,23 @@ def learned(
     profile: Profile, predicted: Trace, measured: Trace, compiled: Compiled, *, training: bool,
     steady: Collection[str] = (),
 ) -> Profile:  # fmt: skip
-    """The profile after a run of `compiled`. Devices in `steady` last as long as their profile says: no news."""
+    """The profile after a run of `compiled`. Devices in `steady` last as long as their profile says: no news.
+
+    Parameters
+    ----------
+    profile
+        Before the run.
+    predicted
+        What it foretold.
+    measured
+        What the run did.
+    compiled
+        The programs that both followed.
+    training
+        The run trains.
+    steady
+        Emulated devices.
+    """
     ratios: dict[tuple[str, str, int], list[float]] = {}
     expected = _pieces(predicted, compiled)
     for piece, seconds in _pieces(measured, compiled).items():

@@ -63,7 +63,13 @@ class DeviceSpec:
         return self.numbers[field].value if field in self.numbers else None
 
     def need(self, field: str) -> float:
-        """The value of `field`; FileError where nobody knows it."""
+        """The value of `field`.
+
+        Raises
+        ------
+        FileError
+            Nobody knows it.
+        """
         if field not in self.numbers:
             raise FileError(
                 f"{self.file}: {field} of {self.name} is not known, and it is needed here.",
@@ -112,7 +118,13 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def file_of(kind: str, name: str) -> Path:
-    """The file of a known name; UserError with near names otherwise."""
+    """The file of a known name.
+
+    Raises
+    ------
+    UserError
+        The name is not known; has those that are near it.
+    """
     path = _folder() / kind / (name + _suffix(kind))
     if name in names(kind):
         return path
@@ -152,7 +164,15 @@ def load_model(name: str | Path) -> ModelGraph:
 
 
 def load_home(name: str | Path) -> HomeSpec:
-    """A home by its name, or from a file of your own."""
+    """A home by its name, or from a file of your own.
+
+    Raises
+    ------
+    FileError
+        The file cannot be read, or does not hold.
+    UserError
+        The name is not known.
+    """
     path = _resolve("homes", name)
     table = _Table(_toml(path), str(path))
     assumed = {kind: sub.numbers(DEVICE_NUMBERS, own=True) for kind, sub in table.tables("assume")}
@@ -201,7 +221,8 @@ def _members(
     table: "_Table", assumed: Mapping[str, Mapping[str, Number]]
 ) -> tuple[dict[str, DeviceSpec], list[Attachment]]:
     """The devices of a home in order: `[[devices]]` with name, profile, and optionally port, site, wired, and the
-    backends that its paper takes it to have."""
+    backends that its paper takes it to have.
+    """
     specs: dict[str, DeviceSpec] = {}
     members = []
     for entry in table.entries("devices"):

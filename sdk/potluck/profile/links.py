@@ -22,6 +22,11 @@ def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> Line:
 
     >>> fit_line([0, 1000], [0.5, 1.5])
     Line(latency_s=0.5, bytes_per_s=1000.0)
+
+    Raises
+    ------
+    UserError
+        All probes have one size.
     """
     if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
         raise UserError("a line needs probes of two sizes at least.")

@@ -36,7 +36,17 @@ Costs = Mapping[bool, tuple[LayerCost, ...]]  # of the layers of a model, for tr
 
 
 class Bench:
-    """Asks the devices; counts what is done for the progress display."""
+    """Asks the devices; counts what is done for the progress display.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    task
+        Where progress is reported.
+    n_tasks
+        How many measurements there will be.
+    """
 
     def __init__(self, link: Link, members: Members, task: Task, n_tasks: int) -> None:
         self._link, self._members, self._task = link, members, task
@@ -48,7 +58,23 @@ class Bench:
         self._task.update(self._n_done / self._n_tasks, text)
 
     def layer(self, device: str, model: Any, index: int, train: bool, rows: Sequence[int], n: int) -> LayerCost:
-        """The times of one layer on one device."""
+        """The times of one layer on one device.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        model
+            What is measured.
+        index
+            Of the layer.
+        train
+            Forward and backward.
+        rows
+            Batch sizes.
+        n
+            How often each time is taken.
+        """
         kind = kind_on(model, device, self._members[device].capability.get("backends", ()), train=train)
         name = f"{'train' if train else 'infer'}-{index}"
         document = document_for(model, device, kind, index, index + 1, train=train)
@@ -65,7 +91,23 @@ class Bench:
         )
 
     def together_s(self, devices: Iterable[str], model: Any, index: int, train: bool, rows: int, n: int) -> float:
-        """Seconds of a layer, forward and backward, when all these devices compute it at the same time."""
+        """Seconds of a layer, forward and backward, when all these devices compute it at the same time.
+
+        Parameters
+        ----------
+        devices
+            All at once.
+        model
+            What is measured.
+        index
+            Of the layer.
+        train
+            Forward and backward.
+        rows
+            Of the batch.
+        n
+            How often.
+        """
         requests = {}
         for name in devices:
             kind = kind_on(model, name, self._members[name].capability.get("backends", ()), train=train)
@@ -78,7 +120,15 @@ class Bench:
         return mean(seconds)
 
     def line(self, source: str, target: str, rate: float | None = None) -> Line:
-        """Latency and rate from one device to another, or from home; `rate` where an emulated uplink states it."""
+        """Latency and rate from one device to another, or from home; `rate` where an emulated uplink states it.
+
+        Parameters
+        ----------
+        source, target
+            Names of devices.
+        rate
+            Bytes per second, where they are stated.
+        """
         if rate:
             return Line(latency_s=self.latency_s(source, target, rate), bytes_per_s=rate)
         seconds = []
@@ -92,6 +142,13 @@ class Bench:
         """What a small message takes on an emulated path of that rate, beyond its bytes.
 
         The quickest counts: what the other emulated devices do on the same processor meanwhile is no latency.
+
+        Parameters
+        ----------
+        source, target
+            Names of devices.
+        bytes_per_s
+            Of the path.
         """
         self._task.check()
         seconds = min(self._probe(source, target, PROBE_BYTES[0]))
@@ -109,7 +166,22 @@ class Bench:
 
 
 def check_measuring(rows: Any, repeats: Any, devices: Any) -> None:
-    """Raise `UserError` unless these are batch sizes, a number of repeats, and names (or None: all)."""
+    """Refuse what are not batch sizes, a number of repeats, and names (or None: all).
+
+    Parameters
+    ----------
+    rows
+        Batch sizes.
+    repeats
+        How often each time is taken.
+    devices
+        Names; None for all.
+
+    Raises
+    ------
+    UserError
+        One of them is not what it should be.
+    """
     if not isinstance(rows, Sequence) or not rows or not all(isinstance(n, int) and n > 0 for n in rows):
         raise UserError(f"rows are batch sizes to measure, such as (1, 4, 16), got {rows!r}.")
     if not isinstance(repeats, int) or not 1 <= repeats <= MAX_REPEATS:
@@ -126,6 +198,27 @@ def profile(
 
     A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning, and
     plans will say so (`excluded`); it is an error where all are. One that has no torch is not measured for training.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    model
+        What is measured.
+    task
+        Where progress is reported.
+    train
+        Measure training, too.
+    rows
+        Batch sizes.
+    repeats
+        How often each time is taken.
+    store
+        Where known times are read; None reads none.
+    save
+        Where new times are kept; None keeps none.
+    devices
+        Names; default: all that are ready.
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
@@ -223,7 +316,17 @@ def _costs(
 
 
 def keep(store: Store, profile: Profile, members: Members) -> None:
-    """Write the layer times of a profile into the cache, but for emulated devices."""
+    """Write the layer times of a profile into the cache, but for emulated devices.
+
+    Parameters
+    ----------
+    store
+        The cache.
+    profile
+        What is kept.
+    members
+        Tells who is emulated.
+    """
     for mode, known in ((True, profile.training), (False, profile.inference)):
         for name, costs in known.costs.items() if known else ():
             if not members[name].capability.get("emulated"):
@@ -272,13 +375,32 @@ def effective_cores(n_devices: int, room: float, speed_frac: float) -> float:
 
     >>> effective_cores(4, 2.0, 0.45), effective_cores(2, 8.0, 1.0)
     (1.8, 8.0)
+
+    Parameters
+    ----------
+    n_devices
+        On one machine.
+    room
+        Devices that fit by the count of cores.
+    speed_frac
+        Of the speed alone, that each had beside the others.
     """
     expected = min(1.0, room / n_devices)
     return room * min(1.0, speed_frac / expected)
 
 
 def by_host(names: Iterable[str], host: Callable[[str], str], work: Callable[[str], Any]) -> dict[str, Any]:
-    """{name: work(name)}: one host's devices one after another, hosts in parallel. The first error is raised."""
+    """{name: work(name)}: one host's devices one after another, hosts in parallel. The first error is raised.
+
+    Parameters
+    ----------
+    names
+        Of devices.
+    host
+        Called with a name: its machine.
+    work
+        Called with a name, in a thread of its machine.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(host(name), []).append(name)
@@ -299,7 +421,17 @@ def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None = None) -> Device:
-    """The device as planners see it, from its capability statement."""
+    """The device as planners see it, from its capability statement.
+
+    Parameters
+    ----------
+    name
+        Of the device.
+    capability
+        Its capability statement.
+    host_cores
+        Devices at full speed at once on its machine.
+    """
     power = capability.get("power") or {}
     return Device(
         name=name,
@@ -318,7 +450,13 @@ def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None
 
 
 def need_model(model: Any, what: str) -> None:
-    """Raise `UserError` for what is no model of ours, such as a torch module."""
+    """Refuse what is no model of ours, such as a torch module.
+
+    Raises
+    ------
+    UserError
+        It is none.
+    """
     if not hasattr(model, "signature"):
         raise UserError(
             f"a potluck.Model is {what}, got {type(model).__name__}.",
@@ -332,7 +470,17 @@ def name_of(model: Any) -> str:
 
 
 def weight_copies(model: Any, names: Iterable[str], members: Mapping[str, Member]) -> int:
-    """How often one of these devices holds its weights at most, for inference."""
+    """How often one of these devices holds its weights at most, for inference.
+
+    Parameters
+    ----------
+    model
+        What is run.
+    names
+        Of devices.
+    members
+        Their capabilities.
+    """
     backends = {name: members[name].capability.get("backends", ()) for name in names}
     kinds = {kind_on(model, name, has, train=False) for name, has in backends.items()}
     return max((WEIGHT_COPIES[kind] for kind in kinds), default=1)
@@ -341,7 +489,19 @@ def weight_copies(model: Any, names: Iterable[str], members: Mapping[str, Member
 def measurements_of(
     model: Any, train: bool, costs: Mapping[str, tuple[LayerCost, ...]], weight_copies: int = 1
 ) -> Measurements:
-    """These costs beside the sizes of the model in that mode."""
+    """These costs beside the sizes of the model in that mode.
+
+    Parameters
+    ----------
+    model
+        What was measured.
+    train
+        For training.
+    costs
+        Per device, one for each layer.
+    weight_copies
+        How often a device holds its weights.
+    """
     ports, inputs = model.inputs(train), model.inputs(False)
     n_layers = len(model.layers(train))
     segment, _ = model.segment(n_layers - 1, n_layers, train=train)

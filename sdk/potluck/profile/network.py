@@ -17,6 +17,15 @@ def network_of(
     A device that paces its link says its rate: that uplink is a medium of its own, which everything that it sends
     shares. Between all others each ordered pair is a medium, with what was measured on it; inside one machine, that is
     work for its processor.
+
+    Parameters
+    ----------
+    capabilities
+        Per device, its capability statement.
+    lines
+        What was measured between two devices, by their names.
+    home_host
+        Host name of the notebook's machine.
     """
     hosts = {
         name: str(capability.get("host") or "") for name, capability in capabilities.items() if is_itself(capability)

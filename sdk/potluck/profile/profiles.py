@@ -98,10 +98,19 @@ class Profile(Shown):
         ----------
         kind
             A device of the library (`potluck plan list devices`), or a file of your own.
+        name
+            What it is called here; default: made from its kind.
         like
             The device here that it is connected like; by default the one that is reached fastest.
         numbers
             What you know better than the library, such as `busy_w=15` or `memory_bytes=4e9`.
+
+        Raises
+        ------
+        UserError
+            A number is not known by this name, or the device has no path to take after.
+        FileError
+            The kind is in no library and no file.
         """
         from potluck.profile.what_if import with_device
 

@@ -21,11 +21,14 @@ class Numbers(Protocol):
     """What the estimate asks of a device: `potluck.profile.library.DeviceSpec` is one."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Its name in the library."""
 
-    def get(self, field: str) -> float | None: ...
+    def get(self, field: str) -> float | None:
+        """A number of its data sheet; None where that has none."""
 
-    def need(self, field: str) -> float: ...
+    def need(self, field: str) -> float:
+        """The same; an error where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,15 @@ def node_s(device: Numbers, node: Node, rows: int) -> tuple[float, float]:
 
     By hand: 1e9 flop a row as a matmul at a peak of 1e12 flop/s is 1e9 / 0.7e12 = 1.43 ms a row, and 4 MB of weights at
     1e10 bytes/s are 0.53 ms whatever the rows: 1.43 ms for one row, 14.3 ms for ten, and a launch each.
+
+    Parameters
+    ----------
+    device
+        Its data sheet.
+    node
+        Its kind, floating-point operations and bytes.
+    rows
+        Of a batch.
     """
     efficiency = EFFICIENCY[device.kind][node.kind]
     flop_per_s = device.need("peak_fp32_flop_per_s") * efficiency.compute_frac
@@ -119,7 +131,23 @@ def adamw_s(device: Numbers, parameter_bytes: int) -> float:
 def layer_cost(device: Numbers, nodes: Iterable[Node], rows: Sequence[int], *, train: bool = True) -> LayerCost:
     """The cost table of a run of operators, one after the other, labelled as an estimate; backward where they `train`.
 
-    Raises FileError where the device's peak or bandwidth is not known, UserError for rows that do not ascend.
+    Parameters
+    ----------
+    device
+        Its data sheet.
+    nodes
+        In order.
+    rows
+        Batch sizes, ascending.
+    train
+        With backward.
+
+    Raises
+    ------
+    FileError
+        The device's peak or bandwidth is not known.
+    UserError
+        Rows do not ascend.
     """
     nodes = tuple(nodes)
     forward_s, backward_s = [0.0] * len(rows), [0.0] * len(rows)
@@ -140,6 +168,18 @@ def layer_cost(device: Numbers, nodes: Iterable[Node], rows: Sequence[int], *, t
 def estimate(
     device: Numbers, graph: ModelGraph, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), bounds: Sequence[int] = ()
 ) -> tuple[LayerCost, ...]:
-    """A cost table for each of `graph.layers(bounds)`: for every node where no bounds are given."""
+    """A cost table for each of `graph.layers(bounds)`: for every node where no bounds are given.
+
+    Parameters
+    ----------
+    device
+        Its data sheet.
+    graph
+        The model's operators.
+    rows
+        Batch sizes, ascending.
+    bounds
+        Layer i is the nodes [bounds[i], bounds[i + 1]).
+    """
     bounds = bounds or range(len(graph.nodes) + 1)
     return tuple(layer_cost(device, graph.nodes[start:stop], rows) for start, stop in pairwise(bounds))

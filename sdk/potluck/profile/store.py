@@ -44,6 +44,19 @@ class Store:
     ) -> tuple[LayerCost, ...] | None:
         """The times, if they were measured for at least these batch sizes; else None.
 
+        Parameters
+        ----------
+        signature
+            Of the model.
+        about
+            What the device's times depend on: key, backends, slowdown, threads.
+        train
+            For training.
+        rows
+            Batch sizes that are needed.
+        n_layers
+            Layers that are needed.
+
         Raises
         ------
         FileError
@@ -69,6 +82,17 @@ class Store:
 
     def save(self, signature: str, about: Mapping[str, Any], costs: Sequence[LayerCost], *, train: bool) -> None:
         """Keep the times; what the file held for the other mode stays.
+
+        Parameters
+        ----------
+        signature
+            Of the model.
+        about
+            What the device's times depend on: key, backends, slowdown, threads.
+        costs
+            One for each layer.
+        train
+            For training.
 
         Raises
         ------

@@ -57,7 +57,19 @@ Route = tuple[list[tuple[str, int]], float]  # media and how often, latency
 def build(wiring: HomeWiring, members: Sequence[Attachment], home_at: str) -> Network:
     """The network of `members`; the notebook runs on `home_at` and shares that device's paths.
 
-    Raises UserError where two devices cannot reach each other, or where a capacity that a path needs is unknown.
+    Parameters
+    ----------
+    wiring
+        The kind of network, and its rates.
+    members
+        Who is attached where.
+    home_at
+        The device that the notebook runs on.
+
+    Raises
+    ------
+    UserError
+        Two devices cannot reach each other, or a capacity that a path needs is unknown.
     """
     capacities: dict[str, float] = {}
     route = {"wifi": _wifi, "switch": _switch, "ring": _ring, "sites": _sites}[wiring.topology](

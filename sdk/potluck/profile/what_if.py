@@ -21,7 +21,26 @@ from potluck.records import HOME, Device, Layer, LayerCost
 def with_device(
     profile: Profile, kind: str | Path, name: str = "", *, like: str = "", numbers: Mapping[str, float] | None = None
 ) -> Profile:
-    """`profile` with a device of the library; see `Profile.with_device`."""
+    """`profile` with a device of the library; see `Profile.with_device`.
+
+    Parameters
+    ----------
+    profile
+        Of the home as it is.
+    kind
+        A device of the library, or a file.
+    name
+        What it is called; default: made from its kind.
+    like
+        Whom it is connected like; default: the device that is reached fastest.
+    numbers
+        What is known better than in the library.
+
+    Raises
+    ------
+    UserError
+        A number or device is not known.
+    """
     names = [device.name for device in profile.devices]
     if not names:
         raise UserError("a home without devices has nothing to connect one to.")
@@ -60,7 +79,20 @@ def _joined_by(name: str, twin: Device | None, spec: DeviceSpec, profile: Profil
 
 
 def completed(spec: DeviceSpec, numbers: Mapping[str, float]) -> tuple[DeviceSpec, list[str]]:
-    """`spec` with the caller's numbers, then with what the library's homes assume of it; notes say which and why."""
+    """`spec` with the caller's numbers, then with what the library's homes assume of it; notes say which and why.
+
+    Parameters
+    ----------
+    spec
+        Of the library.
+    numbers
+        What is known better.
+
+    Raises
+    ------
+    UserError
+        A number is not known by this name.
+    """
     for field, value in numbers.items():
         if field not in DEVICE_NUMBERS:
             raise UserError(f"a device has no number {field!r}.", next_step=f"It has {', '.join(DEVICE_NUMBERS)}.")
@@ -77,7 +109,17 @@ def completed(spec: DeviceSpec, numbers: Mapping[str, float]) -> tuple[DeviceSpe
 
 
 def costs(spec: DeviceSpec, profile: Profile, measured: Measurements) -> tuple[LayerCost, ...]:
-    """The estimated times of every layer at the batch sizes that the others have."""
+    """The estimated times of every layer at the batch sizes that the others have.
+
+    Parameters
+    ----------
+    spec
+        Of the newcomer.
+    profile
+        Gives the operators of each layer.
+    measured
+        Gives the rows.
+    """
     rows = next((cost.rows for table in measured.costs.values() for cost in table), (1,))
     if profile.graph is not None:
         return estimate(spec, profile.graph, rows, profile.bounds)

@@ -24,7 +24,22 @@ def as_tuple(batch: Any, arguments: Arguments) -> "tuple[torch.Tensor, ...]":
 
 
 def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torch.Tensor, ...]]":
-    """The batches of `data`: of a loader as it gives them; of tensors that hold all rows, `batch` rows each."""
+    """The batches of `data`: of a loader as it gives them; of tensors that hold all rows, `batch` rows each.
+
+    Parameters
+    ----------
+    data
+        A loader, or a tuple or mapping of tensors.
+    batch
+        Rows of a batch, for tensors that hold all rows.
+    arguments
+        What a batch may call inputs and targets.
+
+    Returns
+    -------
+    Iterable[tuple[torch.Tensor, ...]]
+        Per batch its inputs, then its targets; each [rows, ...].
+    """
     if not _is_whole(data):
         return (as_tuple(item, arguments) for item in data)
     tensors = as_tuple(data, arguments)
@@ -32,7 +47,17 @@ def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torc
 
 
 def count(data: Any, batch: int, arguments: Arguments) -> int | None:
-    """How many batches `data` has, where that is known."""
+    """How many batches `data` has, where that is known.
+
+    Parameters
+    ----------
+    data
+        A loader, or a tuple or mapping of tensors.
+    batch
+        Rows of a batch, for tensors that hold all rows.
+    arguments
+        What a batch may call inputs and targets.
+    """
     if _is_whole(data):
         return -(-int(as_tuple(data, arguments)[0].shape[0]) // batch)
     try:

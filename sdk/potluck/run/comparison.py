@@ -83,7 +83,19 @@ class Comparison(Shown):
 
 
 def compare(predicted: Trace, measured: Trace, programs: Mapping[str, Program], network: Network) -> Comparison:
-    """Both traces of these programs against each other."""
+    """Both traces of these programs against each other.
+
+    Parameters
+    ----------
+    predicted
+        From the simulator.
+    measured
+        Of the same programs; of any number of steps.
+    programs
+        Per device, what both followed.
+    network
+        Tells latency from transfer time.
+    """
     sides = [_Steps(trace, programs) for trace in (predicted, measured)]
     found = [side.terms(network) for side in sides]
     taken = [side.transfers() for side in sides]

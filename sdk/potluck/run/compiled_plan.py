@@ -54,7 +54,13 @@ class Piece:
 
 
 def check_layers(model: Any, plan: Plan) -> None:
-    """Raise `PlanError` where the plan has another number of layers than the model."""
+    """Refuse a plan that has another number of layers than the model.
+
+    Raises
+    ------
+    PlanError
+        The numbers differ.
+    """
     n_layers = len(model.layers(plan.training))
     if plan.stages[-1].stop != n_layers:
         raise PlanError(
@@ -64,7 +70,17 @@ def check_layers(model: Any, plan: Plan) -> None:
 
 
 def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[Piece, ...]:
-    """The pieces of `model` for the stages of `plan`, of the `kinds` that its devices take."""
+    """The pieces of `model` for the stages of `plan`, of the `kinds` that its devices take.
+
+    Parameters
+    ----------
+    model
+        What is cut.
+    plan
+        Where.
+    kinds
+        Per device, "aten" or "onnx".
+    """
     return tuple(_piece(model, stage, plan.training, kinds) for stage in plan.stages)
 
 
@@ -159,6 +175,15 @@ class CompiledPlan:
         """What each device is asked to prepare; `extra` is one more program, which may involve `others` too.
 
         `memory`: bytes needed per device, where that is not `memory_bytes`.
+
+        Parameters
+        ----------
+        extra
+            One more program.
+        others
+            Devices that it involves, beside the plan's.
+        memory
+            Bytes per device; default: `memory_bytes`.
         """
         every = [*self.compiled.values(), *([extra] if extra else [])]
         requests = {}
@@ -177,7 +202,21 @@ def held_bytes(piece: Piece, optimizer: Optimizer | None) -> int:
 
 
 def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled], kind: str) -> Request:
-    """`order` for a device, with these pieces (of that `kind`) and its programs among `every`."""
+    """`order` for a device, with these pieces (of that `kind`) and its programs among `every`.
+
+    Parameters
+    ----------
+    device
+        Its name.
+    order
+        What all are asked.
+    pieces
+        That it computes.
+    every
+        All programs.
+    kind
+        "aten" or "onnx".
+    """
     programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
     document = {
         "segments": [
@@ -238,10 +277,39 @@ def compile_for_run(
     also tell what the devices of that plan need to stay in step with the stages that they lack; `plan` must be cut
     wherever that one is. `fed_whole`: see `compile_training`.
 
+    Parameters
+    ----------
+    model
+        What is run.
+    plan
+        Which layers run where.
+    run
+        The run's name.
+    epoch
+        The number of this plan in the run.
+    optimizer
+        None for inference.
+    backends
+        Per device, what it computes with.
+    sizes
+        Rows of batches, beside the plan's own.
+    seed
+        Of the random numbers of training.
+    schedule
+        A policy, by name or as a function.
+    order_transfers
+        Transfers will take turns; None where the simulator decides.
+    towards
+        The plan that comes next.
+    fed_whole
+        As for `compile_training`.
+
     Raises
     ------
-    PlanError, ModelError
-        Where plan and model do not fit each other, or a device cannot compute its piece.
+    PlanError
+        Plan and model do not fit each other.
+    ModelError
+        A device cannot compute its piece.
     """
     check_layers(model, plan)
     if plan.training and optimizer is None:
@@ -326,6 +394,15 @@ def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
 
     The layers of the two graphs may differ in number: each layer for inference goes where its first weight is, never
     back to an earlier stage.
+
+    Parameters
+    ----------
+    model
+        What is run.
+    plan
+        Of the training.
+    rows
+        Of a request.
     """
     stage_of = {
         name: index

@@ -23,7 +23,40 @@ def deploy(
     seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
     schedule: str | Policy | None = None, order_transfers: bool | None = None, refine_s: float = 0.0,
 ) -> Run:  # fmt: skip
-    """Load `plan` on its devices with the model's weights, or those of a saved run."""
+    """Load `plan` on its devices with the model's weights, or those of a saved run.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    model
+        What is run.
+    plan
+        Which layers run where.
+    task
+        Where progress is reported.
+    optimizer
+        Default for training: AdamW.
+    seed
+        Of the random numbers of training.
+    resume
+        A file of `Run.save`.
+    profile
+        What the run is foretold by.
+    schedule
+        A policy, by name or as a function.
+    order_transfers, refine_s
+        As for `Home.deploy`.
+
+    Raises
+    ------
+    UserError
+        A number is not what it should be.
+    FileError
+        The file cannot be read, or was saved from another model or optimizer.
+    OutOfMemory
+        A device needs more memory than it may use.
+    """
     if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
         raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

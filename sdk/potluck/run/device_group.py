@@ -25,14 +25,28 @@ LOSS_BYTES = 8  # of one micro-batch, in whatever type
 
 
 class DeviceGroup:
-    """All devices that a run has used so far."""
+    """All devices that a run has used so far.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    run
+        Its name.
+    """
 
     def __init__(self, link: Link, members: Members, run: str) -> None:
         self.link, self._members, self.run = link, members, run
         self.devices: tuple[str, ...] = ()
 
     def check_memory(self, requests: Requests) -> None:
-        """Raise `OutOfMemory` for the first device that may use less than is asked of it."""
+        """Refuse requests of which a device may use less than is asked of it.
+
+        Raises
+        ------
+        OutOfMemory
+            Names the first such device.
+        """
         for device, (order, _) in requests.items():
             needed, available = order.memory_bytes, self._members[device].capability.get("memory_bytes")
             if available is not None and needed > available:
@@ -66,7 +80,17 @@ class DeviceGroup:
         return tuple(requests)
 
     def commit(self, epoch: int, devices: Iterable[str], memory: Mapping[str, int] | None = None) -> None:
-        """Put an epoch into force on all of them; older ones go. `memory`: bytes per device that it needs alone."""
+        """Put an epoch into force on all of them; older ones go. `memory`: bytes per device that it needs alone.
+
+        Parameters
+        ----------
+        epoch
+            Its number.
+        devices
+            All that take part.
+        memory
+            Bytes per device that it needs alone.
+        """
         requests = {}
         for device in devices:
             alone = (memory or {}).get(device, 0) if self._members[device].speaks(MEMORY_AT_COMMIT) else 0
@@ -108,6 +132,25 @@ class DeviceGroup:
 
         `output_bytes`: of outputs of this batch that may be larger than the plan foretells. `lane` and `request`: see
         `StartExecution`.
+
+        Parameters
+        ----------
+        epoch
+            Under which the programs stand.
+        compiled
+            The programs.
+        step
+            The number of the step.
+        batch
+            What home feeds, by name; each [rows, ...].
+        states
+            Weights that home sends, by name.
+        output_bytes
+            Of outputs that may be larger than the plan foretells.
+        lane
+            As in `StartExecution`.
+        request
+            It is a request, which may fail alone.
         """
         feeds: dict[str, dict[str, Raw]] = {}
         for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):

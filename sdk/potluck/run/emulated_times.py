@@ -14,6 +14,15 @@ def paced(compiled: Compiled, problem: Problem, devices: Iterable[str]) -> Compi
     """The programs, those of `devices` with the seconds that each computing instruction shall last there.
 
     For emulated devices: what they emulate is their profile. The fixed cost of an instruction is theirs in reality.
+
+    Parameters
+    ----------
+    compiled
+        The programs.
+    problem
+        What was profiled.
+    devices
+        The emulated ones.
     """
     table, programs = CostTable(problem), dict(compiled.programs)
     for name in devices:

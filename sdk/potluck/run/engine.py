@@ -57,7 +57,27 @@ KEPT_STEPS = 64
 
 
 class Engine:
-    """One run on its devices. Any thread may hand out requests; steps and editions are for who holds the boundary."""
+    """One run on its devices. Any thread may hand out requests; steps and editions are for who holds the boundary.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    model
+        What is run.
+    plan
+        The first one.
+    optimizer
+        None for inference.
+    seed
+        Of the random numbers of training.
+    profile
+        What steps are foretold by; None foretells nothing.
+    schedule
+        A policy, by name or as a function; default: 1F1B, or forward only.
+    order_transfers, refine_s
+        As for `Home.deploy`.
+    """
 
     def __init__(
         self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
@@ -114,7 +134,18 @@ class Engine:
             self._lock.release()
 
     def check(self, *, training: bool = False) -> None:
-        """Raise why the run has ended, or that it is not for training."""
+        """Refuse to go on where the run has ended, or is not for training.
+
+        Parameters
+        ----------
+        training
+            It is to be trained.
+
+        Raises
+        ------
+        PlanError
+            The plan is for inference.
+        """
         if (cause := self.failed) is not None:
             why = str(cause).removeprefix(f"{cause.device}: ").removesuffix(f" {cause.next_step}")
             raise type(cause)(
@@ -132,7 +163,18 @@ class Engine:
         return len(self._in_flight)
 
     def submit(self, batch: "tuple[torch.Tensor, ...]") -> None:
-        """Hand out one step; the programs for its number of rows are made and loaded where they are new."""
+        """Hand out one step; the programs for its number of rows are made and loaded where they are new.
+
+        Parameters
+        ----------
+        batch
+            Inputs, then targets; each [rows, ...].
+
+        Raises
+        ------
+        UserError
+            It has no row.
+        """
         self.check(training=True)
         plan = self.edition.plan
         rows = self.model.check_inputs(*batch, train=True)
@@ -199,7 +241,17 @@ class Engine:
     ) -> "tuple[Future[Execution], Compiled, int, int]":
         """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
 
-        Returns its future, what was compiled for it, the rows it takes and how many of them are wanted.
+        Parameters
+        ----------
+        inputs
+            Each [rows, ...].
+        start, stop
+            Rows [start, stop) are still to be answered.
+
+        Returns
+        -------
+        tuple[Future[Execution], Compiled, int, int]
+            Its future, what was compiled for it, the rows that it takes, and how many of them are wanted.
         """
         with self._requesting:
             edition, number = self.edition, self.n_requests
@@ -256,7 +308,17 @@ class Engine:
             return self._n_epochs - 1
 
     def next_edition(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> CompiledPlan:
-        """An edition for this plan under a new epoch, with programs for these batch sizes, too."""
+        """An edition for this plan under a new epoch, with programs for these batch sizes, too.
+
+        Parameters
+        ----------
+        plan
+            For the same model.
+        optimizer
+            None for inference.
+        sizes
+            Rows of batches, beside the plan's own.
+        """
         edition = self.edition
         return self.paced(
             compile_for_run(
@@ -270,6 +332,15 @@ class Engine:
         """The next edition at once: prepared everywhere, state moved from device to device, then committed.
 
         Where any of that fails, the old edition stands. A crossing that was under way is given up.
+
+        Parameters
+        ----------
+        plan
+            For the same model.
+        optimizer
+            None for inference.
+        sizes
+            Rows of batches, beside the plan's own.
         """
         self.finish()
         self.check()
@@ -327,6 +398,11 @@ class Engine:
         """The edition with turns for its transfers and the times that emulated devices shall take, as a profile says.
 
         A schedule of the user's own keeps other values than the one that was planned for: its peaks are foretold here.
+
+        Raises
+        ------
+        PlanError
+            Transfers are to take turns, and there is no profile.
         """
         problem = self.problem(edition)
         if problem is None and edition.order_transfers:

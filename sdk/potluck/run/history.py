@@ -18,7 +18,8 @@ _LANES = {"send": "send", "recv": "receive"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes` for people,
-    one for every batch concerned."""
+    one for every batch concerned.
+    """
 
     losses: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()
@@ -43,6 +44,17 @@ def measured_trace(
 
     Energy is what a device's meter read (`metered`: time and joules so far), where it has one that read often enough;
     else modelled (source "estimated") from busy and radio time, where the powers are known.
+
+    Parameters
+    ----------
+    steps
+        What each step did, and the programs that it followed.
+    devices
+        What is known of them, by name: their powers.
+    energy_j
+        Called as energy_j(device, elapsed_s, busy_s, radio_s): joules, or None where its powers are not known.
+    metered
+        Per device, readings (time, joules so far), in order.
     """
     if not steps:
         return Trace(source="measured")
@@ -85,6 +97,13 @@ def metered_j(readings: Sequence[tuple[float, float]], start_s: float, stop_s: f
 
     >>> metered_j([(0.0, 0.0), (1.0, 5.0), (2.0, 7.0), (3.0, 9.0)], 1.0, 4.0)
     6.0
+
+    Parameters
+    ----------
+    readings
+        (seconds, joules so far), in order.
+    start_s, stop_s
+        Seconds by the same clock.
     """
     inside = [reading for reading in readings if start_s <= reading[0] <= stop_s]
     covered_s = inside[-1][0] - inside[0][0] if inside else 0.0

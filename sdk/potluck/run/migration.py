@@ -60,7 +60,17 @@ class Gone(Exception):
 
 
 def cross(engine: "Engine", plan: Plan, task: Task) -> None:
-    """Bring the run over to `plan`. Whatever goes wrong, the old plan stands, or the run has ended with its cause."""
+    """Bring the run over to `plan`. Whatever goes wrong, the old plan stands, or the run has ended with its cause.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    plan
+        The new one.
+    task
+        Where progress is reported.
+    """
     way = _cross_training if plan.training else _cross_requests
     with engine.one_crossing:
         while True:
@@ -257,7 +267,13 @@ class PlanMigration:
     # --- at the first boundary, and after it --------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The bridge takes over; the old plan's weights stand still, and the shadows fetch them."""
+        """The bridge takes over; the old plan's weights stand still, and the shadows fetch them.
+
+        Raises
+        ------
+        Gone
+            The run went on to another edition meanwhile.
+        """
         engine, bridge = self._engine, self.bridge
         if engine.edition is not self._old:
             raise Gone
@@ -267,7 +283,17 @@ class PlanMigration:
         engine.crossing = self
 
     def follow(self, train: str, step: int, batch: "Mapping[str, torch.Tensor]") -> None:
-        """The shadows shall take this step too. Waits while they are too far behind."""
+        """The shadows shall take this step too. Waits while they are too far behind.
+
+        Parameters
+        ----------
+        train
+            Name of the program of the step.
+        step
+            Its number.
+        batch
+            What home feeds of it, by name; each [rows, ...].
+        """
         compiled = self._follow[train]
         if self._given_up or not any_work(compiled):
             return
@@ -328,7 +354,13 @@ class PlanMigration:
     # --- at the last boundary -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The shadows become owners: nothing moves but within devices."""
+        """The shadows become owners: nothing moves but within devices.
+
+        Raises
+        ------
+        Gone
+            The run went on to another edition meanwhile.
+        """
         engine, new = self._engine, self._new
         if self._given_up or engine.crossing is not self:
             raise Gone

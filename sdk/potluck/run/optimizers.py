@@ -82,6 +82,11 @@ def check_optimizer(optimizer: object, dtypes: Iterable[str] = ()) -> None:
     """Raise `UserError` for what is no optimizer of ours, such as one of torch's, or takes no step on such weights.
 
     `dtypes`: those of the weights that it trains. A step is tried: torch raises where a number leaves their range.
+
+    Raises
+    ------
+    UserError
+        It is none, or its first step on such weights fails.
     """
     if not isinstance(optimizer, Optimizer):
         raise UserError(
@@ -118,7 +123,13 @@ def _try_step(optimizer: Optimizer, dtype: str) -> None:
 
 
 def read_optimizer(settings: dict[str, Any]) -> Optimizer:
-    """The optimizer of a checkpoint: the inverse of `to_json`."""
+    """The optimizer of a checkpoint: the inverse of `to_json`.
+
+    Raises
+    ------
+    UserError
+        There is no such optimizer.
+    """
     fields = {key: value for key, value in settings.items() if key != "name"}
     if settings.get("name") == "adamw":
         return AdamW(betas=(fields.pop("beta1"), fields.pop("beta2")), **fields)

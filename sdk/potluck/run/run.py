@@ -165,10 +165,24 @@ class Run(Shown):
             mean of theirs, weighted by the rows of the whole step that each had.
             Mappings, as collators make them, are matched by name: inputs as `forward` calls them; targets as their
             example or the loss does, and a single one as "labels" or another usual name.
+        epochs
+            How often to go through `data`.
         optimizer
             Default: the one in use.
         on_step
             Called with (step, loss) after each step, in the background thread; it may do anything with the run.
+
+        Returns
+        -------
+        Handle[History]
+            The losses of these steps, once it is waited for.
+
+        Raises
+        ------
+        UserError
+            Data or epochs are not what they should be, or the data has no batch.
+        PlanError
+            The plan is for inference.
         """
         self._engine.check(training=True)
         check_autocast("it is trained")
@@ -242,6 +256,23 @@ class Run(Shown):
         """Go over to another plan while the run goes on, with all state; on any failure the old plan stands.
 
         What a device lacks comes to it behind everything else; the plan changes between two steps, or two requests.
+
+        Parameters
+        ----------
+        plan
+            For the same model and mode; other devices, layers and shares.
+
+        Returns
+        -------
+        Handle[Run]
+            This run, once the new plan is in force.
+
+        Raises
+        ------
+        UserError
+            This is no plan.
+        PlanError
+            One plan trains and the other does not.
         """
         self._engine.check()
         if not isinstance(plan, Plan):
@@ -267,6 +298,8 @@ class Run(Shown):
         ------
         RequestFailed
             Where an operator failed over these inputs; the run goes on.
+        UserError
+            There is no row, or an input is not what it should be.
         """
         self._engine.check()
         check_autocast("it is called")
@@ -321,6 +354,18 @@ class Run(Shown):
         """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one batch.
 
         Of batches that are mappings, targets are those that `score` names, or the model's.
+
+        Parameters
+        ----------
+        data
+            As for `fit`.
+        score
+            Called as score(outputs, *targets) per batch of at most 128 rows; gives a mean over rows.
+
+        Raises
+        ------
+        UserError
+            The data has no batch.
         """
         n_inputs, total, seen = len(self._engine.model.inputs()), 0.0, 0
         arguments = self._engine.model.arguments.scored(score)
@@ -348,6 +393,11 @@ class Run(Shown):
         """Bring the weights back into a module. Default: the one that the model was made from, and its loss.
 
         Waits for a `fit` that is still going on; raises what it raised, unless somebody has waited for it before.
+
+        Raises
+        ------
+        UserError
+            The module has none of this model's weights.
         """
         if self._fitting is not None and not self._fitting.seen and not self._fitting.works_here:
             with suppress(CancelledError):

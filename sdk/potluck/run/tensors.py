@@ -39,7 +39,22 @@ def padded(tensor: "torch.Tensor", rows: int) -> "torch.Tensor":
 
 
 def first_rows(tensor: "torch.Tensor", wanted: int, rows: int) -> "torch.Tensor":
-    """The entries of the first `wanted` of `rows` rows."""
+    """The entries of the first `wanted` of `rows` rows.
+
+    Parameters
+    ----------
+    tensor
+        [rows x k, ...].
+    wanted
+        Rows to keep.
+    rows
+        Rows that it has.
+
+    Returns
+    -------
+    torch.Tensor
+        [wanted x k, ...].
+    """
     return tensor if wanted == rows or not tensor.ndim else tensor[: tensor.shape[0] // rows * wanted]
 
 

@@ -20,10 +20,30 @@ def vector_elements(segment: Segment, learns: bool) -> int:
 def ring_all_reduce(
     programs: ProgramBuilder, devices: Sequence[str], vector: str, n_elements: int, *, tag: str, priority: int
 ) -> str:
-    """Sum the flat `vector` over `devices`; every device ends with the same sum, bit for bit. Returns its name.
+    """Sum the flat `vector` over `devices`; every device ends with the same sum, bit for bit.
 
     Reduce-scatter, then all-gather, in 2 (n - 1) rounds of one n-th of the vector each (Patarasuk and Yuan 2009): in
     round r replica i sends piece i - r to its right neighbour. Empty pieces are left out. `tag` makes names unique.
+
+    Parameters
+    ----------
+    programs
+        Where the instructions are appended.
+    devices
+        The replicas, in ring order.
+    vector
+        The value to sum: flat, float32, the same length on every device.
+    n_elements
+        Its length.
+    tag
+        Goes into the names of the values on the way, which it makes unique.
+    priority
+        Of the sends; smaller goes first.
+
+    Returns
+    -------
+    str
+        The name of the sum on every device.
     """
     n = len(devices)
     bounds = [piece * n_elements // n for piece in range(n + 1)]

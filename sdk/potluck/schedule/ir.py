@@ -28,7 +28,13 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """Read `2F0` back."""
+        """Read `2F0` back.
+
+        Raises
+        ------
+        UserError
+            The text is no action.
+        """
         match = _TEXT.fullmatch(text.strip())
         if match is None:
             raise UserError(f"{text!r} is not an action.", next_step="Write stage, F B I or W, micro-batch: 2F0.")
@@ -45,6 +51,12 @@ def dumps(schedule: Schedule) -> str:
 
 
 def loads(text: str) -> Schedule:
-    """Read `dumps` back."""
+    """Read `dumps` back.
+
+    Raises
+    ------
+    UserError
+        A part of the text is no action.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     return tuple(tuple(Action.parse(item) for item in line.split(",") if item.strip()) for line in lines)

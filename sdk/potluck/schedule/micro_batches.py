@@ -33,7 +33,22 @@ Division = tuple[MicroBatch, ...]
 
 
 def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
-    """`rows` in micro-batches of the plan's size, one of them smaller; shares in proportion to the plan's."""
+    """`rows` in micro-batches of the plan's size, one of them smaller; shares in proportion to the plan's.
+
+    Parameters
+    ----------
+    plan
+        Its micro-batch size and shares are kept to.
+    segments
+        One per stage; tells where batch norm needs company.
+    rows
+        Rows of the batch, 1 or more.
+
+    Returns
+    -------
+    Division
+        Micro-batches in order; their rows add up to `rows`.
+    """
     together = COMPANY if any(segment.norm_values for segment in segments) else 1
     found, start = [], 0
     for size in sizes(rows, plan.micro_batch, together):
@@ -50,6 +65,15 @@ def sizes(rows: int, micro_batch: int, together: int = 1) -> tuple[int, ...]:
     ((32, 5), (4, 1))
     >>> sizes(33, 32, 2), sizes(9, 4, 2), sizes(5, 2, 2), sizes(1, 4, 2)
     ((17, 16), (4, 3, 2), (2, 3), (1,))
+
+    Parameters
+    ----------
+    rows
+        Rows of the batch.
+    micro_batch
+        Rows of a whole micro-batch.
+    together
+        The fewest rows that may be alone.
     """
     n, left = divmod(rows, micro_batch)
     found = [micro_batch] * n + [left] * (left > 0)
@@ -68,6 +92,15 @@ def shared(shares: Sequence[int], rows: int, together: int = 1) -> tuple[int, ..
     ((3, 2), (1, 0), (3, 1))
     >>> shared((16, 16), 3, 2), shared((3, 3, 2), 3, 2)
     ((3, 0), (3, 0, 0))
+
+    Parameters
+    ----------
+    shares
+        Rows of each device in a whole micro-batch.
+    rows
+        To be split.
+    together
+        The fewest rows that a device takes, if any.
     """
     total = sum(shares)
     found = [rows * share // total for share in shares]
@@ -91,7 +124,13 @@ def exceeds(plan: Plan, division: Division) -> bool:
 
 
 def check_company(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Raise `PlanError` where a device is to train batch norm on single values: of one there is no variance."""
+    """Refuse a plan where a device is to train batch norm on single values: of one there is no variance.
+
+    Raises
+    ------
+    PlanError
+        A device takes one row of a micro-batch, and a batch norm has one value per channel and row.
+    """
     for stage, segment in zip(plan.stages, segments, strict=True):
         device, share = min(zip(stage.devices, stage.shares, strict=True), key=lambda pair: pair[1])
         if segment.norm_values * share == 1:

@@ -42,6 +42,32 @@ def compile_training(
     come home; their mean weighted by rows is the batch's loss. What `shadows` need to stay in step is posted to their
     program `to` = "EPOCH/PROGRAM". `fed_whole`: what home feeds a stage of one device, and is small, comes once per
     step, and every micro-batch takes its rows of it.
+
+    Parameters
+    ----------
+    plan
+        Which layers run where, in what shares.
+    segments
+        One per stage, in order.
+    optimizer
+        As `to_json` of an optimizer gives it.
+    home
+        What the notebook is called as a peer.
+    schedule
+        Per stage (or device), its actions in order; default: 1F1B with the plan's warm-ups.
+    division
+        The micro-batches, as many as the schedule has; default: the plan's.
+    shadows
+        Standbys that follow these stages.
+    to
+        Their program, as "EPOCH/PROGRAM".
+    fed_whole
+        Small inputs of a stage of one device come once per step.
+
+    Raises
+    ------
+    PlanError
+        The segments are not the plan's stages, or the schedule is not legal.
     """
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
@@ -59,7 +85,24 @@ def compile_training(
 def compile_inference(
     plan: Plan, segments: tuple[Segment, ...], *, home: str = HOME, schedule: Schedule | None = None
 ) -> Compiled:
-    """The program `infer` of every device of `plan`: one request of `plan.batch` rows; the outputs come home."""
+    """The program `infer` of every device of `plan`: one request of `plan.batch` rows; the outputs come home.
+
+    Parameters
+    ----------
+    plan
+        Which layers run where, in what shares.
+    segments
+        One per stage, in order.
+    home
+        What the notebook is called as a peer.
+    schedule
+        Per stage, its actions in order; default: forward only.
+
+    Raises
+    ------
+    PlanError
+        The segments are not the plan's stages, or the schedule is not legal.
+    """
     if schedule is None:
         schedule = policies.POLICIES["forward-only"](plan)
     pipeline = _Pipeline("infer", plan, segments, schedule, home, training=False)

@@ -14,6 +14,15 @@ def warm_up_depth(stage: int, n_stages: int, n_micro_batches: int) -> int:
     """K_p = min(2 (P - p) - 1, M): forwards before the first backward that keep 1F1B free of bubbles over slow links.
 
     Asteroid, section 3.2: the smallest depth that loses no concurrency when communication steps count as stages too.
+
+    Parameters
+    ----------
+    stage
+        p, from 0.
+    n_stages
+        P.
+    n_micro_batches
+        M.
     """
     return min(2 * (n_stages - stage) - 1, n_micro_batches)
 
@@ -38,6 +47,20 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | No
     """1F1B: stage p does `warm_up[p]` forwards, then one backward and one forward in turn, then the backwards left.
 
     At most `warm_up[p]` micro-batches are kept at once. Default depth: `warm_up_depth`.
+
+    Parameters
+    ----------
+    n_stages
+        P.
+    n_micro_batches
+        M.
+    warm_up
+        Per stage, forwards before its first backward; default: `warm_up_depth`.
+
+    Raises
+    ------
+    UserError
+        There is not one depth of 1 or more per stage.
     """
     depths = warm_up if warm_up is not None else [warm_up_depth(p, n_stages, n_micro_batches) for p in range(n_stages)]
     if len(depths) != n_stages or any(depth < 1 for depth in depths):
@@ -69,6 +92,20 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
     Every chunk is a shorter stage, so a pipeline fills and drains sooner, for more transfers (Narayanan et al. 2021,
     section 2.2). Micro-batches go through the chunks in equal rounds of `n_rows`, or of the next larger number that
     divides them: the larger, the more is kept and the later the first backward.
+
+    Parameters
+    ----------
+    n_rows
+        Sets of devices.
+    n_chunks
+        Stages of each set.
+    n_micro_batches
+        M.
+
+    Raises
+    ------
+    UserError
+        One of these is below 1.
     """
     if min(n_rows, n_chunks, n_micro_batches) < 1:
         raise UserError(
@@ -92,7 +129,8 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
 
 def forward_only(n_stages: int, n_micro_batches: int) -> Schedule:
     """Inference: every micro-batch forward, in order. One micro-batch is a single request; a stream is many of these
-    programs in flight, of which the oldest goes first."""
+    programs in flight, of which the oldest goes first.
+    """
     return tuple(tuple(Action(p, FORWARD, m) for m in range(n_micro_batches)) for p in range(n_stages))
 
 

@@ -94,7 +94,17 @@ class Compiled:
 
 
 class ProgramBuilder:
-    """Collects the instructions of all devices; the compute instructions of a device are chained in the order given."""
+    """Collects the instructions of all devices; the compute instructions of a device are chained in the order given.
+
+    Parameters
+    ----------
+    name
+        Of the program, on every device.
+    devices
+        Who gets one.
+    home
+        What the notebook is called as a peer.
+    """
 
     def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
         self.name, self.home = name, home
@@ -120,6 +130,25 @@ class ProgramBuilder:
         """Add an instruction to the compute lane; `outputs` gives each new value's bytes.
 
         It also waits for the instructions `behind` which it stands.
+
+        Parameters
+        ----------
+        device
+            Where it runs.
+        op
+            An operation of `potluck_wire.program`.
+        inputs
+            Names of values there.
+        outputs
+            Name and bytes of each new value.
+        note
+            What people and the simulator want to know of it.
+        priority
+            Smaller goes first, of what is ready.
+        behind
+            Ids of instructions to wait for.
+        **attrs
+            The operation's own attributes.
         """
         after = (self._last[device],) if device in self._last else ()
         self._last[device] = self._add(device, op, inputs, outputs, (*after, *behind), priority, attrs, note)
@@ -127,7 +156,25 @@ class ProgramBuilder:
     def send(self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0) -> int:
         """Send `value` to `peer`, where it is called `name`, and receive it there (unless `peer` is home).
 
-        Returns the id of the send.
+        Parameters
+        ----------
+        device
+            Who has the value.
+        value
+            Its name there.
+        peer
+            Who gets it.
+        name
+            Its name at the peer.
+        label
+            For timelines.
+        priority
+            Smaller goes first.
+
+        Returns
+        -------
+        int
+            The id of the send.
         """
         nbytes = self._bytes[device][value]
         note = Annotation(label=label, nbytes=nbytes)
@@ -137,13 +184,47 @@ class ProgramBuilder:
         return sent
 
     def receive(self, device: str, name: str, nbytes: int, peer: str, *, label: str, priority: int = 0) -> str:
-        """Receive a value that `peer` sends, in this program or from another one; returns its name."""
+        """Receive a value that `peer` sends, in this program or from another one; returns its name.
+
+        Parameters
+        ----------
+        device
+            Who gets the value.
+        name
+            Its name there.
+        nbytes
+            Its size.
+        peer
+            Who sends it.
+        label
+            For timelines.
+        priority
+            Smaller goes first.
+        """
         note = Annotation(label=label, nbytes=nbytes)
         self._add(device, "recv", (), {name: nbytes}, (), priority, {"peer": peer}, note)
         return name
 
     def post(self, device: str, value: str, peer: str, name: str, *, to: str, label: str, priority: int) -> None:
-        """Send a copy of `value` to another program, `to` = "EPOCH/PROGRAM" of `peer`; nothing here waits for it."""
+        """Send a copy of `value` to another program, `to` = "EPOCH/PROGRAM" of `peer`; nothing here waits for it.
+
+        Parameters
+        ----------
+        device
+            Who has the value.
+        value
+            Its name there.
+        peer
+            Who gets it.
+        name
+            Its name in that program.
+        to
+            "EPOCH/PROGRAM" of the peer.
+        label
+            For timelines.
+        priority
+            Smaller goes first.
+        """
         copy, nbytes = f"{name}>{peer}", self._bytes[device][value]
         note = Annotation(label=label, nbytes=nbytes)
         self.compute(device, "concat", [value], {copy: nbytes}, note=note, priority=priority, dim=0)
@@ -157,7 +238,17 @@ class ProgramBuilder:
         return feed.value
 
     def result(self, result: Result, *, label: str, priority: int = 0) -> None:
-        """Send a value home; it has the same name there."""
+        """Send a value home; it has the same name there.
+
+        Parameters
+        ----------
+        result
+            Which value, and what it is.
+        label
+            For timelines.
+        priority
+            Smaller goes first.
+        """
         self.send(result.device, result.value, self.home, result.value, label=label, priority=priority)
         self.results.append(result)
 

@@ -61,7 +61,22 @@ class StageGraph:
 
 
 def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGraph:
-    """The wiring of the segments of a plan; `PlanError` unless segment p is stage p and all tensors meet."""
+    """The wiring of the segments of a plan: segment p is stage p.
+
+    Parameters
+    ----------
+    plan
+        Its stages.
+    segments
+        One per stage, in order.
+    training
+        Gradients come back, too.
+
+    Raises
+    ------
+    PlanError
+        The segments are not the plan's stages, or a tensor has no maker, taker or gradient.
+    """
     if [(s.start, s.stop) for s in segments] != [(s.start, s.stop) for s in plan.stages]:
         cuts = ", ".join(f"[{s.start}, {s.stop})" for s in segments)
         raise PlanError(f"The segments {cuts} are not the plan's stages.", next_step="Cut the model by this plan.")

@@ -44,6 +44,15 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
     """Who of `new` lacks a stage of `plan` (which is cut wherever `new` is) and how it best stays in step with it.
 
     A stage that several devices share is normalised and summed by shares, which nobody else can repeat: COPY.
+
+    Parameters
+    ----------
+    plan
+        In force.
+    segments
+        One per stage of `plan`.
+    new
+        The plan that takes over.
     """
     found, wiring = [], wire(plan, segments, training=True)
     for p, stage in enumerate(plan.stages):
@@ -57,7 +66,17 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
 
 
 def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Standby]) -> int:
-    """What the busiest shadow receives per step, from home too."""
+    """What the busiest shadow receives per step, from home too.
+
+    Parameters
+    ----------
+    plan
+        In force.
+    segments
+        One per stage of `plan`.
+    every
+        The standbys, from `shadows`.
+    """
     per_device: dict[str, int] = {}
     wiring = wire(plan, segments, training=True)
     for shadow in every:
@@ -71,7 +90,19 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Stan
 
 
 def replayed_bytes(plan: Plan, segment: Segment, wiring: StageGraph, p: int) -> int:
-    """Bytes per step that a REPLAY of stage p takes."""
+    """Bytes per step that a REPLAY of stage p takes.
+
+    Parameters
+    ----------
+    plan
+        In force.
+    segment
+        Of stage p.
+    wiring
+        The graph of stages.
+    p
+        The stage.
+    """
     returned = _returned(segment, wiring, p)
     return plan.batch * sum(tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned))
 
@@ -88,6 +119,23 @@ def compile_follow(
     """The program `name` of every shadow: the step of its stages, with what the program `train` of `plan` posts.
 
     `division`: the micro-batches of that program; default: those of the plan.
+
+    Parameters
+    ----------
+    name
+        Of the program.
+    plan
+        In force.
+    segments
+        One per stage of `plan`.
+    optimizer
+        As `to_json` of an optimizer gives it.
+    every
+        The standbys, from `shadows`.
+    division
+        The micro-batches of the step; default: the plan's.
+    home
+        What the notebook is called as a peer.
     """
     division = division or divide(plan, segments, plan.batch)
     devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
@@ -172,7 +220,19 @@ def _returned(segment: Segment, wiring: StageGraph, p: int) -> tuple[Tensor, ...
 
 
 def shadow_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
-    """The name of what a shadow of stage p replays: an input `x`, or the gradient `dy` of an output."""
+    """The name of what a shadow of stage p replays: an input `x`, or the gradient `dy` of an output.
+
+    Parameters
+    ----------
+    p
+        The stage that is followed.
+    kind
+        "x" or "dy".
+    tensor
+        Which input or output.
+    m
+        The micro-batch.
+    """
     return f"shadow{p}.{kind}.{tensor.name}.{m}"
 
 

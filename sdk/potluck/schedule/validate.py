@@ -10,7 +10,14 @@ from potluck.schedule.stage_graph import Before, behind, chain
 def needs(action: Action, before: Before, split: bool = False) -> tuple[Action, ...]:
     """The actions that must be done before `action`; `split`: this schedule's backwards come as I and W.
 
-    `before`: per stage, the stages that it takes tensors from.
+    Parameters
+    ----------
+    action
+        Any of the schedule.
+    before
+        Per stage, the stages that it takes tensors from.
+    split
+        Backwards come in two halves, I and W.
     """
     stage, m = action.stage, action.micro_batch
     if action.kind == FORWARD:
@@ -31,9 +38,30 @@ def check(
 ) -> tuple[tuple[int, Action], ...]:
     """All actions in a legal order, each with its turn when every action takes one turn.
 
-    Raises `PlanError`, with the grid drawn up to the first error, unless the schedule can run to its end. A row may
-    hold several stages, a stage is in one row. `max_kept[p]`: how many micro-batches stage p may keep for their
-    backward at once. `before`: the graph of stages; default: a chain of as many as rows, or as the schedule shows.
+    A row may hold several stages, a stage is in one row.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions, in the order in which they are taken.
+    n_micro_batches
+        M.
+    before
+        The graph of stages; default: a chain of as many as rows, or as the schedule shows.
+    training
+        Backwards belong to it.
+    max_kept
+        Per stage, how many micro-batches it may keep for their backward at once; default: any number.
+
+    Returns
+    -------
+    tuple[tuple[int, Action], ...]
+        Pairs (turn, action), in order.
+
+    Raises
+    ------
+    PlanError
+        The schedule cannot run to its end. The message draws it up to the first error.
     """
     split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
     kinds = FORWARD if not training else FORWARD + (INPUT_GRADIENT + WEIGHT_GRADIENT if split else BACKWARD)
@@ -100,7 +128,17 @@ def _refuse(schedule: Schedule, row: int, column: int, why: str) -> None:
 
 
 def grid(schedule: Schedule, row: int | None = None, column: int = 0) -> str:
-    """The schedule as text, one line per row; `<-- ERROR HERE` behind action `column` of `row`."""
+    """The schedule as text, one line per row; `<-- ERROR HERE` behind action `column` of `row`.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions.
+    row
+        Where the error is; None draws none.
+    column
+        The action of that row.
+    """
     width = max((len(str(action)) for line in schedule for action in line), default=2)
     lines = []
     for r, line in enumerate(schedule):

@@ -38,7 +38,17 @@ AHEAD_BYTES = 8 * 2**20  # read but not arrived yet: one credit window keeps the
 
 
 def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
-    """The program `push` of every device: home sends each state to every device of the stage, which assigns it."""
+    """The program `push` of every device: home sends each state to every device of the stage, which assigns it.
+
+    Parameters
+    ----------
+    plan, segments
+        Its stages, and one segment per stage.
+    states
+        Per segment name, its parameters and buffers.
+    home
+        What the notebook is called as a peer.
+    """
     programs = ProgramBuilder("push", plan.devices, home)
     for stage, segment in zip(plan.stages, segments, strict=True):
         for device in stage.devices:
@@ -58,7 +68,17 @@ def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, hom
 
 
 def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
-    """The program `pull` of the lead of every stage (its replicas hold the same): each state goes home."""
+    """The program `pull` of the lead of every stage (its replicas hold the same): each state goes home.
+
+    Parameters
+    ----------
+    plan, segments
+        Its stages, and one segment per stage.
+    states
+        Per segment name, its parameters and buffers.
+    home
+        What the notebook is called as a peer.
+    """
     programs = ProgramBuilder("pull", plan.devices, home)
     for stage, segment in zip(plan.stages, segments, strict=True):
         device = stage.lead
@@ -78,7 +98,22 @@ def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, hom
 
 
 def holding(plan: Plan, segments: Sequence[Segment], states: States, epoch: int) -> dict[str, dict[str, str]]:
-    """Where every state is under this plan, whose segments stand under `epoch`."""
+    """Where every state is under this plan, whose segments stand under `epoch`.
+
+    Parameters
+    ----------
+    plan, segments
+        Its stages, and one segment per stage.
+    states
+        Per segment name, its parameters and buffers.
+    epoch
+        The number of the plan's epoch.
+
+    Returns
+    -------
+    dict[str, dict[str, str]]
+        State name to device to the segment that holds it there, as "EPOCH/NAME".
+    """
     holders: dict[str, dict[str, str]] = {}
     for stage, segment in zip(plan.stages, segments, strict=True):
         for state in states.get(segment.name, ()):
@@ -88,7 +123,15 @@ def holding(plan: Plan, segments: Sequence[Segment], states: States, epoch: int)
 
 
 def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Target, ...]:
-    """Every stage of a plan with the states that it needs."""
+    """Every stage of a plan with the states that it needs.
+
+    Parameters
+    ----------
+    plan, segments
+        Its stages, and one segment per stage.
+    states
+        Per segment name, its parameters and buffers.
+    """
     pairs = zip(plan.stages, segments, strict=True)
     return tuple(Target(segment.name, stage.devices, states.get(segment.name, ())) for stage, segment in pairs)
 
@@ -99,6 +142,22 @@ def compile_move(name: str, holders: Holders, wanted: Sequence[Target], *, home:
     A device that holds a state takes its own, without the network; else one holder sends it, the one with the fewest
     bytes to send so far. It takes its time: everything else goes first, and a giver reads a state only when what it
     read before has arrived, but for `AHEAD_BYTES`.
+
+    Parameters
+    ----------
+    name
+        Of the program.
+    holders
+        State name to device to the segment that holds it there.
+    wanted
+        Who needs what, from `targets`.
+    home
+        What the notebook is called as a peer.
+
+    Raises
+    ------
+    PlanError
+        Nobody holds a state that is wanted.
     """
     givers = (device for slots in holders.values() for device in slots)
     move = _Move(name, tuple(dict.fromkeys((*givers, *(d for target in wanted for d in target.devices)))), home)

@@ -87,7 +87,18 @@ def specs_of(named_or_specs: str | Iterable[Spec]) -> tuple[Spec, ...]:
 
 
 def local_specs(n: int) -> tuple[Spec, ...]:
-    """`n` plain agents on this machine, as fast as it is."""
+    """`n` plain agents on this machine, as fast as it is.
+
+    Parameters
+    ----------
+    n
+        1 or more.
+
+    Raises
+    ------
+    UserError
+        It is below 1.
+    """
     if not isinstance(n, int) or not 1 <= n <= 32:
         raise UserError(f"{n!r} local agents are not possible; 1 to 32 are.")
     return tuple(Spec(name=f"local-{index}") for index in range(1, n + 1))

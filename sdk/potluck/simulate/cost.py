@@ -26,6 +26,15 @@ def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float
 
     Outside the measured range: the line through the two nearest points, though never below what a time proportional to
     rows would be under the smallest size; in proportion to rows where one size alone was measured.
+
+    Parameters
+    ----------
+    rows
+        Measured batch sizes, ascending.
+    seconds
+        One time for each.
+    at
+        The batch size asked for.
     """
     if at <= 0:
         return 0.0
@@ -82,12 +91,32 @@ class CostTable:
         return CostTable(problem)
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
-        """Seconds of the forward of layers [start, stop) on `rows` rows."""
+        """Seconds of the forward of layers [start, stop) on `rows` rows.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
         sums = self._times(device, rows)[0]
         return sums[stop] - sums[start]
 
     def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
-        """Seconds of their backward; 0 for inference."""
+        """Seconds of their backward; 0 for inference.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
         sums = self._times(device, rows)[1]
         return sums[stop] - sums[start]
 
@@ -122,12 +151,21 @@ class CostTable:
 
     def second_gradient_bytes(self, start: int, stop: int, *, first: bool) -> int:
         """The most that a backward of layers [start, stop) takes for gradients of parameters that have one already, on
-        the `first` micro-batch or a later one."""
+        the `first` micro-batch or a later one.
+
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        first
+            On the first micro-batch of a step, rather than a later one.
+        """
         return max(both[not first] for both in self._seconds[start:stop])
 
     def crossing_bytes(self, start: int, stop: int) -> tuple[int, int]:
         """The most bytes per row that layers [start, stop) take from earlier ones, and that they give: to every layer
-        that takes it once, home included."""
+        that takes it once, home included.
+        """
         if (start, stop) not in self._crossing:
             layers, last = self.problem.layers, stop == len(self.problem.layers)
             if self.branches:
@@ -154,7 +192,15 @@ class CostTable:
         return any(not self._learns[i] and any(start <= to < stop for to in takers[i]) for i in range(start))
 
     def adamw_s(self, device: str, start: int, stop: int) -> float | None:
-        """Seconds of one step of AdamW on the parameters of layers [start, stop), if the profile has all of them."""
+        """Seconds of one step of AdamW on the parameters of layers [start, stop), if the profile has all of them.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        """
         if device not in self._updates:
             layers = [layer.update_s for layer in self.problem.costs[device]]
             self._updates[device] = _prefix(s or 0.0 for s in layers), _sums([s is None for s in layers])
@@ -208,6 +254,13 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
     """Bytes that stand as long as the plan does: weights and buffers, and for training gradients and optimizer state.
 
     Asteroid, eq. (3), the terms of the model and of the optimizer; and what a worker takes beside its tensors.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
     """
     copied_bytes = table.parameter_copies * table.parameter_bytes(start, stop)
     return table.floor_bytes + copied_bytes + table.buffer_bytes(start, stop)
@@ -220,7 +273,17 @@ def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
-    """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input and output."""
+    """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input and output.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    rows
+        Rows of a micro-batch.
+    """
     return table.widest_bytes(start, stop) * rows
 
 
@@ -239,6 +302,17 @@ def cut_s(
     """Seconds to pass one micro-batch over a cut, `row_bytes` per row, every device sending one transfer at a time.
 
     The busiest sender or receiver decides; other traffic is left out (Asteroid assumes device-to-device links).
+
+    Parameters
+    ----------
+    network
+        Bandwidths and latencies per pair.
+    row_bytes
+        Bytes of one row over the cut.
+    left, left_shares
+        Devices before the cut, and rows of each.
+    right, right_shares
+        Devices behind it, and rows of each.
     """
     if row_bytes == 0:
         return 0.0
@@ -253,7 +327,17 @@ def cut_s(
 
 
 def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float:
-    """T_a = 2 (n - 1) / n * bytes / the slowest link of the ring, and 2 (n - 1) latencies (Asteroid, below eq. (5))."""
+    """T_a = 2 (n - 1) / n * bytes / the slowest link of the ring, and 2 (n - 1) latencies (Asteroid, below eq. (5)).
+
+    Parameters
+    ----------
+    network
+        Bandwidths and latencies per pair.
+    devices
+        The replicas, in ring order; n of them.
+    nbytes
+        Bytes of the vector that is summed.
+    """
     n = len(devices)
     if n == 1:
         return 0.0
@@ -268,6 +352,15 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
 
     Where AdamW was not profiled, bytes pass as fast as in a sum: measured on an x86 core, steps of SGD, momentum and
     AdamW on 4 to 192 MiB pass 0.8 to 1.5 times as many.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    device
+        Whose step it is.
+    start, stop
+        Layers [start, stop).
     """
     passes = UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
     adamw_s = table.adamw_s(device.name, start, stop)
@@ -288,6 +381,19 @@ def energy_j(device: Device, elapsed_s: float, busy_s: float, radio_s: float) ->
     """Joules in `elapsed_s`: idle all the time, computing `busy_s` of it, radio on `radio_s`; None: power unknown.
 
     A radio of unknown power counts as part of idle power.
+
+    Dora, eq. (2).
+
+    Parameters
+    ----------
+    device
+        Its `idle_w`, `busy_w` and `radio_w`.
+    elapsed_s
+        Seconds in all.
+    busy_s
+        Seconds of computing.
+    radio_s
+        Seconds of sending or receiving.
     """
     if device.idle_w is None or device.busy_w is None:
         return None

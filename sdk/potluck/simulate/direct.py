@@ -48,7 +48,21 @@ def in_flight(plan: Plan) -> int:
 
 
 class Outcome:
-    """What one step (or request of a stream) of a plan would take; energy and memory are worked out when asked for."""
+    """What one step (or request of a stream) of a plan would take; energy and memory are worked out when asked for.
+
+    Parameters
+    ----------
+    direct
+        The simulator that it comes from.
+    plan
+        What was simulated.
+    laid
+        Its task graph.
+    items
+        Per item of its layout: work in seconds or bytes, and bytes sent.
+    times
+        Per task: start, free and stop.
+    """
 
     def __init__(
         self, direct: "Direct", plan: Plan, laid: _Graph, items: list[tuple[float, int]], times: Times

@@ -7,7 +7,19 @@ from potluck_wire.program import Instruction
 
 
 def instruction_s(table: cost.CostTable, device: Device, item: Instruction, note: Annotation) -> float:
-    """Seconds in the compute lane. Profiled times for run and backward, copying speed for the rest."""
+    """Seconds in the compute lane. Profiled times for run and backward, copying speed for the rest.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    device
+        Where it runs.
+    item
+        The instruction.
+    note
+        Its layers and rows, or its bytes.
+    """
     if note.seconds is not None:
         return device.overhead_s + note.seconds
     if item.op == "run":

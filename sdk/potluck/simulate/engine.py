@@ -53,14 +53,38 @@ class TaskGraph:
         return replace(self, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
 
     def add_route(self, route: Route, latency_s: float = 0.0, host: int = -1) -> int:
-        """A path that transfers can take; returns its number."""
+        """A path that transfers can take; returns its number.
+
+        Parameters
+        ----------
+        route
+            Per medium, how often it is crossed.
+        latency_s
+            Seconds from the last byte sent to the transfer's end.
+        host
+            Whose processor carries it; -1: the route is between hosts.
+        """
         self.routes.append(route)
         self.latency_s.append(latency_s)
         self.route_host.append(host)
         return len(self.routes) - 1
 
     def add(self, lane: int, work: float, *, after: Iterable[int] = (), priority: int = 0, route: int = COMPUTE) -> int:
-        """A task; returns its number."""
+        """A task; returns its number.
+
+        Parameters
+        ----------
+        lane
+            Does one task at a time.
+        work
+            Seconds; of a transfer bytes.
+        after
+            Numbers of tasks that must be done before.
+        priority
+            Smaller goes first, of those ready.
+        route
+            Number of the route of a transfer.
+        """
         task = len(self.lane)
         self.lane.append(lane)
         self.work.append(work)
@@ -101,7 +125,17 @@ class SimulationState:
         return [task for task, count in enumerate(self._n_waits) if not count]
 
     def stop(self, task: int, now_s: float, came: list[int]) -> None:
-        """The task is done; `came` gets those that waited for nothing else."""
+        """The task is done; `came` gets those that waited for nothing else.
+
+        Parameters
+        ----------
+        task
+            Its number.
+        now_s
+            Virtual time.
+        came
+            Gets the numbers of tasks that are ready now.
+        """
         self.stop_s[task] = now_s
         n_waits = self._n_waits
         for follower in self._followers[task]:
@@ -110,7 +144,13 @@ class SimulationState:
                 came.append(follower)
 
     def times(self) -> Times:
-        """When everything took place; `PlanError` where some of it never did."""
+        """When everything took place.
+
+        Raises
+        ------
+        PlanError
+            Some tasks wait for each other for ever.
+        """
         left = [task for task, since in enumerate(self.start_s) if since < 0]
         if left:
             n = len(self.start_s)
@@ -230,7 +270,17 @@ class Flows:
         return Islands([()] * len(self.cores) + crossed, self._shared, self._known)
 
     def start(self, flow: int, number: int, now_s: float) -> None:
-        """A flow begins, or goes on with what it has left."""
+        """A flow begins, or goes on with what it has left.
+
+        Parameters
+        ----------
+        flow
+            Number of the task; n_tasks + t for the latency of transfer t.
+        number
+            Of its class.
+        now_s
+            Virtual time.
+        """
         self._advance(now_s)
         count = self._count.get(number, 0)
         if not count:

@@ -32,7 +32,17 @@ def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGrou
 
 
 def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> tuple[OutputGroup, ...]:
-    """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there."""
+    """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there.
+
+    Parameters
+    ----------
+    problem
+        Its layers and their edges.
+    start, stop
+        Layers [start, stop).
+    behind
+        The later stages.
+    """
     if not behind:
         return ()
     if not problem.branches:
@@ -49,7 +59,8 @@ def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> 
 
 def chain_ends(problem: Problem) -> tuple[int, ...]:
     """Where the model's chains begin and end, 0 and the number of layers included: a layer that does not simply go on
-    with what the one before hands to it alone begins one."""
+    with what the one before hands to it alone begins one.
+    """
     n_layers, takers = len(problem.layers), [set[int]() for _ in problem.layers]
     givers = [set[int]() for _ in problem.layers]
     if not problem.branches:
@@ -88,7 +99,15 @@ def learning_layers(problem: Problem) -> tuple[bool, ...]:
 
 
 def feed_bytes(problem: Problem, start: int, stop: int) -> int:
-    """Bytes per row of the model's inputs that home sends to a stage of layers [start, stop)."""
+    """Bytes per row of the model's inputs that home sends to a stage of layers [start, stop).
+
+    Parameters
+    ----------
+    problem
+        Its layers and inputs.
+    start, stop
+        Layers [start, stop).
+    """
     later = sum(layer.feed_bytes for layer in problem.layers[max(start, 1) : stop])
     if start:
         return later

@@ -20,6 +20,27 @@ def memory_bytes(
 
     `depth_before`: the warm-up of the stage before; unless given `warm_up` and two more, as default depths differ.
     `in_flight`: requests of a stream that are under way at once.
+
+    Asteroid, eq. (3).
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    rows
+        Of every micro-batch, that this device takes.
+    warm_up
+        Micro-batches that the stage keeps at once, K_p.
+    replicas
+        Devices of the stage.
+    n_micro_batches
+        Of a step.
+    depth_before
+        Warm-up of the stage before; default: two more than this one's.
+    in_flight
+        Requests of a stream at once.
     """
     depth_before = warm_up + 2 if depth_before is None else depth_before
     key = start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight
@@ -31,7 +52,19 @@ def memory_bytes(
 
 
 def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, in_flight: int = 1) -> dict[str, int]:
-    """`memory_bytes` of every device of a plan with these stages, of which it may have several."""
+    """`memory_bytes` of every device of a plan with these stages, of which it may have several.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    stages
+        Of the plan.
+    n_micro_batches
+        Of a step.
+    in_flight
+        Requests of a stream at once.
+    """
     needed, depths = dict[str, int](), [stage.warm_up for stage in stages]
     for p, stage in enumerate(stages):
         before = max(depths[:p] if table.branches else depths[p - 1 : p], default=0)
@@ -47,7 +80,23 @@ def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, 
 def rows_that_fit(
     table: CostTable, start: int, stop: int, budget: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
 ) -> int:
-    """The most rows of a micro-batch for which `memory_bytes` stays within `budget`."""
+    """The most rows of a micro-batch for which `memory_bytes` stays within `budget`.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    budget
+        Bytes that the device may use.
+    warm_up
+        Micro-batches that the stage keeps at once.
+    replicas
+        Devices of the stage.
+    n_micro_batches
+        Of a step.
+    """
     room = budget - static_bytes(table, start, stop)
     working, reducing = _moving_parts(table, start, stop, warm_up, replicas, n_micro_batches, warm_up + 2)
     if room < max(working[0], reducing[0]):
@@ -58,7 +107,23 @@ def rows_that_fit(
 def depth_that_fits(
     table: CostTable, start: int, stop: int, rows: int, budget: int, *, replicas: int = 1, n_micro_batches: int = 1
 ) -> int:
-    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within `budget`; 0: not one."""
+    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within `budget`; 0: not one.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    rows
+        Of every micro-batch, that this device takes.
+    budget
+        Bytes that the device may use.
+    replicas
+        Devices of the stage.
+    n_micro_batches
+        Of a step.
+    """
     room = budget - static_bytes(table, start, stop)
 
     def needed(depth: int) -> int:
@@ -121,7 +186,17 @@ def _waiting_bytes(
 
 
 def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
-    """Bytes of the all-reduce: the flat vector and its pieces, those of other replicas, and one just added."""
+    """Bytes of the all-reduce: the flat vector and its pieces, those of other replicas, and one just added.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    replicas
+        Devices of the stage.
+    """
     if replicas == 1 or not isinstance(table.problem.workload, Training):
         return 0
     return 2 * _vector_bytes(table, start, stop) + replicas * _piece_bytes(table, start, stop, replicas)

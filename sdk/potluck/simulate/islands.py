@@ -14,6 +14,15 @@ class Islands:
 
     `crossed`: the media of each class; `rates_of(counts)`: the rates of classes with so many flows; `known`: what it
     has answered.
+
+    Parameters
+    ----------
+    crossed
+        The media of each class.
+    rates_of
+        Called with {class: flows}; gives bytes per second of one flow of each.
+    known
+        What it has answered; shared with other simulations of the same media.
     """
 
     def __init__(

@@ -95,6 +95,22 @@ def turns(
 
     An action's turn is one after those of what it waits for and of the one before it on its stage. `before`: the graph
     of stages; a chain unless given.
+
+    Parameters
+    ----------
+    warm_up
+        Per stage, forwards before its first backward.
+    n_micro_batches
+        M.
+    before
+        The graph of stages; default: a chain.
+    training
+        Backwards belong to it.
+
+    Raises
+    ------
+    PlanError
+        With these depths some stage waits for ever.
     """
     before = chain(len(warm_up)) if before is None else before
     rows = []

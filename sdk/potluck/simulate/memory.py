@@ -16,6 +16,17 @@ def peak_bytes(table: cost.CostTable, compiled: Compiled, device: str, spans: Se
     A value is there from the start of what makes it to the end of its last use; what never is used goes at once. A
     `run` keeps its activations until its `backward` has ended, where it has one, and a vector of gradients is there as
     long as any piece of it, as pieces are no copies. A `backward` takes room for gradients of parameters that have one.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    compiled
+        The programs.
+    device
+        Its name.
+    spans
+        Per step, when each instruction took place.
     """
     program, notes, sizes = compiled.programs[device], compiled.notes[device], compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []

@@ -27,12 +27,41 @@ def simulate(
     `serial`: a device begins a step only when it has ended the one before, as training must; others may be ahead.
     Events of all lanes, seconds per step, busy seconds, joules and peak bytes per device. Energy covers the devices
     that take part and whose power is known, from the start to the end of the last step.
+
+    Parameters
+    ----------
+    compiled
+        The programs of all devices.
+    problem
+        Costs, network and powers.
+    steps
+        How often they are executed.
+    in_flight
+        Executions at once.
+    serial
+        A device ends a step before it begins the next, as in training.
     """
     return Simulation(compiled, problem, steps, in_flight, serial=serial).trace()
 
 
 class Simulation:
-    """One simulation: the task graph of all steps, and the trace read off its times once they are wanted."""
+    """One simulation: the task graph of all steps, and the trace read off its times once they are wanted.
+
+    Parameters
+    ----------
+    compiled
+        The programs of all devices.
+    problem
+        Costs, network and powers.
+    steps
+        How often they are executed.
+    in_flight
+        Executions at once.
+    table
+        Of the problem, if there is one already.
+    serial
+        A device ends a step before it begins the next, as in training.
+    """
 
     def __init__(
         self, compiled: Compiled, problem: Problem, steps: int, in_flight: int,
@@ -139,6 +168,7 @@ class Simulation:
     # --- the trace ----------------------------------------------------------------------------------------------------
 
     def trace(self) -> Trace:
+        """All events, times, joules and peaks of the simulated steps."""
         times, events = self.times, self._events()
         stop_s = max(times.stop_s, default=0.0)
         busy = dict.fromkeys(self.devices, 0.0)

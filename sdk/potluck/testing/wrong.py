@@ -25,7 +25,17 @@ def header(number: int, **fields: object) -> bytes:
 
 
 def nested_header(number: int, field: str, depth: int = 1000) -> bytes:
-    """The header of a message with a field that is nested deeper than `repr` goes."""
+    """The header of a message with a field that is nested deeper than `repr` goes.
+
+    Parameters
+    ----------
+    number
+        Of the message.
+    field
+        The field's name.
+    depth
+        How many lists lie in each other.
+    """
     name: bytes = msgpack.packb(field)
     start: bytes = b"\x92" + msgpack.packb(number) + b"\x81" + name
     return start + b"\x91" * depth + b"\x90"

@@ -30,7 +30,19 @@ _NOT_TRAINED = (
 
 
 class OnnxModel(Model):
-    """A network from an ONNX file. It answers like any `Model`; its pieces are ONNX."""
+    """A network from an ONNX file. It answers like any `Model`; its pieces are ONNX.
+
+    Parameters
+    ----------
+    traced
+        The graph, as `potluck.graph.onnx.trace` reads it.
+    max_layers
+        Operators are merged into at most so many layers.
+    merge_below
+        A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+    name
+        What plans call it.
+    """
 
     def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = "") -> None:
         n_inputs = len(traced.traced.graph.inputs)
@@ -45,7 +57,26 @@ class OnnxModel(Model):
     def read(
         cls, path: Path, *, sizes: Mapping[str, int], max_layers: int = MAX_LAYERS, merge_below: float = 0.0
     ) -> "OnnxModel":
-        """The model in a file. `sizes` fixes every free dimension but the batch. Raises FileError, ModelError."""
+        """The model in a file. `sizes` fixes every free dimension but the batch.
+
+        Parameters
+        ----------
+        path
+            The file.
+        sizes
+            A number for every free dimension but the batch, by its name.
+        max_layers
+            Operators are merged into at most so many layers.
+        merge_below
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+
+        Raises
+        ------
+        FileError
+            The file cannot be read, or is no ONNX model.
+        ModelError
+            It has an operator that is not known, or a dimension without a size.
+        """
         try:
             model = onnx.ModelProto.FromString(path.read_bytes())
         except OSError as error:
@@ -59,7 +90,10 @@ class OnnxModel(Model):
     def as_torch(self, *, max_layers: int = MAX_LAYERS, merge_below: float = 0.0) -> Model:
         """The same network made of torch's operators, which can be divided by rows; it answers within 1e-4.
 
-        Raises ModelError for operators that torch does not have.
+        Raises
+        ------
+        ModelError
+            It has an operator that torch does not have.
         """
         import torch
 
@@ -80,7 +114,25 @@ class OnnxModel(Model):
         return made
 
     def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
-        """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`."""
+        """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`.
+
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        train
+            Refused: it does not train.
+
+        Returns
+        -------
+        tuple[records.Segment, Graph]
+            The record that plans are compiled with, and a graph without nodes.
+
+        Raises
+        ------
+        ModelError
+            There are no such layers.
+        """
         record, graph = super().segment(start, stop, train=train)
         kept = tuple(p for p in graph.parameters if p.name in self._weights)
         return record, Graph(inputs=graph.inputs, parameters=kept, outputs=graph.outputs, symbols=graph.symbols)
@@ -90,7 +142,15 @@ class OnnxModel(Model):
         return () if train else ("onnx",)
 
     def document(self, start: int, stop: int, *, train: bool = False, kind: str = "onnx") -> bytes:
-        """Layers [start, stop) as an ONNX model, its weights left out."""
+        """Layers [start, stop) as an ONNX model, its weights left out.
+
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        train, kind
+            As for `Model`; there is one kind.
+        """
         return self.document_of(self._laid_out(train).graph(start, stop))
 
     def document_of(self, graph: Graph, kind: str = "onnx") -> bytes:
@@ -129,5 +189,11 @@ class OnnxModel(Model):
         return dict(state)
 
     def load_state(self, state: "Mapping[str, torch.Tensor]") -> None:
-        """Raises ModelError: an ONNX model is not trained."""
+        """Refused: an ONNX model is not trained.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
         raise ModelError("an ONNX model is not trained, so it has no weights to load.")

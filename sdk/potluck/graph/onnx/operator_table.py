@@ -28,7 +28,8 @@ _DTYPES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One node: `fixed` holds the values of its inputs that do not depend on the data, None for the others; `shapes`
-    are those of its outputs."""
+    are those of its outputs.
+    """
 
     op: str
     opset: int

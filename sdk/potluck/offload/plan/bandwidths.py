@@ -24,6 +24,19 @@ def over(
     """The split for any bandwidth from the first on: searched for at these, and where it may pay, at `most` in all.
 
     None of `best`: nothing can be done there, as by whoever needs a link.
+
+    Parameters
+    ----------
+    bandwidths
+        Bytes per second, ascending.
+    splitter
+        The problem, prepared.
+    best
+        Called with a bandwidth and splits that are near.
+    most
+        Searches in all.
+    deadline_s
+        Seconds; default: as soon as possible.
     """
     known: dict[float, Split] = {}
     for bytes_per_s in bandwidths:
@@ -59,7 +72,17 @@ def _compare(splitter: Splitter, known: dict[float, Split], deadline_s: float | 
 def turn(
     splitter: Splitter, lower: tuple[float, Split], upper: tuple[float, Split], *, deadline_s: float | None = None
 ) -> float:
-    """Between two bandwidths, each with its split: from where on the upper one's is the better of the two."""
+    """Between two bandwidths, each with its split: from where on the upper one's is the better of the two.
+
+    Parameters
+    ----------
+    splitter
+        The problem, prepared.
+    lower, upper
+        Bytes per second, and the split there.
+    deadline_s
+        Seconds; default: as soon as possible.
+    """
     (low, below), (high, above) = lower, upper
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -30,6 +30,22 @@ def answer(way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float
     """What one of `WAYS` does at this bandwidth; None where it sends, and the link carries nothing.
 
     The thriftiest cut needs a deadline; a layer cut may be all on one side.
+
+    Parameters
+    ----------
+    way
+        One of `WAYS`.
+    splitter
+        The problem, prepared.
+    bytes_per_s
+        Of the link.
+    deadline_s
+        For the thriftiest cut.
+
+    Raises
+    ------
+    UserError
+        There is no such way.
     """
     shares = splitter.shares
     match way:
@@ -51,7 +67,17 @@ def answer(way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float
 
 
 def answers(ways: Iterable[str], splitter: "Splitter", bytes_per_s: float) -> "dict[str, Split]":
-    """What each of these ways does at this bandwidth, where it can be done: without a link only the device answers."""
+    """What each of these ways does at this bandwidth, where it can be done: without a link only the device answers.
+
+    Parameters
+    ----------
+    ways
+        Of `WAYS`.
+    splitter
+        The problem, prepared.
+    bytes_per_s
+        Of the link.
+    """
     found = {way: answer(way, splitter, bytes_per_s) for way in ways}
     return {way: split for way, split in found.items() if split is not None}
 
@@ -80,6 +106,19 @@ def least_cut(
 
     Each second counts `second_w`, more while the device computes (`busy_w`) or sends or receives (`radio_w`). What is
     sent goes over once, however many operators need it.
+
+    Parameters
+    ----------
+    shares
+        The operators as rows.
+    bytes_per_s
+        Of the link.
+    second_w
+        What every second counts.
+    busy_w
+        What it counts more while the device computes.
+    radio_w
+        What it counts more while the device sends or receives.
     """
     sharing, operators, last = shares.sharing, shares.operators, shares.last
     n = len(operators)
@@ -112,7 +151,17 @@ def line_cuts(shares: Shares) -> Iterator[tuple[Division, ...]]:
 
 
 def thriftiest_cut(splitter: "Splitter", bytes_per_s: float, deadline_s: float) -> "Split":
-    """The layer cut with the least joules of the device among those that are done by the deadline, else the fastest."""
+    """The layer cut with the least joules of the device among those that are done by the deadline, else the fastest.
+
+    Parameters
+    ----------
+    splitter
+        The problem, prepared.
+    bytes_per_s
+        Of the link.
+    deadline_s
+        Seconds.
+    """
     shares, sharing = splitter.shares, splitter.shares.sharing
     known = [*line_cuts(shares), all_on_device(shares), least_cut(shares, bytes_per_s)]
     for weight in (0.0, 0.5, 1.0, 2.0, 4.0):  # seconds weigh ever more
@@ -129,7 +178,17 @@ def thriftiest_cut(splitter: "Splitter", bytes_per_s: float, deadline_s: float) 
 
 
 def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tuple[Division, ...]:
-    """Each operator in turn is divided so that its last rows are ready soonest; nobody looks ahead."""
+    """Each operator in turn is divided so that its last rows are ready soonest; nobody looks ahead.
+
+    Parameters
+    ----------
+    shares
+        The operators as rows.
+    bytes_per_s
+        Of the link.
+    n_shares
+        Ways to divide an operator that are tried.
+    """
     sharing, last, idle = shares.sharing, shares.last, (NONE,) * (len(shares.sides) - 2)
     found: list[Division] = [((0, shares.operators[0].count), NONE, *idle)]
     ready = {DEVICE: 0.0, HELPER: 0.0}

@@ -56,7 +56,18 @@ class Shared:
 
 
 class Shareable:
-    """A traced model, seen as operators whose rows may be divided. Raises ModelError where it has several inputs."""
+    """A traced model, seen as operators whose rows may be divided.
+
+    Parameters
+    ----------
+    line
+        The traced model.
+
+    Raises
+    ------
+    ModelError
+        It has several inputs.
+    """
 
     def __init__(self, line: Linearization) -> None:
         graph = line.traced.graph
@@ -170,7 +181,17 @@ class Shareable:
 
 
 def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILES) -> Shared:
-    """The pieces and transfers of a split: its divisions, and in how many parts rows go over."""
+    """The pieces and transfers of a split: its divisions, and in how many parts rows go over.
+
+    Parameters
+    ----------
+    shareable
+        The model.
+    divisions
+        Per operator, the rows of each side.
+    tiles
+        Parts in which rows go over.
+    """
     n_sides = len(divisions[0])
     operators = shareable.operators((Pace(),) * n_sides)
     shares = Shares(OffloadProblem(operators=operators, bytes_per_s=0.0, n_sides=n_sides))

@@ -125,7 +125,17 @@ class OffloadProblem:
         return range(self.n_sides)
 
     def seconds(self, side: int, place: int, rows: int) -> float:
-        """What so many rows of an operator take one side."""
+        """What so many rows of an operator take one side.
+
+        Parameters
+        ----------
+        side
+            Its number; 0 is the device.
+        place
+            Of the operator.
+        rows
+            How many.
+        """
         operator = self.operators[place]
         if not rows:
             return 0.0
@@ -222,14 +232,36 @@ class Shares:
                 yield source, (window[0][rows[0]], window[1][rows[1] - 1])
 
     def readers(self, place: int, which: int, rows: Interval, boundary: int) -> tuple[int, int]:
-        """Among those rows: the first that reads beyond `boundary` of an input, the first that reads none before it."""
+        """Among those rows: the first that reads beyond `boundary` of an input, the first that reads none before it.
+
+        Parameters
+        ----------
+        place
+            Of the operator.
+        which
+            Of its inputs.
+        rows
+            [start, stop) of its output.
+        boundary
+            A row of the input.
+        """
         window = self.windows[place][which][1]
         if window is None:
             return rows[0], rows[0]
         return bisect_left(window[1], boundary + 1, *rows), bisect_left(window[0], boundary, *rows)
 
     def needed(self, place: int, targets: dict[int, Interval], floor: int = 0) -> dict[int, Interval]:
-        """The rows of every operator up to `place` that the targets need; of those up to `floor` only what is read."""
+        """The rows of every operator up to `place` that the targets need; of those up to `floor` only what is read.
+
+        Parameters
+        ----------
+        place
+            The last operator.
+        targets
+            Operator to the rows that are wanted.
+        floor
+            Of operators up to here only the rows that are read.
+        """
         needed = {u: rows for u, rows in targets.items() if rows[0] < rows[1]}
         for v in range(place, floor, -1):
             rows = needed.get(v)

@@ -62,7 +62,22 @@ def alone(shares: Shares) -> Way:
 
 
 def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
-    """The rows that a side holds behind a cut. What cannot be divided is on one side."""
+    """The rows that a side holds behind a cut. What cannot be divided is on one side.
+
+    Parameters
+    ----------
+    shares
+        The operators as rows.
+    handover
+        How the cut is shared.
+    side
+        Its number; 0 is the device.
+
+    Returns
+    -------
+    dict[int, Interval]
+        Operator to its rows.
+    """
     found = {}
     first, end = handover.bounds(side)
     holds = handover.both and (side == DEVICE or first < end or (not handover.rest and side == HELPER))
@@ -76,7 +91,17 @@ def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
 
 
 def divided(shares: Shares, way: Way, *, replicate: bool = True) -> tuple[Division, ...]:
-    """The rows that each side computes on such a way; without `replicate` no row is computed by two sides."""
+    """The rows that each side computes on such a way; without `replicate` no row is computed by two sides.
+
+    Parameters
+    ----------
+    shares
+        The operators as rows.
+    way
+        From cut to cut.
+    replicate
+        Two sides may compute the same rows.
+    """
     rows: list[list[Interval]] = [[NONE] * len(shares.operators) for _ in shares.sides]
     rows[DEVICE][0] = (0, shares.operators[0].count)
     for before, after in pairwise(way):
@@ -188,7 +213,15 @@ class Blocks:
         self.left.reverse()
 
     def soonest_s(self, place: int, device_first_s: float, helper_first_s: float) -> float:
-        """No end is sooner than with first rows there then: both sides work all the time on what is left."""
+        """No end is sooner than with first rows there then: both sides work all the time on what is left.
+
+        Parameters
+        ----------
+        place
+            Of the cut.
+        device_first_s, helper_first_s
+            When each side has rows at it.
+        """
         left_s, faster = self.left[place]
         together_s = (left_s + device_first_s + faster * helper_first_s) / (1.0 + faster)
         return device_first_s if device_first_s > together_s else together_s
@@ -215,6 +248,15 @@ class Blocks:
         return _Leg(to, device, helper, up, down, device.first_s, helper.first_s)
 
     def block(self, before: Handover, after: Handover, side: int) -> _Block:
+        """What a side computes between two cuts.
+
+        Parameters
+        ----------
+        before, after
+            How the cuts are shared.
+        side
+            Its number; 0 is the device.
+        """
         key = (after, side)
         if key not in self.blocks:
             self.blocks[key] = self._sweep(after, side)
@@ -252,7 +294,23 @@ class Blocks:
 def search(
     blocks: Blocks, bytes_per_s: float, n: int, *, limit_s: float, levels: int = LEVELS, thrifty: bool = False
 ) -> list[Way]:
-    """The ways that seem best at that bandwidth, of those done by `limit_s`: least latency or, if `thrifty`, joules."""
+    """The ways that seem best at that bandwidth, of those done by `limit_s`: least latency or, if `thrifty`, joules.
+
+    Parameters
+    ----------
+    blocks
+        The problem, prepared.
+    bytes_per_s
+        Of the link.
+    n
+        How many ways to give.
+    limit_s
+        Ways that take longer are of no use.
+    levels
+        Shares of the rows behind a cut that are tried, evenly from none to all.
+    thrifty
+        By joules of the device, rather than latency.
+    """
     sharing, last = blocks.shares.sharing, blocks.shares.last
     start = Handover(0, 1.0)
     fronts: dict[Handover, list[Label]] = {start: [Label(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, start, None)]}

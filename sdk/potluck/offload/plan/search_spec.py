@@ -31,7 +31,17 @@ class SearchSpec:
     def search(
         self, sharing: OffloadProblem, *, levels: int = LEVELS, told: Callable[[int], None] = lambda done: None
     ) -> Found:
-        """The best split for any bandwidth: `bandwidths.over`. `told`: how many searches are done."""
+        """The best split for any bandwidth: `bandwidths.over`. `told`: how many searches are done.
+
+        Parameters
+        ----------
+        sharing
+            The problem.
+        levels
+            Shares of the rows behind a cut that are tried, evenly from none to all.
+        told
+            Called with the number of searches done.
+        """
         splitter, done = Splitter(sharing, levels=levels), 0
 
         def best(bytes_per_s: float, near: Sequence[Split]) -> Split | None:

@@ -67,6 +67,15 @@ class Splitter:
     """A problem prepared for any bandwidth: what does not depend on it is found once.
 
     `share` gives the best split at a bandwidth, `front` those between the fastest and the most frugal.
+
+    Parameters
+    ----------
+    sharing
+        The problem.
+    rules
+        The paper's constraints; default: none but those that always hold.
+    levels
+        Shares of the rows behind a cut that are tried, evenly from none to all.
     """
 
     def __init__(self, sharing: OffloadProblem, *, rules: Rules | None = None, levels: int = LEVELS) -> None:
@@ -85,6 +94,15 @@ class Splitter:
 
         Intra-DP, equations (2) and (3), on rows instead of operations; the input and the result are on the device.
         `near`: splits of other bandwidths, which may be good here too.
+
+        Parameters
+        ----------
+        bytes_per_s
+            Of the link.
+        deadline_s
+            Seconds; default: as soon as possible.
+        near
+            Splits of other bandwidths.
 
         Raises
         ------
@@ -115,13 +133,39 @@ class Splitter:
         return tuple(found)
 
     def evaluate(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int = TILES) -> Split:
-        """What comes of these divisions. Raises PlanError where they need a link and it carries nothing."""
+        """What comes of these divisions.
+
+        Parameters
+        ----------
+        divisions
+            Per operator, the rows of each side.
+        bytes_per_s
+            Of the link.
+        tiles
+            Parts in which rows go over.
+
+        Raises
+        ------
+        PlanError
+            They need a link, and it carries nothing.
+        """
         split = self.tried(divisions, bytes_per_s, tiles)
         if split is None:
             raise PlanError("this split sends something, but the link carries nothing.")
         return split
 
     def tried(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int) -> Split | None:
+        """What comes of these divisions; None where they need a link and it carries nothing.
+
+        Parameters
+        ----------
+        divisions
+            Per operator, the rows of each side.
+        bytes_per_s
+            Of the link.
+        tiles
+            Parts in which rows go over.
+        """
         sharing = self.shares.sharing
         taken = times(sharing, self._steps(tuple(divisions), tiles), bytes_per_s)
         if taken is None:
@@ -282,7 +326,17 @@ class Splitter:
 
 
 def share(sharing: OffloadProblem, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:
-    """The best split at the bandwidth of the problem: see `Splitter.share`."""
+    """The best split at the bandwidth of the problem: see `Splitter.share`.
+
+    Parameters
+    ----------
+    sharing
+        The problem, with its bandwidth.
+    deadline_s
+        Seconds; default: as soon as possible.
+    levels
+        Shares of the rows behind a cut that are tried, evenly from none to all.
+    """
     return Splitter(sharing, levels=levels).share(sharing.bytes_per_s, deadline_s=deadline_s)
 
 

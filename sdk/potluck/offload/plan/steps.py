@@ -38,7 +38,19 @@ class Step:
 def steps(shares: Shares, divisions: Sequence[Division], tiles: int = TILES) -> tuple[Step, ...]:
     """Everything to be done, in an order in which all is there before it is used. Rows of no use are left out.
 
-    Raises PlanError where rows are needed that no side computes.
+    Parameters
+    ----------
+    shares
+        The operators as rows.
+    divisions
+        Per operator, the rows of each side.
+    tiles
+        Parts in which rows go over.
+
+    Raises
+    ------
+    PlanError
+        Rows are needed that no side computes.
     """
     return _Drafts(shares, divisions, tiles).ordered()
 

@@ -27,7 +27,17 @@ class Times:
 
 
 def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) -> Times | None:
-    """How the steps take place at that bandwidth; None where something has to go over a link that carries nothing."""
+    """How the steps take place at that bandwidth; None where something has to go over a link that carries nothing.
+
+    Parameters
+    ----------
+    sharing
+        The problem.
+    steps
+        In order.
+    bytes_per_s
+        Of the link.
+    """
     n_sides, work, lanes = len(sharing.sides), [], []
     for step in steps:
         lanes.append(step.side if step.to is None else n_sides + step.side)

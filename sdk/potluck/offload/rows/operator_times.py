@@ -40,7 +40,17 @@ class Pace:
 
 
 def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
-    """What every operator takes, where layer i takes `layer_s[i]` for `batch` rows of the batch."""
+    """What every operator takes, where layer i takes `layer_s[i]` for `batch` rows of the batch.
+
+    Parameters
+    ----------
+    layers
+        The traced model in layers.
+    layer_s
+        Seconds of each layer.
+    batch
+        Rows that it computes in them.
+    """
     traced = layers.line.traced
     first, sizes = traced.graph.first_node, {**traced.hints, BATCH: batch}
     states = range(len(traced.graph.inputs), first)

@@ -51,7 +51,17 @@ class View:
     axes: Mapping[int, int | None]  # value -> its axis; a value that is not in there is a constant
 
     def argument(self, position: int, name: str = "", default: Any = None) -> Any:
-        """The argument at that position or of that name."""
+        """The argument at that position or of that name.
+
+        Parameters
+        ----------
+        position
+            Among those by position.
+        name
+            Among those by name.
+        default
+            Where it is absent.
+        """
         if len(self.node.args) > position:
             return self.node.args[position]
         return dict(self.node.kwargs).get(name, default)
@@ -198,7 +208,17 @@ def _padded(view: View) -> Found | None:
 
 
 def padding_of(amounts: Any, rank: int, axis: int) -> tuple[int, int]:
-    """What `constant_pad_nd` puts before and behind that axis; rows that it takes away count negative."""
+    """What `constant_pad_nd` puts before and behind that axis; rows that it takes away count negative.
+
+    Parameters
+    ----------
+    amounts
+        As the operator has them: before and behind, the last axis first.
+    rank
+        Number of axes.
+    axis
+        Which one.
+    """
     place = 2 * (rank - 1 - axis)
     return (amounts[place], amounts[place + 1]) if place + 1 < len(amounts) else (0, 0)
 

@@ -55,7 +55,17 @@ class TensorSlice:
 
 
 def part_type(line: Linearization, localities: Sequence[Local], part: TensorSlice) -> Type:
-    """Data type and shape of a part."""
+    """Data type and shape of a part.
+
+    Parameters
+    ----------
+    line
+        The traced model.
+    localities
+        Per operator, how its rows depend on its inputs'.
+    part
+        Rows of a value.
+    """
     whole = line.traced.type_of(part.ref)
     axis, count = rows_of(line, localities, part.value)
     if axis is None or (part.start, part.stop) == (0, count):
@@ -64,7 +74,17 @@ def part_type(line: Linearization, localities: Sequence[Local], part: TensorSlic
 
 
 def rows_of(line: Linearization, localities: Sequence[Local], value: int) -> tuple[int | None, int]:
-    """The axis of a value's rows and how many there are; (None, 1) where it is one piece."""
+    """The axis of a value's rows and how many there are; (None, 1) where it is one piece.
+
+    Parameters
+    ----------
+    line
+        The traced model.
+    localities
+        Per operator, how its rows depend on its inputs'.
+    value
+        Its number.
+    """
     graph = line.traced.graph
     if value >= graph.first_node:
         local = localities[value - graph.first_node]
@@ -87,7 +107,27 @@ def piece(
 ) -> Graph:
     """The graph that computes rows `computes[value]` of these nodes from parts that it takes, and gives parts.
 
-    `names` renames parts at the edge. Raises PlanError where rows that a node needs are neither taken nor computed.
+    `names` renames parts at the edge.
+
+    Parameters
+    ----------
+    line
+        The traced model.
+    localities
+        Per operator, how its rows depend on its inputs'.
+    takes
+        Parts that come in.
+    computes
+        Per value, its rows.
+    gives
+        Parts that go out.
+    names
+        Names of parts at the edge; default: their own.
+
+    Raises
+    ------
+    PlanError
+        Rows that a node needs are neither taken nor computed.
     """
     build = _Build(line, localities, takes)
     first = line.traced.graph.first_node

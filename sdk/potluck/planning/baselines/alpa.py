@@ -21,7 +21,17 @@ N_BOUNDS = 24  # values of t_max tried, evenly among the stages' times (Alpa ski
 
 
 def plan_alpa(problem: Problem, table: cost.CostTable | None = None, *, as_printed: bool = False) -> Iterator[Plan]:
-    """Its plan for every micro-batch size, in every order of `orders`; `as_printed`: on all devices, as listed."""
+    """Its plan for every micro-batch size, in every order of `orders`.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem, if there is one already.
+    as_printed
+        On all devices, in the order in which they are listed.
+    """
     table = table or cost.CostTable(problem)
     mean = cost.CostTable(mean_problem(problem))
     for micro_batch in candidates.micro_batches(problem):

@@ -32,6 +32,15 @@ def plan_hybrid(problem: Problem, table: cost.CostTable | None = None, *, leave_
     """The best plan for every micro-batch size, number of stages and number of last devices; unjudged.
 
     Without `leave_out` as printed: for all devices, of which only Algorithm 1 may give some no rows.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem, if there is one already.
+    leave_out
+        Devices may be left out, which the paper's algorithm does not.
     """
     table = table or cost.CostTable(problem)
     order = sorted(problem.devices, key=lambda device: (-cost.budget_bytes(problem, device), device.name))
@@ -58,7 +67,19 @@ def estimate_of(problem: Problem) -> Estimate:
 
 
 class Search:
-    """Algorithm 2 for one order of devices and one micro-batch size."""
+    """Algorithm 2 for one order of devices and one micro-batch size.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    names
+        The devices, in this order.
+    micro_batch
+        Rows of a micro-batch.
+    leave_out
+        Devices may be left out.
+    """
 
     def __init__(
         self, table: cost.CostTable, names: Sequence[str], micro_batch: int, *, leave_out: bool = True
@@ -121,7 +142,17 @@ class Search:
         return best
 
     def head(self, start: int, stop: int, group: tuple[str, ...], p: int) -> tuple[Stage, Step] | None:
-        """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1."""
+        """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1.
+
+        Parameters
+        ----------
+        start, stop
+            Layers [start, stop).
+        group
+            Devices of the stage.
+        p
+            Its number, from the end.
+        """
         self.table.at_work()
         key, warm_up = (start, stop, group, p), min(2 * p - 1, self.n_micro_batches)
         if key not in self._heads:
@@ -152,7 +183,21 @@ class Search:
 def make_stage(
     table: cost.CostTable, start: int, stop: int, group: Sequence[str], micro_batch: int, warm_up: int
 ) -> tuple[Stage, Step] | None:
-    """A stage with its rows by Algorithm 1 and its execution step, eqs. (7) and (8); None when it does not fit."""
+    """A stage with its rows by Algorithm 1 and its execution step, eqs. (7) and (8); None when it does not fit.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    group
+        Devices of the stage.
+    micro_batch
+        Rows of a micro-batch.
+    warm_up
+        Micro-batches that it keeps at once, K_p.
+    """
     problem = table.problem
     n_micro_batches = problem.workload.batch // micro_batch
     training = isinstance(problem.workload, Training)
@@ -186,7 +231,15 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
 
 
 def crossing(problem: Problem, left: Stage, right: Stage) -> Step:
-    """The communication step over the cut between two stages: activations forward, gradients back."""
+    """The communication step over the cut between two stages: activations forward, gradients back.
+
+    Parameters
+    ----------
+    problem
+        Its network.
+    left, right
+        The stages before and behind the cut.
+    """
     network, layer = problem.network, problem.layers[left.stop - 1]
     forward = cost.cut_s(network, layer.output_bytes, left.devices, left.shares, right.devices, right.shares)
     if not isinstance(problem.workload, Training):

@@ -12,7 +12,23 @@ def allocate(
     table: cost.CostTable, start: int, stop: int, devices: Sequence[str], micro_batch: int, *, warm_up: int,
     n_micro_batches: int,
 ) -> tuple[int, ...] | None:  # fmt: skip
-    """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid, eqs. (7)-(9)."""
+    """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid, eqs. (7)-(9).
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    devices
+        Of the stage.
+    micro_batch
+        Rows of a micro-batch.
+    warm_up
+        Micro-batches that the stage keeps at once, K_p.
+    n_micro_batches
+        Of a step.
+    """
 
     def seconds(device: str, rows: int) -> float:
         return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
@@ -40,6 +56,15 @@ def balance(n_rows: int, capacities: Sequence[float], rooms: Sequence[int]) -> t
 
     >>> balance(10, [1.0, 1.0, 2.0], [9, 9, 3])
     (4, 3, 3)
+
+    Parameters
+    ----------
+    n_rows
+        To be shared.
+    capacities
+        Speed of each device.
+    rooms
+        The most rows that memory holds on each.
     """
     shares, left = [0] * len(rooms), n_rows
     while left:
@@ -67,7 +92,14 @@ def proportion(n_rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 def offload(shares: Sequence[int], rooms: Sequence[int], seconds: Sequence[Callable[[int], float]]) -> tuple[int, ...]:
     """Phase 2 (lines 13-20): blocks go from the slowest device to the fastest with room while it pays.
 
-    `seconds[i](rows)` is the time of device i.
+    Parameters
+    ----------
+    shares
+        Rows of each device, from phase 1.
+    rooms
+        The most rows that memory holds on each.
+    seconds
+        Per device, seconds that so many rows take there.
     """
     rows, block = list(shares), max(1, sum(shares) // N_BLOCKS)
     times = [seconds[i](n) for i, n in enumerate(rows)]

@@ -20,6 +20,21 @@ def build(
     """Stage p has layers [bounds[p], bounds[p + 1]) on `groups[p]`, rows by Algorithm 1; None where it does not fit.
 
     Warm-up depths are K_p unless given. The latency is the closed form's.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    planner
+        Its name, for the plan.
+    bounds
+        Of the stages: one number more than there are stages, ascending.
+    groups
+        Devices of each stage.
+    micro_batch
+        Rows of a micro-batch.
+    depths
+        Warm-up of each stage; default: K_p.
     """
     problem, n_stages = table.problem, len(groups)
     n_micro_batches = problem.workload.batch // micro_batch
@@ -45,14 +60,38 @@ def build(
 
 
 def rebuilt(table: cost.CostTable, planner: str, plan: Plan, order: Sequence[str]) -> Plan | None:
-    """A plan for devices `0`, `1`, ... on real ones, in this order."""
+    """A plan for devices `0`, `1`, ... on real ones, in this order.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    planner
+        Its name, for the plan.
+    plan
+        For devices called by their numbers.
+    order
+        The real device of each number.
+    """
     groups = [tuple(order[int(name)] for name in stage.devices) for stage in plan.stages]
     bounds = [0, *(stage.stop for stage in plan.stages)]
     return build(table, planner, bounds, groups, plan.micro_batch)
 
 
 def seconds(table: cost.CostTable, device: str, start: int, stop: int, rows: int) -> float:
-    """Forward and (for training) backward of layers [start, stop)."""
+    """Forward and (for training) backward of layers [start, stop).
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    device
+        Its name.
+    start, stop
+        Layers [start, stop).
+    rows
+        Rows of a micro-batch.
+    """
     return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
 
 
@@ -63,6 +102,17 @@ def shared_s(
 
     Endless where the layers fit on none of the group. More layers never take less. `known`: for who asks again on this
     table, by device and micro-batch size the seconds of the layers in front of each.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    groups
+        Devices of each stage.
+    micro_batch
+        Rows of a micro-batch.
+    known
+        Kept between calls on this table.
     """
     layers = range(len(table.problem.layers) + 1)
     for name in (name for group in groups for name in group):
@@ -86,6 +136,15 @@ def balanced(places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, 
 
     >>> balanced([0, 1, 2, 3], 2, lambda p, a, b: (b - a) * (1 if p else 2))
     [0, 1, 3]
+
+    Parameters
+    ----------
+    places
+        Where a stage may begin and end, ascending.
+    n_stages
+        How many.
+    stage_s
+        Called as stage_s(p, start, stop).
     """
     last = len(places) - 1
     if n_stages > last:

@@ -24,7 +24,8 @@ N_STEPS = 20  # to better the a_d
 
 def least_energy_j(problem: Problem, table: cost.CostTable) -> float:
     """Joules per step or request that no plan within the limits goes below; infinite where no set of devices will do,
-    0 where power is unknown."""
+    0 where power is unknown.
+    """
     if any(device.idle_w is None or device.busy_w is None for device in problem.devices):
         return 0.0
     batch = problem.workload.batch

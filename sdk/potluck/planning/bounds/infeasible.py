@@ -10,7 +10,20 @@ ROUNDING = 1e-9
 
 
 def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
-    """Raise `Infeasible` where a layer's weights fit nowhere, or a bound is above the limit on latency or energy."""
+    """Refuse a problem where a layer's weights fit nowhere, or a bound is above the limit on latency or energy.
+
+    Parameters
+    ----------
+    problem
+        With its limits.
+    table
+        Of this problem.
+
+    Raises
+    ------
+    Infeasible
+        Says which limit, and by how much it is too low.
+    """
     if _weights_too_big(problem, table):
         raise too_big(problem)
     qoe = problem.qoe

@@ -35,7 +35,19 @@ MAX_LABELS = 6  # per state; of more, the worst are merged into one that is bett
 def lower_bound_s(
     problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
 ) -> float:
-    """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
+    """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem.
+    upper_s
+        Latency of a known plan.
+    is_late
+        Asked between pieces of work; the bound found by then is given.
+    """
     bound = min(upper_s, quick_bound_s(problem))
     if problem.branches:
         return bound
@@ -108,7 +120,8 @@ def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
 
 def way_s(problem: Problem) -> float:
     """The longest way through the layers where each takes its least time of any device and batch size; streams overlap
-    their requests, so for them it is nothing."""
+    their requests, so for them it is nothing.
+    """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
     batch, learning, reached = problem.workload.batch, flows.learning_layers(problem), [0.0] * len(problem.layers)
@@ -127,6 +140,15 @@ def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[f
 
     >>> weighted_s(8, [[1.0], [3.0]], [3.0, 1.0])
     6.0
+
+    Parameters
+    ----------
+    batch
+        Rows.
+    rates
+        Per device and layer, its least seconds per row.
+    weights
+        One per device: so much its seconds count.
     """
     total = sum(weights)
     least = (min(w * rate for w, rate in zip(weights, layer, strict=True)) for layer in zip(*rates, strict=True))
@@ -134,7 +156,22 @@ def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[f
 
 
 def least_rates(problem: Problem, device: str, most: int) -> list[float]:
-    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that every plan needs."""
+    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that every plan needs.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    device
+        Its name.
+    most
+        The largest micro-batch size.
+
+    Returns
+    -------
+    list[float]
+        One number for each layer.
+    """
     return [a + b for a, b in zip(*_both(problem, device, most), strict=True)]
 
 
@@ -148,13 +185,33 @@ def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[f
 
 
 def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
-    """Least seconds per row at any batch size up to `batch`: between measured sizes the best is at one of them."""
+    """Least seconds per row at any batch size up to `batch`: between measured sizes the best is at one of them.
+
+    Parameters
+    ----------
+    costs
+        Measured sizes of one layer on one device.
+    seconds
+        One time for each size.
+    batch
+        The largest size.
+    """
     sizes = {1, batch, *(n for n in costs.rows if n < batch)}
     return min(cost.interpolate(costs.rows, seconds, n) / n for n in sizes)
 
 
 class LowerBoundSearch(SubsetSearch):
-    """The program over lower bounds of all costs for one micro-batch size."""
+    """The program over lower bounds of all costs for one micro-batch size.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    micro_batch
+        Rows of a micro-batch.
+    is_late
+        Asked between pieces of work.
+    """
 
     def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
         problem = table.problem
@@ -211,7 +268,25 @@ class LowerBoundSearch(SubsetSearch):
 
 
 class LowerBoundCosts(StageCostTable):
-    """Lower bounds of stages and crossings."""
+    """Lower bounds of stages and crossings.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    micro_batch
+        Rows of a micro-batch.
+    cuts
+        Where stages may begin and end, ascending.
+    classes
+        Devices that are alike, by number.
+    patterns
+        Groups that may share a stage.
+    rates
+        Per device and layer, its least seconds per row.
+    is_late
+        Asked between pieces of work.
+    """
 
     def __init__(
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
@@ -229,7 +304,17 @@ class LowerBoundCosts(StageCostTable):
         return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
-        """Layers between the cuts on pattern g: how long one row is in it at least, and all rows together."""
+        """Layers between the cuts on pattern g: how long one row is in it at least, and all rows together.
+
+        Parameters
+        ----------
+        i, j
+            Numbers of the cuts between which the layers lie.
+        g
+            Number of the pattern.
+        limit_s
+            Stages that take longer are of no use.
+        """
         start, stop, table = self.cuts[i], self.cuts[j], self.table
         group = self.groups[g]
         static = cost.static_bytes(table, start, stop)
@@ -281,7 +366,15 @@ class LowerBoundCosts(StageCostTable):
         return StageCost(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
 
     def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
-        """A micro-batch over cut j (one row, where a group is involved), over all paths between the two at once."""
+        """A micro-batch over cut j (one row, where a group is involved), over all paths between the two at once.
+
+        Parameters
+        ----------
+        j
+            Number of the cut.
+        g, h
+            Numbers of the patterns before and behind it.
+        """
         forward, back, shared, air = self._link(g, h)
         layer, batch = self.problem.layers[self.cuts[j] - 1], self.problem.workload.batch
         f, b = forward * layer.output_bytes, back * layer.gradient_bytes * self.training
@@ -320,7 +413,8 @@ class LowerBoundCosts(StageCostTable):
 
 def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
     """The most bytes per second over the paths of these pairs at once: no more than what each carries alone, and than a
-    medium that all of them cross."""
+    medium that all of them cross.
+    """
     paths = [dict(network.path(a, b).media) for a, b in pairs]
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
     crossed = [name for name in paths[0] if all(name in path for path in paths)]

@@ -16,7 +16,7 @@ from potluck.simulate import cost, direct
 
 MAX_JUDGED = 48  # of a peer's plans and of the ways to fill them in, those of the best closed-form time
 
-__all__ = ["graph_txt", "judged", "metis_files"]
+__all__ = ["judged", "metis", "pipedream"]
 
 
 def judged(text: str, problem: Problem) -> Plans:

@@ -26,7 +26,13 @@ _PAIR = re.compile(r"[(\[](\d+), (\d+)[)\]]")
 
 
 def files(problem: Problem) -> dict[str, str]:
-    """Name to content of everything that Metis reads, with a README that has the command and the mapping."""
+    """Name to content of everything that Metis reads, with a README that has the command and the mapping.
+
+    Raises
+    ------
+    UserError
+        The problem is inference, or has more kinds of devices than Metis knows.
+    """
     if not isinstance(problem.workload, Training):
         raise UserError("Metis plans training only.", next_step="Ask for training: --train batch=32.")
     types, table = types_of(problem), cost.CostTable(problem)
@@ -46,7 +52,13 @@ def files(problem: Problem) -> dict[str, str]:
 
 
 def types_of(problem: Problem) -> dict[str, tuple[str, ...]]:
-    """Which of Metis' names stands for which devices: those alike have one name, the fastest the first."""
+    """Which of Metis' names stands for which devices: those alike have one name, the fastest the first.
+
+    Raises
+    ------
+    UserError
+        There are more kinds of devices than Metis knows.
+    """
     classes = [tuple(problem.devices[i].name for i in members) for members in alike(problem)]
     if len(classes) > len(NAMES):
         raise UserError(
@@ -123,7 +135,22 @@ def is_plan(text: str) -> bool:
 
 
 def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
-    """Every ranked plan without tensor parallelism; rows are shared by Asteroid's Algorithm 1, as for all others."""
+    """Every ranked plan without tensor parallelism; rows are shared by Asteroid's Algorithm 1, as for all others.
+
+    Parameters
+    ----------
+    text
+        What Metis printed.
+    problem
+        That it was given.
+    table
+        Of this problem.
+
+    Raises
+    ------
+    PlanError
+        The ranking is of another model or home.
+    """
     types, n_layers, batch = types_of(problem), len(problem.layers), problem.workload.batch
     for match in _RANK.finditer(text):
         sequence, sizes, strategies, n_micro_batches, partition = match.groups()

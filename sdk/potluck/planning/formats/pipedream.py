@@ -54,7 +54,13 @@ class Graph:
 
 
 def read(text: str, file: str = "a graph.txt") -> Graph:
-    """The graph of a text; FileError names the line that is wrong, or the cycle."""
+    """The graph of a text.
+
+    Raises
+    ------
+    FileError
+        Names the line that is wrong, or the cycle.
+    """
     found: dict[str, Operator] = {}
     edges: list[tuple[str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -145,7 +151,17 @@ def _by_number(name: str) -> tuple[int, str]:
 
 
 def of_problem(problem: Problem, rows: int, device: str = "") -> Graph:
-    """The problem as PipeDream takes it: minibatches of `rows`, times the mean over the devices, or one device's."""
+    """The problem as PipeDream takes it: minibatches of `rows`, times the mean over the devices, or one device's.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    rows
+        Of a minibatch.
+    device
+        Whose times to take; default: the mean over all.
+    """
     table = cost.CostTable(problem)
     names = [problem.device(device).name] if device else [item.name for item in problem.devices]
     fed = Operator(name="node1", description="Input0", activation_bytes=problem.input_bytes * rows)
@@ -169,7 +185,24 @@ def of_problem(problem: Problem, rows: int, device: str = "") -> Graph:
 
 
 def model_of(graph: Graph, rows: int, name: str = "graph") -> ModelGraph:
-    """The operators as a model graph, sizes per row of a minibatch of `rows`."""
+    """The operators as a model graph, sizes per row of a minibatch of `rows`.
+
+    Parameters
+    ----------
+    graph
+        As `read` gives it.
+    rows
+        Of the minibatch that was measured.
+    name
+        What plans call the model.
+
+    Raises
+    ------
+    UserError
+        A minibatch has less than one row.
+    FileError
+        The graph has no operator.
+    """
     if rows < 1:
         raise UserError(f"a minibatch has at least one row, got rows={rows}.")
     inputs = tuple(
@@ -215,6 +248,20 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
     """The plan on every order of devices and micro-batch: it does not say which device is which, so the best may win.
 
     Rows are shared by Asteroid's Algorithm 1, as for all others.
+
+    Parameters
+    ----------
+    text
+        A graph.txt with stages, or what the optimizer printed.
+    problem
+        That it was given.
+    table
+        Of this problem.
+
+    Raises
+    ------
+    PlanError
+        The plan is of another model, or takes more devices than there are.
     """
     bounds, replicas = _printed(text) if _PRINTED.search(text) else _staged(text)
     if bounds[-1] != len(problem.layers):

@@ -83,7 +83,17 @@ class Candidate(NamedTuple):
 def plan_anytime(
     problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
 ) -> Iterator[Plan]:
-    """Plans as they are found, each better than the one before, with the latency that the simulator gives them."""
+    """Plans as they are found, each better than the one before, with the latency that the simulator gives them.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem, if there is one already.
+    simulator
+        Of this problem, if there is one already.
+    """
     table, tally = table or cost.CostTable(problem), WorkBudget()
     enough_s = given_s(problem) if is_many(problem) else inf
     board = CandidatePool(
@@ -109,6 +119,19 @@ def search(
     """Fill the board until nothing better is found, or it `is_over`; of `max_steps` at most.
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
+
+    Parameters
+    ----------
+    board
+        Gets the plans, and knows when time is over.
+    first
+        Plans to be beaten.
+    is_late
+        Asked between pieces of work.
+    borrow
+        Plans of other planners are candidates, too.
+    max_steps
+        Pieces of work.
     """
     board.is_late = is_late
     for step, _ in enumerate(_steps(board, first, borrow=borrow)):
@@ -237,7 +260,8 @@ def is_small(table: cost.CostTable) -> bool:
 
 def _reshare(board: CandidatePool, plan: Plan) -> Iterator[None]:
     """A plan that promised to be the best and is not, with all other rows that could make it so: where links or the
-    requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better."""
+    requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better.
+    """
     promising = (other for other in reshared(plan) if floor_s(board.table, other) < board.best)
     for other in islice(promising, MAX_SHARES):
         if fits(board.table, other, other.stages):

@@ -48,14 +48,16 @@ class CandidatePool:
 
     def is_over(self) -> bool:
         """Whether time is up and there is a plan; in a home of many devices, where counted work ends the search, also
-        if there is none by the half of it: the other half is for looks at plans that may fit after all."""
+        if there is none by the half of it: the other half is for looks at plans that may fit after all.
+        """
         if self.scores:
             return self.is_late()
         return is_many(self.problem) and self.tally() >= given_s(self.problem) / 2 and self.is_late()
 
     def score(self, plan: Plan) -> float:
         """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
-        memory does not hold it."""
+        memory does not hold it.
+        """
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
@@ -87,7 +89,8 @@ class CandidatePool:
 
     def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
         """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
-        of one request at a time, there is plenty."""
+        of one request at a time, there is plenty.
+        """
         given = not self.simulator.streaming and self.budgets is self.table.budgets
         if given and fits(self.table, plan, plan.stages, PLENTY):
             return True

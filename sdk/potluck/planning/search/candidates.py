@@ -8,7 +8,15 @@ MAX_CUTS = 32
 
 
 def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> int:
-    """The fewest rows of a micro-batch that layers [start, stop) can learn from; of 1, some batch norms cannot."""
+    """The fewest rows of a micro-batch that layers [start, stop) can learn from; of 1, some batch norms cannot.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    start, stop
+        Layers [start, stop); default: all.
+    """
     trains = isinstance(problem.workload, Training)
     return 2 if trains and any(layer.norm_values == 1 for layer in problem.layers[start:stop]) else 1
 

@@ -51,7 +51,8 @@ def shape(plan: Plan, peers: Mapping[str, Sequence[str]]) -> Hashable:
 
 def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     """The devices of each stage, of alike ones those named first that come first: the same for plans that differ only
-    in which of them does what. `peers`: of every device, those of its class."""
+    in which of them does what. `peers`: of every device, those of its class.
+    """
     given: dict[str, str] = {}
     taken: Counter[str] = Counter()
     for name in (name for stage in plan.stages for name in stage.devices):
@@ -99,6 +100,15 @@ def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequenc
     All of them in a home of at most `ALL_SUBSETS` devices; else single devices, pairs, runs of devices of neighbouring
     speed or memory, and the first few of each class; where too many are unlike for all pairs, for each device those of
     the fastest links to it. `speeds` are per device.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    classes
+        Devices that are alike, by number.
+    speeds
+        Per device.
     """
     n = len(problem.devices)
     if n <= ALL_SUBSETS:
@@ -131,5 +141,20 @@ def _near(problem: Problem, speeds: Sequence[float]) -> list[list[int]]:
 
 
 def members(pattern: Pattern, classes: Sequence[Sequence[int]], used: Sequence[int]) -> tuple[int, ...]:
-    """The devices that a pattern stands for when the first `used[c]` of each class are taken."""
+    """The devices that a pattern stands for when the first `used[c]` of each class are taken.
+
+    Parameters
+    ----------
+    pattern
+        How many devices of each class.
+    classes
+        Devices that are alike, by number.
+    used
+        Per class, how many are taken.
+
+    Returns
+    -------
+    tuple[int, ...]
+        Numbers of the devices.
+    """
     return tuple(i for c, size in enumerate(pattern) for i in classes[c][used[c] : used[c] + size])

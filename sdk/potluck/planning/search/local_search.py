@@ -69,7 +69,17 @@ def smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
-    """The stages with warm-ups K_p, each by the longest way from it to the end."""
+    """The stages with warm-ups K_p, each by the longest way from it to the end.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    stages
+        In order.
+    n_micro_batches
+        M.
+    """
     if not isinstance(problem.workload, Training):
         return tuple(stages)
     heights = stage_graph.heights(flows.before(flows.bundles(problem, stages)))
@@ -89,7 +99,19 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
 
 
 def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
-    """Whether every device holds all its stages in this part of what it may use, by the closed form of memory."""
+    """Whether every device holds all its stages in this part of what it may use, by the closed form of memory.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    plan
+        Gives the number of micro-batches.
+    stages
+        To be held.
+    part
+        Of what each device may use, from 0 to 1.
+    """
     needed = footprint.plan_bytes(table, stages, plan.n_micro_batches)
     return all(nbytes <= table.budgets[name] * part for name, nbytes in needed.items())
 

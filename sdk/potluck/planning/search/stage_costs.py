@@ -20,7 +20,8 @@ from potluck.simulate import cost, footprint
 
 class StageCost(NamedTuple):
     """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits, 0
-    where none does; and seconds of all micro-batches."""
+    where none does; and seconds of all micro-batches.
+    """
 
     forward_s: float
     backward_s: float
@@ -45,7 +46,23 @@ class CommunicationCost(NamedTuple):
 
 
 class StageCostTable:
-    """Stages and crossings of one problem at one micro-batch size, with stages that begin and end at `cuts`."""
+    """Stages and crossings of one problem at one micro-batch size, with stages that begin and end at `cuts`.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    micro_batch
+        Rows of a micro-batch.
+    cuts
+        Where stages may begin and end, ascending.
+    classes
+        Devices that are alike, by number.
+    patterns
+        Groups that may share a stage.
+    own_shares
+        Rows are shared by the times of each stage's own layers.
+    """
 
     def __init__(
         self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
@@ -92,7 +109,17 @@ class StageCostTable:
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
-        less than `limit_s` a step."""
+        less than `limit_s` a step.
+
+        Parameters
+        ----------
+        i, j
+            Numbers of the cuts between which the layers lie.
+        g
+            Number of the pattern.
+        limit_s
+            Stages that take longer are of no use.
+        """
         start, stop = self.cuts[i], self.cuts[j]
         if self._standing_bytes(start, stop, len(self.groups[g])) > min(self._budgets[d] for d in self.groups[g]):
             return None
@@ -112,7 +139,15 @@ class StageCostTable:
         return self._made(start, stop, g, shares, limit_s)
 
     def stage_shares(self, i: int, j: int, g: int) -> tuple[int, ...]:
-        """The rows of each device of pattern g for the layers from cut i to cut j."""
+        """The rows of each device of pattern g for the layers from cut i to cut j.
+
+        Parameters
+        ----------
+        i, j
+            Numbers of the cuts between which the layers lie.
+        g
+            Number of the pattern.
+        """
         return self._own_shares.get((i, j, g), self.shares[g])
 
     def _standing_bytes(self, start: int, stop: int, replicas: int) -> int:
@@ -178,7 +213,15 @@ class StageCostTable:
         )
 
     def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
-        """A micro-batch over cut j from pattern g to pattern h."""
+        """A micro-batch over cut j from pattern g to pattern h.
+
+        Parameters
+        ----------
+        j
+            Number of the cut.
+        g, h
+            Numbers of the patterns before and behind it.
+        """
         forward, forward_lag, back, back_lag, air, air_back, watts = self._unit(g, h)
         layer, n = self.problem.layers[self.cuts[j] - 1], self.n_micro_batches
         forward_s = forward * layer.output_bytes + forward_lag
@@ -243,7 +286,8 @@ def shares_limit(shares: Sequence[int]) -> list[int]:
 
 def busiest_medium(problem: Problem) -> str | None:
     """Of the media that several devices send over to several others, the one that most paths cross: the air of a home
-    on WiFi, a line between sites; None where each device has only cables of its own."""
+    on WiFi, a line between sites; None where each device has only cables of its own.
+    """
     pairs: dict[str, list[tuple[str, str]]] = {}
     for pair, path in problem.network.paths.items():
         if HOME not in pair:

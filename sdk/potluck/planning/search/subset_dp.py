@@ -51,6 +51,31 @@ class SubsetSearch:
     `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in their order.
     `own_shares`: every stage shares its rows by the times of its own layers. Once it `is_late` nothing is found.
     `tally`: counts the labels looked at.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    micro_batch
+        Rows of a micro-batch.
+    cuts
+        Where stages may begin and end, ascending.
+    keep
+        Labels kept per state.
+    beam
+        States kept per step; None keeps all.
+    pipelines_only
+        No device shares a stage.
+    along
+        Only the groups of this plan's stages, in their order.
+    shapes
+        Only these patterns.
+    own_shares
+        Rows are shared by the times of each stage's own layers.
+    is_late
+        Asked between pieces of work; then nothing more is found.
+    tally
+        Counts the labels looked at.
     """
 
     def __init__(
@@ -283,7 +308,8 @@ class SubsetSearch:
 
     def _filling_s(self, i: int, state: int) -> float:
         """What a micro-batch takes through the layers in front of cut i at the least: on the fastest devices, or shared
-        by all that are free."""
+        by all that are free.
+        """
         if not i or not self._shares:
             return self.front_s[i]
         return min(self.front_s[i], self._front_floor_s(i, state) / self.n_micro_batches)
@@ -346,5 +372,15 @@ class SubsetSearch:
 
 
 def objective(qoe: QoE, latency_s: float, energy_j: float) -> float:
-    """Dora, eq. (2): joules, and lambda for every second beyond the latency that was asked for."""
+    """Dora, eq. (2): joules, and lambda for every second beyond the latency that was asked for.
+
+    Parameters
+    ----------
+    qoe
+        The latency asked for, and lambda.
+    latency_s
+        Of a plan.
+    energy_j
+        Of a plan.
+    """
     return energy_j + qoe.lambda_j_per_s * max(0.0, latency_s - (qoe.latency_s or 0.0))

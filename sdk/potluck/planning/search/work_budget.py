@@ -25,6 +25,7 @@ class WorkBudget:
         self.elapsed_s = 0.0
 
     def __call__(self) -> float:
+        """Seconds so far."""
         return self.elapsed_s
 
     def count(self, n: int, each_s: float) -> None:
@@ -37,16 +38,28 @@ class Late(Exception):
 
 
 class MeteredTable(cost.CostTable):
-    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended."""
+    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    tally
+        Counts the work.
+    is_late
+        Whether time is up.
+    """
 
     def __init__(self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool]) -> None:
         super().__init__(problem)
         self._tally, self._is_late, self._unseen_s = tally, is_late, 0.0
 
     def sibling(self, problem: Problem) -> "MeteredTable":
+        """A table of another problem on the same clock."""
         return MeteredTable(problem, self._tally, self._is_late)
 
     def at_work(self) -> None:
+        """A step of the planner is done."""
         self._spend(STEP_S)
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -66,7 +79,19 @@ def in_time(
     planner: Callable[[Problem, cost.CostTable], Iterator[Plan]], problem: Problem, tally: WorkBudget,
     is_late: Callable[[], bool],
 ) -> list[Plan]:  # fmt: skip
-    """What `planner` finds before time is up, what it thinks best first."""
+    """What `planner` finds before time is up, what it thinks best first.
+
+    Parameters
+    ----------
+    planner
+        Called with problem and table; gives plans one by one.
+    problem
+        What is planned.
+    tally
+        Counts the work.
+    is_late
+        Whether time is up.
+    """
     found: list[Plan] = []
     try:
         for plan in planner(problem, MeteredTable(problem, tally, is_late)):
