@@ -71,7 +71,13 @@ guard(
     "if True:",
     "tests/agent/core/test_core_crowded.py",
 )
-guard("sockets are encrypted", AGENT + "net/server_sockets.py", "router.curve_server = True", "router.curve_server = False", DOOR)
+guard(
+    "sockets are encrypted",
+    AGENT + "net/server_sockets.py",
+    "router.curve_server = True",
+    "router.curve_server = False",
+    DOOR,
+)
 guard(
     "frames have a largest size",
     AGENT + "net/server_sockets.py",
@@ -86,7 +92,13 @@ guard(
     "router.handshake_ivl = 0",
     "tests/security/test_strangers.py",
 )
-guard("the list of those who are trusted", AGENT + "net/server_sockets.py", "        if admits(key):", "        if True:", DOOR)
+guard(
+    "the list of those who are trusted",
+    AGENT + "net/server_sockets.py",
+    "        if admits(key):",
+    "        if True:",
+    DOOR,
+)
 guard("the mechanism is asked for", AGENT + "net/server_sockets.py", 'mechanism != b"CURVE"', "False", DOOR)
 guard(
     "the authenticator fails closed",
