@@ -18,6 +18,14 @@ EXTRAS = {
 }
 
 
+def install(extra: str) -> str:
+    """What brings an extra: potluck is in no package registry, so that its own folder is what pip installs.
+
+    The agent has the same words in `potluck_agent/optional.py`.
+    """
+    return f"""pip install ".[{extra}]" in potluck's folder"""
+
+
 def missing(error: ImportError) -> UserError | None:
     """What to install, where an optional package is not there; None for any other failed import."""
     package = (error.name or "").partition(".")[0]
@@ -25,6 +33,6 @@ def missing(error: ImportError) -> UserError | None:
         return None
     return UserError(
         f"this needs the package {package}, which is not installed.",
-        next_step=f"pip install 'potluck[{EXTRAS[package]}]'",
+        next_step=f"Run {install(EXTRAS[package])}.",
         package=package,
     )

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.optional import install
+
 GOOD, HINT, BAD = "ok", "note", "PROBLEM"
 OPTIONAL = {
-    "torch": "to train and to run torch models: pip install 'potluck[sdk]' (on a device, 'potluck[torch]')",
-    "onnxruntime": "to run ONNX models: pip install 'potluck[onnx]'",
-    "rich": "to see progress in terminals: pip install 'potluck[sdk]'",
+    "torch": f"to train and to run torch models: {install('sdk')} (on a device, \".[torch]\")",
+    "onnxruntime": f"to run ONNX models: {install('onnx')}",
+    "rich": f"to see progress in terminals: {install('sdk')}",
     "matplotlib": "to write PNG pictures: pip install matplotlib",
 }
 MDNS_GROUP, MDNS_PORT = "224.0.0.251", 5353

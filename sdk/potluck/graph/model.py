@@ -18,6 +18,7 @@ from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.torch.state_names import as_module, load
+from potluck.optional import install
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
@@ -184,7 +185,7 @@ class Model(Shown):
         except ImportError as error:
             raise ModelError(
                 f"a device without torch needs it as ONNX, and here the package {error.name} is missing.",
-                next_step='pip install "potluck[onnx]"',
+                next_step=f"Run {install('onnx')}.",
             ) from error
         return export.document(graph, self._inference.line.traced.tensors)
 

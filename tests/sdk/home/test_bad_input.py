@@ -277,4 +277,4 @@ def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path
         member = home.pair(place(ready), ready["code"])
         assert member.status == "gone"
         assert "neither torch nor onnxruntime is installed" in str(member.error)
-        assert "pip install 'potluck[torch]'" in str(member.error)
+        assert 'pip install ".[torch]"' in str(member.error)
