@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from potluck_agent.optional import install
 
 NOTHING = (
-    "this device computes nothing: neither torch nor onnxruntime is installed. On it, run "
-    f"{install('torch')} (to train and to answer requests), or {install('onnx')} (to answer requests)."
+    "this device computes nothing: install torch or onnxruntime on it. To train and to answer requests, run "
+    f"{install('torch')}; to answer requests, {install('onnx')}."
 )
 PACKAGES = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}  # what each backend needs
 
