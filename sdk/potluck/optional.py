@@ -1,5 +1,8 @@
 """Packages that the light install leaves out: which extra brings each, as an error that says so."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from potluck.errors import UserError
 
 EXTRAS = {
@@ -24,6 +27,15 @@ def install(extra: str) -> str:
     The agent has the same words in `potluck_agent/optional.py`.
     """
     return f"""pip install ".[{extra}]" in potluck's folder"""
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """What is called inside raises what `missing` says where an optional package is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise missing(error) or error from error
 
 
 def missing(error: ImportError) -> UserError | None:

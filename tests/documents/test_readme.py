@@ -181,9 +181,7 @@ def test_other_commands_exist(command, capsys):
 def test_extras_exist(extra):
     import tomllib
 
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extra.split(",")) <= set(known)
 
 

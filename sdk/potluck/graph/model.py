@@ -18,7 +18,7 @@ from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.torch.state_names import as_module, load
-from potluck.optional import install
+from potluck.optional import install, needed
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
@@ -81,11 +81,12 @@ class Model(Shown):
         dimension of input (then target) i that may change its length too, as far as tables of the module go. Raises
         ModelError.
         """
-        import torch
+        with needed():
+            import torch
 
-        from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
-        from potluck.graph.torch.trace import trace
-        from potluck.graph.torch.trainability import check_module
+            from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
+            from potluck.graph.torch.trace import trace
+            from potluck.graph.torch.trainability import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
@@ -134,9 +135,13 @@ class Model(Shown):
 
         `sizes` fixes the other free dimensions by name. Raises FileError or ModelError.
         """
-        from potluck.graph.onnx.model import OnnxModel
+        from potluck.graph.onnx.file import read_bytes
 
-        return OnnxModel.read(Path(path), sizes=sizes, max_layers=max_layers, merge_below=merge_below)
+        data = read_bytes(Path(path))  # a wrong path is told also where the package onnx is missing
+        with needed():
+            from potluck.graph.onnx.model import OnnxModel
+
+        return OnnxModel.read(Path(path), data, sizes=sizes, max_layers=max_layers, merge_below=merge_below)
 
     # --- layers and segments ---
 

@@ -25,6 +25,7 @@ from potluck.offload.split_table import (
     N_SEARCHES,
     SplitCase,
 )
+from potluck.optional import needed
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.batches import as_tuple
@@ -81,7 +82,8 @@ def accelerate(
     helper
         The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
     device
-        Where the answers are wanted; default: the agent on this machine, or one that is started for it.
+        Where the answers are wanted and the inputs are; default: this machine, by its agent in this home (of several
+        the first by name, which the progress and `repr` tell), or by one that is started for it.
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     bandwidths
@@ -111,7 +113,8 @@ def accelerate(
     elif bandwidths is None:
         bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)
-    made, batch = _read(resolved(model), example)
+    with needed():
+        made, batch = _read(resolved(model), example)
     if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
         raise ModelError(
             "the rows of a request are divided for one length of its sequence; this model takes any length.",

@@ -43,13 +43,17 @@ class OnnxModel(Model):
 
     @classmethod
     def read(
-        cls, path: Path, *, sizes: Mapping[str, int], max_layers: int = MAX_LAYERS, merge_below: float = 0.0
+        cls,
+        path: Path,
+        data: bytes,
+        *,
+        sizes: Mapping[str, int],
+        max_layers: int = MAX_LAYERS,
+        merge_below: float = 0.0,
     ) -> "OnnxModel":
-        """The model in a file. `sizes` fixes every free dimension but the batch. Raises FileError, ModelError."""
+        """The model in a file's bytes. `sizes` fixes every free dimension but the batch. FileError, ModelError."""
         try:
-            model = onnx.ModelProto.FromString(path.read_bytes())
-        except OSError as error:
-            raise FileError(f"{path} cannot be read: {error.strerror}.") from error
+            model = onnx.ModelProto.FromString(data)
         except DecodeError as error:
             raise FileError(f"{path} is not an ONNX file.") from error
         if not model.graph.output:
