@@ -1,8 +1,9 @@
 """How commands reach a running agent: small files in its state directory, which only its owner can read and write.
 
 `agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window; `tries.json` says how
-many tries that window has left, `paired.json` who has paired in it; `load.json` tells an emulated device how many times longer its tasks take, as if
-something else ran on it. Trust itself is in the peers file, which a running agent reads again when it changes.
+many tries that window has left, `paired.json` who has paired in it; `load.json` tells an emulated device how many times
+longer its tasks take, as if something else ran on it. Trust itself is in the peers file, which a running agent reads
+again when it changes.
 """
 
 import os

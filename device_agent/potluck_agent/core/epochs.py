@@ -34,6 +34,7 @@ from potluck_wire.messages import (
     Value,
 )
 
+TAKEN = "another notebook's run is on"
 CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
 
 
@@ -102,8 +103,8 @@ class EpochTable:
             return RefusalCode.DOCUMENT, "the run's name is not an identifier"
         if message.run in self._lost:
             return RefusalCode.UNKNOWN_RUN, self.why_not(message.run)
-        if any(other.owner != key for other in self.runs.values()):
-            return RefusalCode.BUSY, "another notebook's run is on"
+        if self.is_taken(key):
+            return RefusalCode.BUSY, TAKEN
         if run is None and len(self.runs) >= MAX_RUNS:
             return RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one"
         if run is not None and message.epoch not in run.epochs:
@@ -116,6 +117,10 @@ class EpochTable:
         if message.memory_bytes > available_bytes:
             return RefusalCode.MEMORY, f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
         return None
+
+    def is_taken(self, key: str) -> bool:
+        """Whether a run of another notebook than this one is loaded."""
+        return any(run.owner != key for run in self.runs.values())
 
     def _crowded(self, buffers: Sequence[Buffer]) -> str:
         """Why these documents are not even looked at now; empty: they are."""

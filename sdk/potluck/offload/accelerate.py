@@ -82,8 +82,8 @@ def accelerate(
     helper
         The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
     device
-        Where the answers are wanted and the inputs are; default: this machine, by its agent in this home (of several
-        the first by name, which the progress and `repr` tell), or by one that is started for it.
+        Where the answers are wanted and the inputs are; default: this machine, by its agent in this home (the first
+        in `home.devices` where there are several; progress and result name it), or by one that is started for it.
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     bandwidths
@@ -125,7 +125,7 @@ def accelerate(
         names = tuple(place.name for place in helpers)
         name, agents = (device.name, None) if device is not None else _own(home, names)
         try:
-            task.update(0.1, "measuring")
+            task.update(0.1, f"measuring {' and '.join((name, *names))}")
             profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
             task.update(0.6, "planning")
             case = _case(made, profile, (name, *names), batch, home)
@@ -144,7 +144,8 @@ def accelerate(
         task.check()
         return fast
 
-    return Handle(work, f"accelerating with {' and '.join(place.name for place in helpers)}")
+    whose = device.name if device is not None else "this machine"
+    return Handle(work, f"accelerating {whose} with {' and '.join(place.name for place in helpers)}")
 
 
 def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
