@@ -34,7 +34,6 @@ from potluck_wire.messages import (
     Value,
 )
 
-TAKEN = "another notebook's run is on"
 CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isupper())
 
 
@@ -104,7 +103,7 @@ class EpochTable:
         if message.run in self._lost:
             return RefusalCode.UNKNOWN_RUN, self.why_not(message.run)
         if self.is_taken(key):
-            return RefusalCode.BUSY, TAKEN
+            return RefusalCode.BUSY, "another notebook's run is on"
         if run is None and len(self.runs) >= MAX_RUNS:
             return RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one"
         if run is not None and message.epoch not in run.epochs:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from potluck_agent.core.epochs import TAKEN, refusal_code
+from potluck_agent.core.epochs import refusal_code
 from potluck_agent.core.events import Buffer, Member, ReadMeter, Span
 from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import SendQueue, Transfer
@@ -25,6 +25,7 @@ from potluck_wire.messages import (
 )
 from potluck_wire.statement import BACKEND_OF
 
+TAKEN = "another notebook's run is on, and would slow what is measured; ask again when it is over"
 PROBE_PRIORITY = 2**53  # behind everything that is needed
 MAX_PROBE_BYTES = 64 * MIB
 MAX_REPEATS = 64

@@ -172,7 +172,7 @@ def test_nothing_is_measured_beside_another_notebooks_run():
     talk.hear(Hello(major=1), sender=OTHER_SENDER)
     asked = [(Measure(task="t", rows=(1,)), (b"{}",)), (Probe(task="t", peer="home", nbytes=8, repeats=1), ())]
     for message, buffers in asked:
-        text = "another notebook's run is on"
+        text = "another notebook's run is on, and would slow what is measured; ask again when it is over"
         refusal = [refused(type(message), RefusalCode.BUSY, text, key=OTHER_KEY)]
         assert talk.hear(message, *buffers, sender=OTHER_SENDER) == refusal
         assert not any(map(is_refusal, talk.hear(message, *buffers)))  # whose run it is may measure
