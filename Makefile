@@ -40,6 +40,7 @@ docs: $(VENV)/installed
 	$(BIN)/python sdk/docs/build.py $(ARGS)
 
 dev: $(VENV)/torch
+	@echo "installing potluck, to be edited, and what it needs ..."
 	$(PIP) install --editable ".[dev]"
 	rm -f $(VENV)/installed $(VENV)/dependencies
 
@@ -49,23 +50,28 @@ clean:
 
 $(VENV)/made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "potluck needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
+	@echo "making $(VENV) ..."
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
 # The pinned torch comes first, so that everything after it is resolved around this one.
 $(VENV)/torch: $(VENV)/made
+	@echo "installing PyTorch: some 2 GB, which may take minutes ..."
 	$(PIP) install torch==2.13.0
 	touch $@
 
 $(VENV)/wheel: $(SOURCES) | $(VENV)/torch
+	@echo "building potluck ..."
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	touch $@
 
 $(VENV)/dependencies: pyproject.toml | $(VENV)/wheel
+	@echo "installing what potluck needs: some 500 MB, which may take minutes ..."
 	$(PIP) install "$$(echo dist/potluck-*.whl)[dev]"
 	touch $@
 
 $(VENV)/installed: $(VENV)/wheel $(VENV)/dependencies
+	@echo "installing potluck ..."
 	$(PIP) install --no-deps --force-reinstall dist/potluck-*.whl
 	touch $@

@@ -1,8 +1,9 @@
 """How commands reach a running agent: small files in its state directory, which only its owner can read and write.
 
 `agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window; `tries.json` says how
-many tries that window has left; `load.json` tells an emulated device how many times longer its tasks take, as if
-something else ran on it. Trust itself is in the peers file, which a running agent reads again when it changes.
+many tries that window has left, `paired.json` who has paired in it; `load.json` tells an emulated device how many times
+longer its tasks take, as if something else ran on it. Trust itself is in the peers file, which a running agent reads
+again when it changes.
 """
 
 import os
@@ -13,7 +14,7 @@ from typing import Any
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import write_private
 
-RUNNING, WINDOW, TRIES, LOAD = "agent.json", "window.json", "tries.json", "load.json"
+RUNNING, WINDOW, TRIES, PAIRED, LOAD = "agent.json", "window.json", "tries.json", "paired.json", "load.json"
 MAX_LOAD = 1000.0
 ENDING_S = 2.0  # an agent that was told to stop gives its ports and its worker back in well under a second
 LOOK_S = 0.05
@@ -41,7 +42,7 @@ def claim(state: Path, facts: dict[str, Any]) -> None:
 
 def release(state: Path) -> None:
     """This process is the agent no more."""
-    for name in (RUNNING, WINDOW, TRIES, LOAD):
+    for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD):
         (state / name).unlink(missing_ok=True)
 
 
@@ -69,7 +70,8 @@ def _born_s(pid: int) -> float | None:
 
 def ask_window(state: Path, secret: str, window_s: float | None) -> None:
     """Ask the running agent for a pairing window; an empty secret closes it."""
-    (state / TRIES).unlink(missing_ok=True)  # it was about another window
+    for name in (TRIES, PAIRED):  # they were about another window
+        (state / name).unlink(missing_ok=True)
     write_private(state / WINDOW, {"secret": secret, "window_s": window_s})
 
 
@@ -89,6 +91,17 @@ def asked_window(state: Path) -> tuple[str, float | None] | None:
 def tell_tries(state: Path, n_left: int) -> None:
     """Let whoever shows the code know how many tries it has left; none: the window is closed."""
     write_private(state / TRIES, n_left)
+
+
+def tell_paired(state: Path, key: str) -> None:
+    """Let whoever shows the code know that it has been used, and by whom: it may be a peer that was known before."""
+    write_private(state / PAIRED, key)
+
+
+def paired(state: Path) -> str:
+    """The key of whoever has paired in the window that was asked for last; empty: nobody has."""
+    key = _read(state / PAIRED) if (state / PAIRED).exists() else ""
+    return key if isinstance(key, str) else ""
 
 
 def tries(n_left: int) -> str:

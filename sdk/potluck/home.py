@@ -45,7 +45,7 @@ class Home(Shown):
     """
 
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
-        from potluck.discover.introduce import add_peer
+        from potluck.discover.introduce import add_peers
         from potluck.discover.keyring import Keyring, controller_name
 
         addresses = parse_addresses(peers)
@@ -53,9 +53,7 @@ class Home(Shown):
         public, secret = ring.identity()
         ring.claim(self._give_way)
         self._open(Keys(public=public, secret=secret), controller_name(), ring)
-        for address in addresses:
-            add_peer(self._members, ring, address)
-        self._members.join()
+        add_peers(self._members, ring, addresses)
 
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
         self._keys, self._name, self._ring = keys, name, ring
@@ -156,7 +154,7 @@ class Home(Shown):
             for known in home._need_ring().devices():
                 home._members.add(Member(name=known.name, key=known.key, addresses=candidates(known, found)))
             home._members.join()
-            add_strangers(home._members, found)
+            add_strangers(home._members, home._need_ring(), found)
             if not home._members:
                 raise EmptyHome(
                     f"nobody was found within {timeout_s:g} s.",

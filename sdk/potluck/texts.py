@@ -1,6 +1,7 @@
 """Texts of others, made harmless to show: in a terminal, a traceback or a page. Pure."""
 
 import re
+from collections.abc import Iterable
 
 # What is drawn as nothing at all and yet is a letter or a mark to Unicode: fillers, joiners, variation selectors.
 _UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
@@ -18,6 +19,16 @@ def harmless(text: str) -> str:
     if text.isprintable() and not _UNSEEN.search(text):
         return text
     return "".join([_shown(char) for char in text])
+
+
+def who_is_here(names: Iterable[str]) -> str:
+    """A part of a sentence about those who are here.
+
+    >>> who_is_here(()), who_is_here(["a"]), who_is_here("ab")
+    ('here is nobody', 'here is a', 'here are a, b')
+    """
+    named = [*names]
+    return f"here {'are' if len(named) > 1 else 'is'} {', '.join(named) or 'nobody'}"
 
 
 def _shown(char: str) -> str:

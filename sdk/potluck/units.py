@@ -77,6 +77,8 @@ def three_digits(value: float) -> str:
 def _scaled(value: float | None, unit: str, smallest: float = 1e-9) -> str:
     if value is None or math.isnan(value):
         return UNKNOWN
+    if abs(value) < smallest * 1e-3:  # less than a thousandth of the smallest unit is nothing to people
+        value = 0.0
     if value == 0 or math.isinf(value):
         return f"{three_digits(value)} {unit}"
     fitting = [pair for pair in _SMALL_TO_LARGE if pair[0] >= smallest and pair[0] <= abs(value) * 1.0005]

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -64,17 +64,40 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
 def test_a_code_that_strangers_guessed_at_is_shown_no_longer(tmp_path):
     wrong = "00000000"
     with agent(tmp_path) as running:
-        line = [sys.executable, "-m", "potluck_agent", "pair", "--state", str(tmp_path)]
-        shower = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert wrong not in shower.stdout.readline().replace(" ", "")
-        for _ in range(limits.PAIRING_TRIES):
-            with pytest.raises(PairingFailed, match="wrong"):
-                pair(running.port, wrong, STRANGER)
-        _, error = shower.communicate(timeout=PATIENCE_S)
-        assert shower.returncode == 1
+        with shower(tmp_path) as (process, code):
+            assert code != wrong
+            for _ in range(limits.PAIRING_TRIES):
+                with pytest.raises(PairingFailed, match="wrong"):
+                    pair(running.port, wrong, STRANGER)
+            _, error = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
         assert "the code is dead" in error
         assert "Was it you?" in error
         assert running.command("token").returncode == 0  # the next one is not dead
+
+
+@contextmanager
+def shower(directory):
+    """`potluck agent pair` in a terminal of its own, and the code that it shows."""
+    line = [sys.executable, "-m", "potluck_agent", "pair", "--state", str(directory)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process, "".join(process.stdout.readline().split("code ")[1].split()[:2])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("n_times", [1, 2, 3])
+def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_before(tmp_path, n_times):
+    bob = Keys()
+    with agent(tmp_path) as running:
+        for _ in range(n_times):
+            with shower(tmp_path) as (process, code):
+                pair(running.port, code, bob, "bob")
+                told, error = process.communicate(timeout=PATIENCE_S)
+                assert (process.returncode, error) == (0, "")
+                assert "paired with bob" in told
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])

@@ -130,7 +130,18 @@ def test_start_is_understood_without_saying_so():
     assert start("--port", "0", "--name", "jetson") == start("start", "--port", "0", "--name", "jetson")
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [("2Gi", 2 * 2**30), ("500M", 500_000_000), ("1.5g", 1_500_000_000)])
+@pytest.mark.parametrize("word", ["nope", "stop", "restart"])
+def test_a_command_that_there_is_none_is_named_with_those_that_there_are(word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        arguments.read([word])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"there is no command {word!r}; there are start, pair, token, peers, forget" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("2Gi", 2 * 2**30), ("2GiB", 2 * 2**30), ("500MB", 5 * 10**8), ("1.5g", 15 * 10**8)]
+)
 def test_reads_amounts_of_memory(text, nbytes):
     assert start("--memory", text).memory_bytes == nbytes
 

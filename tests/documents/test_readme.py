@@ -16,12 +16,14 @@ import pytest
 from potluck import cli
 from potluck.bench import frame
 from potluck.commands import bench
-from potluck.optional import EXTRAS
+from potluck.optional import EXTRAS, install
+from potluck_agent import optional as of_agent
 from potluck_agent.cli import arguments
 
 torch = pytest.importorskip("torch")
 
-TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 LINES = re.findall(r"^    (potluck .*?)(?:\s+#.*| {3,}.*)?$", TEXT, re.MULTILINE)
 PARTIAL = {"potluck bench", "potluck agent --help", "potluck --help"}  # named in a sentence, not to be typed
@@ -179,7 +181,22 @@ def test_other_commands_exist(command, capsys):
 def test_extras_exist(extra):
     import tomllib
 
-    known = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extra.split(",")) <= set(known)
+
+
+@pytest.mark.parametrize("extra", sorted(set(EXTRAS.values()) | {"nvidia", "torch"}))
+def test_what_errors_say_to_install_is_what_the_readme_says_and_exists(extra):
+    test_extras_exist(extra)
+    assert install(extra) == of_agent.install(extra)
+    assert re.match(r'pip install "\.\[([a-z,]+)\]"', install(extra))[1] == extra
+
+
+def test_nobody_is_told_to_get_potluck_from_a_package_registry():
+    """There it is not: what works is `pip install ".[EXTRA]"` in its folder."""
+    folders = [ROOT / name for name in ("sdk", "device_agent", "notebooks", "profiles")]
+    told = [path for folder in folders for kind in ("py", "md", "ipynb") for path in folder.rglob(f"*.{kind}")]
+    wrong = re.compile(r"pip3? install [^\n`]*?\bpotluck(?!['’]s folder)\b|['\"`]potluck\[")
+    found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in [ROOT / "README.md", *told]
+             for line in path.read_text(encoding="utf-8").splitlines() if wrong.search(line)]  # fmt: skip
+    assert not found

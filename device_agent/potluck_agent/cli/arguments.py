@@ -51,7 +51,7 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     add("--bind", "--address", default="0.0.0.0", metavar="ADDRESS", help="where to listen (default: everywhere)")  # noqa: S104
     add("--port", type=int, default=PORT, help=f"the first of four ports in a row; 0: any (default: {PORT})")
     add("--no-mdns", dest="mdns", action="store_false", help="do not announce this device in the network")
-    add("--memory", type=_size, default=None, metavar="BYTES", help="for tensors, as in 2Gi (default: half of it all)")
+    add("--memory", type=_size, default=None, metavar="BYTES", help="for tensors, as in 2GiB (default: half of it all)")
     add("--threads", type=_threads, default=1, metavar="N", help="to compute with (default: 1)")
     add("--backends", type=_backends, default=(), metavar="NAMES", help="torch, onnxruntime (default: what is there)")
     add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
@@ -76,6 +76,8 @@ def _add_start(start: argparse.ArgumentParser) -> None:
 def read(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line, with `start` understood where no command is given."""
     first = next((argument for argument in arguments if argument in COMMANDS or argument in ("-h", "--help")), None)
+    if first is None and arguments and not arguments[0].startswith("-"):
+        parser().error(f"there is no command {arguments[0]!r}; there are {', '.join(COMMANDS)}")
     return parser().parse_args(arguments if first else ["start", *arguments])
 
 
@@ -89,7 +91,7 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|[kmg]i?)b?", text.lower())
     nbytes = int(float(match[1]) * _SIZES[match[2]]) if match else 0
     if not 1024**2 <= nbytes <= 2**50:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, 1 MiB or more, such as 500M or 2Gi")
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, 1 MiB or more, such as 500MB or 2GiB")
     return nbytes
 
 

@@ -241,22 +241,22 @@ def _pair(directory: Path, _: Any) -> int:
     from potluck_wire.pairing import new_code, show_secret
 
     code = new_code()
-    before = {peer.key for peer in keys.load_peers(directory)}
     _open_window(directory, code, PAIRING_WINDOW_S)
     _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: home.pair(...)")
     try:
-        return _await_peer(directory, before)
+        return _await_peer(directory)
     finally:
         control_files.ask_window(directory, "", None)
 
 
-def _await_peer(directory: Path, before: set[str]) -> int:
+def _await_peer(directory: Path) -> int:
     """Wait until somebody has paired, and say each wrong try; AgentError where the code can pair nobody any more."""
     left = PAIRING_TRIES
     deadline_s = time.monotonic() + PAIRING_WINDOW_S
     while time.monotonic() < deadline_s:
+        key = control_files.paired(directory)
         for peer in keys.load_peers(directory):
-            if peer.key not in before:
+            if peer.key == key:
                 _say(sys.stdout, f"paired with {peer.name} ({fingerprint(peer.key)})")
                 return 0
         left_before, left = left, control_files.tries_left(directory, otherwise=left)

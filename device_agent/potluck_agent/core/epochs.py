@@ -102,7 +102,7 @@ class EpochTable:
             return RefusalCode.DOCUMENT, "the run's name is not an identifier"
         if message.run in self._lost:
             return RefusalCode.UNKNOWN_RUN, self.why_not(message.run)
-        if any(other.owner != key for other in self.runs.values()):
+        if self.is_taken(key):
             return RefusalCode.BUSY, "another notebook's run is on"
         if run is None and len(self.runs) >= MAX_RUNS:
             return RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one"
@@ -116,6 +116,10 @@ class EpochTable:
         if message.memory_bytes > available_bytes:
             return RefusalCode.MEMORY, f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
         return None
+
+    def is_taken(self, key: str) -> bool:
+        """Whether a run of another notebook than this one is loaded."""
+        return any(run.owner != key for run in self.runs.values())
 
     def _crowded(self, buffers: Sequence[Buffer]) -> str:
         """Why these documents are not even looked at now; empty: they are."""

@@ -111,7 +111,7 @@ class Core:
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
         self._outgoing = SendQueue(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
         self._work = ExecutionEngine(settings, out, self._laborer, self._incoming, self._outgoing, self._members)
-        self._measuring = MeasurementQueue(out, self._laborer, self._outgoing, self._members)
+        self._measuring = MeasurementQueue(out, self._laborer, self._outgoing, self._members, self._work.plans.is_taken)
         self._exchange = ValueExchange(
             settings, out, self._laborer, self._incoming, self._outgoing, self._work, self._measuring
         )

@@ -25,6 +25,7 @@ from potluck_wire.messages import (
 )
 from potluck_wire.statement import BACKEND_OF
 
+TAKEN = "another notebook's run is on, and would slow what is measured; ask again when it is over"
 PROBE_PRIORITY = 2**53  # behind everything that is needed
 MAX_PROBE_BYTES = 64 * MIB
 MAX_REPEATS = 64
@@ -62,9 +63,15 @@ class MeasurementQueue:
     """Measurements that are asked for and not answered yet."""
 
     def __init__(
-        self, out: Outbox, laborer: WorkerProxy, outgoing: SendQueue, members: Callable[[str], dict[str, Member]]
+        self,
+        out: Outbox,
+        laborer: WorkerProxy,
+        outgoing: SendQueue,
+        members: Callable[[str], dict[str, Member]],
+        is_taken: Callable[[str], bool],
     ) -> None:
         self._out, self._laborer, self._outgoing, self._members = out, laborer, outgoing, members
+        self._is_taken = is_taken  # by another notebook's run, which would slow what is measured and be slowed by it
         self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
         self._probes: dict[ProbeOf, Series] = {}
         self._meters: dict[str, Subscription] = {}
@@ -79,6 +86,9 @@ class MeasurementQueue:
                 f"a new task, one of {', '.join(BACKEND_OF)}, rows above 0 and 1 to {MAX_REPEATS} repeats are expected"
             )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
+        if self._is_taken(key):
+            self._out.refuse(key, message, RefusalCode.BUSY, TAKEN)
             return
         n_waiting = sum(owner == key for owner, _ in self._measures.values())
         crowded = self._laborer.crowded(sum(map(len, buffers)))
@@ -136,6 +146,9 @@ class MeasurementQueue:
         if not peer_key or not sound or message.nbytes > MAX_PROBE_BYTES:
             text = f"a member, a new task, up to {MAX_PROBE_BYTES} bytes and 1 to {MAX_ITEMS} repeats are expected"
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
+        if self._is_taken(key):
+            self._out.refuse(key, message, RefusalCode.BUSY, TAKEN)
             return
         n_waiting = sum(other.key == key for other in self._probes)
         if n_waiting >= MAX_PROBES:

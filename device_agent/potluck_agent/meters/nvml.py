@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from potluck_agent.meters.records import CounterGauge, Finding, Found, Gauge, PowerGauge
+from potluck_agent.optional import install
 
 COUNTER_RESOLUTION_W = 0.01  # millijoules, refreshed every 20-100 ms
 POWER_RESOLUTION_W = 0.001  # milliwatts
@@ -19,7 +20,7 @@ def find(library: ModuleType | Any | None = None) -> Found:
     try:
         nvml = library if library is not None else _import()
     except ImportError:
-        remedy = "install the extra: pip install 'potluck[nvidia]'"
+        remedy = install("nvidia")
         reason = "nvidia-ml-py is not installed"
         return Found(finding=Finding(meter="nvml", present=False, reason=reason, remedy=remedy))
     try:

@@ -58,11 +58,19 @@ class PairingListener:
         window = control_files.asked_window(self._state_dir)
         if window is not None:
             secret, window_s = window
-            self._n_wrong_told = -1
-            self._desk.open(secret, now_s, window_s=window_s) if secret else self._desk.close()
+            self._set_window(secret, window_s, now_s)
         self._tell_tries()
         if self._desk.overdue(now_s):
             self.hang_up()
+
+    def _set_window(self, secret: str, window_s: float | None, now_s: float) -> None:
+        """A new window begins with all its tries; of one that is closed there is no more to tell."""
+        if secret:
+            self._desk.open(secret, now_s, window_s=window_s)
+            self._n_wrong_told = -1
+        else:
+            self._desk.close()
+            self._n_wrong_told = self._desk.n_wrong
 
     def _tell_tries(self) -> None:
         """The owner, who may be showing a code, learns that somebody typed a wrong one."""
@@ -111,6 +119,8 @@ class PairingListener:
             self.hang_up()  # not kept: then the other side must not believe that it is paired
             return
         _answer(visitor, reply)
+        if reply.paired is not None:
+            control_files.tell_paired(self._state_dir, reply.paired.key)
         if reply.close:
             self.hang_up()
 

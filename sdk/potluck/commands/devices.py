@@ -1,6 +1,7 @@
 """`potluck devices`: everybody announced here and everybody paired, with what each says of itself."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from potluck.errors import HomeError
@@ -17,13 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("peers", nargs="*", metavar="ADDRESS", help="ask these addresses instead of listening")
 
 
-def main(args: argparse.Namespace) -> None:
-    """Print the table; an address where nobody is is an error."""
-    from potluck.discover.pairing import is_there
+def main(args: argparse.Namespace) -> int:
+    """Print the table; an address where nobody is is an error, and 1 the exit code."""
     from potluck.display import tables, text
     from potluck.home import Home
-    from potluck.sessions.failures import unreachable
 
+    title = "Devices"
     try:
         home = Home(peers=args.peers) if args.peers else Home.discover(args.wait)
     except HomeError as error:
@@ -32,15 +32,16 @@ def main(args: argparse.Namespace) -> None:
             raise
         members = _seen(args.peers, args.wait)
         title = f"Devices, as far as is seen while a home is open in process {holder}"
-        print(text.render(tables.members(members, title)))
     else:
         with home:
             members = tuple(home.devices.values())
-            print(text.render(tables.members(members)))
+    there = [member for member in members if member.status != "not there"]
+    if there or not members:
+        print(text.render(tables.members(there, title)))
     for member in members:
-        stranger = bool(args.peers) and not member.key
-        if stranger and not any(is_there(place) for place in member.addresses):
-            raise unreachable(member.name, str(member.addresses[0]))
+        if member not in there:
+            print(f"potluck: {text.clean(str(member.error))}", file=sys.stderr)
+    return int(len(there) < len(members))
 
 
 def _seen(peers: "Sequence[str]", wait_s: float) -> "tuple[Member, ...]":
@@ -48,10 +49,12 @@ def _seen(peers: "Sequence[str]", wait_s: float) -> "tuple[Member, ...]":
     from potluck.discover.addresses import parse_addresses
     from potluck.discover.keyring import Keyring
     from potluck.discover.mdns import browse
+    from potluck.discover.pairing import unreached
     from potluck.sessions.events import Address
     from potluck.sessions.members import Member
 
     known = Keyring().devices()
+    some_known = bool(known)
     if peers:
         found: dict[str, tuple[Address, ...]] = {str(address): (address,) for address in parse_addresses(peers)}
         known = tuple(
@@ -62,4 +65,8 @@ def _seen(peers: "Sequence[str]", wait_s: float) -> "tuple[Member, ...]":
     met = {place for device in known for place in device.addresses}
     strangers = {name: places for name, places in found.items() if met.isdisjoint(places)}
     paired = [Member(name=each.name, key=each.key, addresses=each.addresses, in_use=True) for each in known]
-    return (*paired, *(Member(name=name, addresses=places) for name, places in strangers.items()))
+    others = [
+        Member(name=name, addresses=places, error=unreached(places[0]) if peers else None, in_use=some_known)
+        for name, places in strangers.items()
+    ]
+    return (*paired, *others)

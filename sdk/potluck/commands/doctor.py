@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.optional import install
+from potluck_wire.limits import PORT
+
 GOOD, HINT, BAD = "ok", "note", "PROBLEM"
 OPTIONAL = {
-    "torch": "to train and to run torch models: pip install 'potluck[sdk]' (on a device, 'potluck[torch]')",
-    "onnxruntime": "to run ONNX models: pip install 'potluck[onnx]'",
-    "rich": "to see progress in terminals: pip install 'potluck[sdk]'",
+    "torch": f'to train and to run torch models: {install("sdk")} (on a device, ".[torch]")',
+    "onnxruntime": f"to run ONNX models: {install('onnx')}",
+    "rich": f"to see progress in terminals: {install('sdk')}",
     "matplotlib": "to write PNG pictures: pip install matplotlib",
 }
 MDNS_GROUP, MDNS_PORT = "224.0.0.251", 5353
@@ -170,11 +173,11 @@ def devices(wait_s: float) -> Iterator[Finding]:
     for name, addresses in sorted({**known, **found}.items()):
         yield reach(name, tuple((place.host, place.port) for place in addresses), announced=name in found)
     paired = [str((*found.get(name, ()), *addresses)[0]) for name, addresses in known.items() if addresses]
-    yield from meters(paired)
+    yield from sessions(paired)
 
 
-def meters(places: Sequence[str]) -> Iterator[Finding]:
-    """What the paired devices at these addresses say of their power meters."""
+def sessions(places: Sequence[str]) -> Iterator[Finding]:
+    """What the paired devices at these addresses say of themselves: whether they can compute, and measure power."""
     from potluck.errors import HomeError
     from potluck.home import Home
 
@@ -183,12 +186,14 @@ def meters(places: Sequence[str]) -> Iterator[Finding]:
     try:
         home = Home(peers=places)
     except HomeError as error:
-        yield Finding(level=HINT, what="the devices were not asked about their meters", remedy=str(error))
+        yield Finding(level=HINT, what="the devices were not asked what they can do", remedy=str(error))
         return
     with home:
         for member in home.devices.values():
             if member.capability:
                 yield metered(member.name, member.capability)
+            elif member.status == "computes nothing" and member.error is not None:
+                yield Finding(level=BAD, what=str(member.error).partition(". ")[0], remedy=member.error.next_step)
 
 
 def metered(name: str, capability: Mapping[str, Any]) -> Finding:
@@ -213,12 +218,12 @@ def _help(row: Mapping[str, str]) -> str:
 def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Finding:
     """Whether any address of this device takes a connection."""
     seen = "announces itself" if announced else "was paired, is not announced now"
-    reason = "no address is known"
+    reason, ports = "no address is known", f"its ports ({PORT} to {PORT + 3}, if it was not given others)"
     for host, port in places:
         try:
             with socket.create_connection((host, port), timeout=1.0):
                 return Finding(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
         except OSError as error:
-            reason = f"{host}:{port} does not answer ({error.strerror or error})"
-    remedy = "Is its agent running, and does its firewall let ports 47600 to 47603 through?"
+            reason, ports = f"{host}:{port} does not answer ({error.strerror or error})", f"ports {port} to {port + 3}"
+    remedy = f"Is its agent running, and does its firewall let {ports} through?"
     return Finding(level=BAD if announced else HINT, what=f"{name} {seen}; {reason}", remedy=remedy)

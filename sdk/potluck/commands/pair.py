@@ -46,6 +46,7 @@ def _addresses(device: str, wait_s: float) -> "tuple[Address, ...]":
     from potluck.discover.addresses import parse_address
     from potluck.discover.keyring import Keyring
     from potluck.discover.mdns import browse
+    from potluck.texts import who_is_here
 
     if any(sign in device for sign in ".:[") or device == "localhost":
         return (parse_address(device),)
@@ -55,9 +56,8 @@ def _addresses(device: str, wait_s: float) -> "tuple[Address, ...]":
     known = Keyring().get(device)
     if known is not None and known.addresses:
         return known.addresses
-    here = ", ".join(sorted(found)) or "nobody"
     raise UserError(
-        f"no device called {device!r} announced itself within {wait_s:g} s; here are {here}.",
+        f"no device called {device!r} announced itself within {wait_s:g} s; {who_is_here(sorted(found))}.",
         next_step="Give its address: potluck pair 192.168.1.7. `potluck doctor` looks closer.",
     )
 

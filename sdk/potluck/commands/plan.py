@@ -310,8 +310,8 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
 
 
 def _sign(words: str) -> None:
-    """Tell a person who waits at a terminal what takes so long; programs that read our output see nothing of it."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    """Tell whoever waits what takes so long, also in a log; programs that read our output see nothing of it."""
+    if sys.stderr is not None:
         print(words, file=sys.stderr, flush=True)
 
 

@@ -2,12 +2,11 @@
 
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 from potluck.discover.keyring import Keyring, Known, controller_name
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
 from potluck.sessions.events import Address
-from potluck.sessions.failures import clean
+from potluck.sessions.failures import clean, unreachable, unresolved
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PAIRING_OFFSET, PAIRING_STEP_S
 from potluck_wire.messages import Channel
@@ -28,8 +27,13 @@ CONNECT_S = 5.0
 _NEXT_STEP = {
     CLOSED: "Run `potluck agent pair` on it and type the code that it shows.",
     EXPIRED: "Run `potluck agent pair` on it again: a code lives for three minutes.",
-    BUSY: "Another notebook is pairing with it right now; try again in a moment.",
+    BUSY: "Try again in a moment.",
     WRONG_CODE: "Look at the code again.",
+}
+_WHAT = {
+    CLOSED: "it is not open for pairing",
+    EXPIRED: "its code has expired",
+    BUSY: "another notebook is pairing with it right now",
 }
 
 
@@ -62,11 +66,7 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
             connection.settimeout(PAIRING_STEP_S)
             return _converse(connection, side, label)
     except OSError as error:
-        raise DeviceGone(
-            f"nobody pairs at {address} ({error.strerror or error}).",
-            device=label,
-            next_step="Is its agent running? `potluck doctor` looks closer.",
-        ) from error
+        raise _nobody(device, address, error) from error
     except WireError as error:
         raise ProtocolError(f"what answers at {address} is not a potluck agent ({error}).", device=label) from error
     except PairingFailed as failure:
@@ -76,15 +76,45 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
 def pair_and_remember(ring: Keyring, addresses: Sequence[Address], code: str, *, device: str = "") -> Known:
     """Pair with the device at the first of these addresses, and keep it in `ring`. Errors are those of `pair`."""
     public, _ = ring.identity()
-    paired = pair(addresses[0], code, name=controller_name(), key=public, device=device)
+    try:
+        paired = pair(addresses[0], code, name=controller_name(), key=public, device=device)
+    except PairingError as error:
+        known = next((k for k in ring.devices() if k.name == device or set(k.addresses) & set(addresses)), None)
+        if known is not None and error.facts.get("code") in (CLOSED, EXPIRED):
+            raise _paired_before(known, device or str(addresses[0]), error) from error
+        raise
     return ring.remember(Known(name=paired.name, key=paired.key, addresses=tuple(addresses)))
 
 
-def is_there(address: Address) -> bool:
-    """Whether anybody listens where an agent pairs. It says nothing of who that is."""
-    with suppress(OSError), socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S):
-        return True
-    return False
+def unreached(address: Address) -> DeviceGone | None:
+    """Why nobody can be paired with at this address; None: somebody listens there. It says nothing of who that is."""
+    try:
+        socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S).close()
+    except socket.gaierror:
+        return unresolved(str(address), address.host)
+    except (OSError, UnicodeError):  # the latter: a name with a part that is too long
+        return unreachable(str(address), str(address))
+    return None
+
+
+def _nobody(device: str, address: Address, error: OSError) -> DeviceGone:
+    if isinstance(error, socket.gaierror):
+        return unresolved(device, address.host)
+    return DeviceGone(
+        f"nobody pairs at {address} ({error.strerror or error}).",
+        device="" if device in (address.host, str(address)) else device,
+        next_step="Is its agent running? `potluck doctor` looks closer.",
+    )
+
+
+def _paired_before(known: Known, label: str, error: PairingError) -> PairingError:
+    name = "" if known.name == label else f" as {known.name}"
+    return PairingError(
+        f"it has been paired with this computer{name}, and is not open to be paired again ({error.facts['code']}).",
+        device=label,
+        next_step="`potluck devices` shows whether it still knows this computer; if not: `potluck agent pair` on it.",
+        **error.facts,
+    )
 
 
 def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Paired:
@@ -109,7 +139,7 @@ def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError
     if failure.tries_left == 0 and failure.code == WRONG_CODE:
         tries = " The window is closed now."
     return PairingError(
-        f"not paired ({clean(failure.code)}): {clean(failure.text)}.{tries}",
+        f"pairing failed ({clean(failure.code)}): {_WHAT.get(failure.code, clean(failure.text))}.{tries}",
         device=label,
         next_step=_NEXT_STEP.get(failure.code, ""),
         code=clean(failure.code),

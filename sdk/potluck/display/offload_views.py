@@ -188,8 +188,9 @@ def stats(found: Stats) -> Table:
     if found.source:
         notes.append(f"energy of the device, {found.source}: {units.energy(found.joules)} in all")
     notes += [found.searched.note] if found.searched else []
-    error = found.prediction_error_frac
-    notes += [f"predicted times were off by {units.percent(error)} (median)"] if error is not None else []
+    errors = [f"of {n} {kind}, {units.percent(frac)}" for kind, (n, frac) in found.prediction_error_fracs.items()]
+    left_out = ", without those that fell back" if found.fallbacks else ""
+    notes += [f"predicted times were off by (median): {'; '.join(errors)}{left_out}"] if errors else []
     return Table(
         title=units.number(found.requests, "request"), rows=table_rows, notes=tuple(notes),
         columns=("way", "by", ">requests", ">typical time", ">energy of one"),
@@ -217,7 +218,7 @@ def over_time(found: Stats, lines: dict[str, list[tuple[float, float]]] | None =
         items.append(Text(x=x(value), y=y.start + 14, text=f"{value:g}", size=10, fill="muted", anchor="middle"))
     items.append(Text(x=x.start - 8, y=y.stop - 10, text="ms", size=10, fill="muted", anchor="end"))
     items.append(Text(x=x.stop, y=y.start + 28, text="seconds", size=10, fill="muted", anchor="end"))
-    colours = ("grey", "orange", "vermilion", "sky")
+    colours = ("grey", "orange", "purple", "sky")  # none of those of the dots
     for colour, curve in zip(colours, curves.values(), strict=False):
         items.append(Line(points=tuple((x(t), y(1e3 * s)) for t, s in curve), stroke=colour, width=2.0))
     for answer, (at_s, seconds) in zip(found.answers, times, strict=True):

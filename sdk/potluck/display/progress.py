@@ -1,8 +1,9 @@
-"""Shows the progress of a Handle while it works: a bar in terminals, a widget in notebooks, nothing elsewhere.
+"""Shows the progress of a Handle while it works: a bar in terminals, a widget in notebooks, a line elsewhere.
 
 rich and ipywidgets are imported only where they are used; where one is missing, nothing is shown.
 """
 
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from potluck.display.text import clean
 
 REDRAW_S = 0.2
+LONG_S = 2.0  # what takes longer is told in a line where there is no terminal, such as in a log
 
 
 class Working(Protocol):
@@ -41,6 +43,8 @@ def attach(handle: Working) -> None:
             _followed[handle] = _cell()
         elif sys.stderr is not None and sys.stderr.isatty():
             _terminal().follow(handle)
+        elif sys.stderr is not None:
+            handle.listen(_Line(handle.title))
 
 
 def show(handle: Any) -> None:
@@ -75,6 +79,19 @@ class _Paced:
         if now_s >= self._next_s:
             self._next_s = now_s + REDRAW_S
             self._draw()
+
+
+class _Line:
+    """Writes one line, when the work has lasted a while and is not done."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._due_s = title, time.monotonic() + LONG_S
+
+    def __call__(self, done_frac: float, words: str = "") -> None:
+        if done_frac < 1.0 and time.monotonic() >= self._due_s:
+            self._due_s = math.inf
+            sys.stderr.write(clean(f"potluck: {self._title} ... {words}".rstrip()) + "\n")
+            sys.stderr.flush()
 
 
 _followed: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()  # handles with a bar: in which cell

@@ -71,8 +71,8 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
             member.status,
             str(member.addresses[0]) if member.addresses else units.UNKNOWN,
             units.size(member.capability.get("memory_bytes")),
-            units.power(member.reading.watts) if member.reading else units.UNKNOWN,
-            str(member.error) if member.error and member.status not in ("ready", "not paired") else "",
+            units.power(_watts(member)),
+            _trouble(member),
         )
         for member in found
     )
@@ -80,6 +80,20 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
     if not any(row[-1] for row in rows):  # no trouble: no column of blanks
         columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
     return Table(title=title, columns=columns, rows=rows)
+
+
+def _watts(member: Any) -> float | None:
+    """What a device takes by its meter, or by the watts that it was given; of any other only a guess is known."""
+    known = member.reading and (member.reading.source == "measured" or member.capability.get("power"))
+    return member.reading.watts if known else None
+
+
+def _trouble(member: Any) -> str:
+    """Why there is no session, in a sentence; `potluck doctor` tells what to do."""
+    if member.error is None or member.status in ("ready", "not paired"):
+        return ""
+    what = str(member.error).removeprefix(f"{member.error.device}: ").removesuffix(member.error.next_step).strip()
+    return what.partition(". ")[0].removesuffix(".")
 
 
 def peers(known: Iterable[Any], own_key: str) -> Table:

@@ -18,6 +18,7 @@ from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.torch.state_names import as_module, load
+from potluck.optional import install, needed
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
 from potluck_wire.segment import dumps
@@ -115,11 +116,12 @@ class Model(Shown):
         ModelError
             It cannot be traced, an operator is not allowed, or the loss is no mean over rows.
         """
-        import torch
+        with needed():
+            import torch
 
-        from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
-        from potluck.graph.torch.trace import trace
-        from potluck.graph.torch.trainability import check_module
+            from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
+            from potluck.graph.torch.trace import trace
+            from potluck.graph.torch.trainability import check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
@@ -186,9 +188,13 @@ class Model(Shown):
         ModelError
             It has an operator that is not known, or a dimension without a size.
         """
-        from potluck.graph.onnx.model import OnnxModel
+        from potluck.graph.onnx.file import read_bytes
 
-        return OnnxModel.read(Path(path), sizes=sizes, max_layers=max_layers, merge_below=merge_below)
+        data = read_bytes(Path(path))  # a wrong path is told also where the package onnx is missing
+        with needed():
+            from potluck.graph.onnx.model import OnnxModel
+
+        return OnnxModel.read(Path(path), data, sizes=sizes, max_layers=max_layers, merge_below=merge_below)
 
     # --- layers and segments ---
 
@@ -278,7 +284,7 @@ class Model(Shown):
         except ImportError as error:
             raise ModelError(
                 f"a device without torch needs it as ONNX, and here the package {error.name} is missing.",
-                next_step='pip install "potluck[onnx]"',
+                next_step=f"Run {install('onnx')}.",
             ) from error
         return export.document(graph, self._inference.line.traced.tensors)
 

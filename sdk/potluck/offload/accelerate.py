@@ -25,6 +25,7 @@ from potluck.offload.split_table import (
     N_SEARCHES,
     SplitCase,
 )
+from potluck.optional import needed
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.batches import as_tuple
@@ -81,7 +82,8 @@ def accelerate(
     helper
         The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
     device
-        Where the answers are wanted; default: the agent on this machine, or one that is started for it.
+        Where the answers are wanted and the inputs are; default: this machine, by its agent in this home (the first
+        in `home.devices` where there are several; progress and result name it), or by one that is started for it.
     objective
         "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
     deadline_s
@@ -120,7 +122,8 @@ def accelerate(
     elif bandwidths is None:
         bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)
-    made, batch = _read(resolved(model), example)
+    with needed():
+        made, batch = _read(resolved(model), example)
     if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
         raise ModelError(
             "the rows of a request are divided for one length of its sequence; this model takes any length.",
@@ -131,7 +134,7 @@ def accelerate(
         names = tuple(place.name for place in helpers)
         name, agents = (device.name, None) if device is not None else _own(home, names)
         try:
-            task.update(0.1, "measuring")
+            task.update(0.1, f"measuring {' and '.join((name, *names))}")
             profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
             task.update(0.6, "planning")
             case = _case(made, profile, (name, *names), batch, home)
@@ -150,7 +153,8 @@ def accelerate(
         task.check()
         return fast
 
-    return Handle(work, f"accelerating with {' and '.join(place.name for place in helpers)}")
+    whose = device.name if device is not None else "this machine"
+    return Handle(work, f"accelerating {whose} with {' and '.join(place.name for place in helpers)}")
 
 
 def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:

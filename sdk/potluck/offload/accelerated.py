@@ -80,6 +80,7 @@ class AcceleratedModel(Tabular):
         task.update(0.8, "loading")
         self._loaded = OffloadDeployment(link, members, case, table, self.bytes_per_s)
         self._late: tuple[Future[Execution], Compiled] | None = None
+        self._lost_race: Future[Execution] | None = None  # what the device still computes alone, and nobody needs
         self._answers: list[Answer] = []
         self._speeds = DriftMonitor(case.names)
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
@@ -200,6 +201,7 @@ class AcceleratedModel(Tabular):
         """The answer of all sides; None where a helper has failed."""
         future = self._loaded.start(compiled, named)
         try:
+            self._await_device(future)
             execution = future.result(LATE * self._loaded.foretold.seconds(compiled, self.bytes_per_s) + LATE_S)
         except TimeoutError:
             return self._race(future, compiled, named)
@@ -213,6 +215,15 @@ class AcceleratedModel(Tabular):
         self._learn(execution, compiled)
         return execution, compiled
 
+    def _await_device(self, future: "Future[Execution]") -> None:
+        """Until this request is answered, or the device has come to it: a race that it lost may keep it busy.
+
+        Else each race would make the next request late too, which would begin another.
+        """
+        if self._lost_race is not None:
+            wait((future, self._lost_race), return_when=FIRST_COMPLETED)
+            self._lost_race = None if self._lost_race.done() else self._lost_race
+
     def _race(
         self, late: "Future[Execution]", compiled: Compiled, named: "dict[str, torch.Tensor]"
     ) -> tuple[Execution, Compiled] | None:
@@ -222,6 +233,7 @@ class AcceleratedModel(Tabular):
         self._late = late, compiled
         self._harvest()
         if self._late is None and not late.exception():
+            self._lost_race = alone
             return late.result(), compiled
         return (alone.result(), self.alone) if not alone.exception() else self._by_itself(named)
 

@@ -1,6 +1,7 @@
 """What an accelerated model has done: one record per request, and what they come to. Pure."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -88,5 +89,18 @@ class Stats(Tabular):
     @property
     def prediction_error_frac(self) -> float | None:
         """The median of |predicted - measured| / measured, fallbacks left out."""
-        errors = [abs(a.predicted_s - a.latency_s) / a.latency_s for a in self.answers if not a.fallback]
-        return median(errors) if errors else None
+        return _error_frac(answer for answer in self.answers if not answer.fallback)
+
+    @property
+    def prediction_error_fracs(self) -> dict[str, tuple[int, float]]:
+        """The same by what was predicted, {SHARED, ALONE: (requests, error)}: what is shared is harder to foretell."""
+        kinds: dict[str, list[Answer]] = {}
+        for answer in self.answers:
+            if not answer.fallback:
+                kinds.setdefault(ALONE if answer.way == ALONE else SHARED, []).append(answer)
+        return {kind: (len(kinds[kind]), _error_frac(kinds[kind]) or 0.0) for kind in (SHARED, ALONE) if kind in kinds}
+
+
+def _error_frac(answers: Iterable[Answer]) -> float | None:
+    errors = [abs(answer.predicted_s - answer.latency_s) / answer.latency_s for answer in answers]
+    return median(errors) if errors else None

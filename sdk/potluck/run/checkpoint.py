@@ -1,7 +1,9 @@
 """A run in one file: weights, optimizer state, step, seed and plan as safetensors, written all or nothing."""
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,8 @@ from potluck.run.optimizers import Optimizer, read_optimizer
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "potluck-run-1"
+FORMAT, OLDER = "potluck-run-2", "potluck-run-1"  # the older one has no checksum
+CHECKSUM = "sha256"
 _WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
 
 
@@ -52,6 +55,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "step": str(checkpoint.step),
         "seed": str(checkpoint.seed),
     }
+    metadata[CHECKSUM] = _checksum(metadata, tensors)
     if path.is_dir() or not path.parent.is_dir():
         why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise FileError(f"cannot write {path}: {why}.", path=str(path))
@@ -72,7 +76,7 @@ def load(path: Path) -> Checkpoint:
     Raises
     ------
     FileError
-        Where it is missing, cut short, or of another kind.
+        Where it is missing, cut short, of another kind, or not as it was written.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -86,9 +90,15 @@ def load(path: Path) -> Checkpoint:
             next_step="Give the path of a file that run.save wrote.",
             path=str(path),
         ) from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, OLDER):
         raise FileError(
             f"{path} is not a saved run of this version (its format is {metadata.get('format')!r}).", path=str(path)
+        )
+    if metadata["format"] == FORMAT and metadata.pop(CHECKSUM, "") != _checksum(metadata, tensors):
+        raise FileError(
+            f"{path} is not as it was written: its checksum is another.",
+            next_step="Go on from an earlier file, or copy this one again from where it is whole.",
+            path=str(path),
         )
     try:
         return Checkpoint(
@@ -102,3 +112,14 @@ def load(path: Path) -> Checkpoint:
         )
     except (KeyError, ValueError, TypeError, PotluckError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def _checksum(metadata: Mapping[str, str], tensors: "Mapping[str, torch.Tensor]") -> str:
+    """SHA-256 over all that a file says and holds, in the order of the names."""
+    import torch
+
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

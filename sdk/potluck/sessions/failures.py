@@ -43,8 +43,17 @@ def gone(device: str) -> DeviceGone:
 def unreachable(device: str, address: str) -> DeviceGone:
     """Nobody answered there."""
     return DeviceGone(
-        f"nobody answers at {address}.", device=device, next_step="Start its agent, or run `potluck doctor`."
-    )
+        f"nobody answers at {address}.", device="" if device == address else device,
+        next_step="Start its agent, or run `potluck doctor`.",
+    )  # fmt: skip
+
+
+def unresolved(device: str, host: str) -> DeviceGone:
+    """No device of this network has that name."""
+    return DeviceGone(
+        f"the name {host!r} is not known in this network.", device="" if device.partition(":")[0] == host else device,
+        next_step="Is it spelt right? `potluck devices` lists who announces itself; or give an address: 192.168.1.7.",
+    )  # fmt: skip
 
 
 def broke(device: str, error: WireError) -> ProtocolError:
@@ -57,8 +66,12 @@ def broke(device: str, error: WireError) -> ProtocolError:
 
 
 def silent(device: str, silent_s: float) -> DeviceGone:
-    """Its pulse stopped."""
-    return DeviceGone(f"no sign of life for {silent_s:.1f} s.", device=device, next_step="Deploy without it, or wait.")
+    """Its pulse stopped: what it took part in has ended by this, also where it comes back."""
+    return DeviceGone(
+        f"no sign of life for {silent_s:.1f} s, so that what it took part in has ended.",
+        device=device,
+        next_step="Is it on, and in the network? Deploy again when home.devices shows it as ready, or without it.",
+    )
 
 
 def hung(device: str, hung_s: float) -> WorkerFailed:
@@ -112,7 +125,16 @@ def refused(device: str, message: Refused) -> PotluckError:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
         return _too_large(device, text)
+    if message.code == RefusalCode.BACKEND and what == "Hello":
+        return _without_worker(device, text)
     return RefusedError(f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code)
+
+
+def _without_worker(device: str, text: str) -> RefusedError:
+    """A device that is there and has no session with us: it has nothing to compute with, or cannot start that."""
+    _, lacks, what = text.partition("computes nothing: ")
+    told, _, next_step = f"it {lacks}{what}".partition(". ") if lacks else (text, "", "")
+    return RefusedError(f"{told.removesuffix('.')}.", device=device, next_step=next_step, code=RefusalCode.BACKEND)
 
 
 _LESS = "Give it fewer layers or rows, close another run that it is in, or raise its --memory."

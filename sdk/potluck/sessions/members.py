@@ -14,7 +14,8 @@ from potluck.sessions import failures
 from potluck.sessions.events import Address, Join, Leave, RequestAll, Session
 from potluck.sessions.link import Link
 from potluck.shown import Shown
-from potluck_wire.messages import Reading, Roster
+from potluck.texts import who_is_here
+from potluck_wire.messages import Reading, RefusalCode, Roster
 from potluck_wire.version import parse
 
 MAX_METERED = 600  # ten minutes of readings
@@ -50,14 +51,20 @@ class Member(Shown):
 
     @property
     def status(self) -> str:
-        """One word or two for people: ready, not paired, gone."""
+        """One word or two for people: ready, not paired, gone, computes nothing."""
         if self.session is not None:
             return "ready"
-        if self.in_use:
-            return "paired"
+        if self.in_use and self.error is None:
+            return "paired" if self.key else "not asked"
         if isinstance(self.error, IdentityChanged):
             return "identity changed"
-        return "not paired" if not self.key or isinstance(self.error, NotPaired) else "gone"
+        if isinstance(self.error, NotPaired):
+            return "not paired"
+        if self.error is not None and self.error.facts.get("code") == RefusalCode.BACKEND:
+            return "computes nothing"
+        if self.error is not None:
+            return "gone" if self.key else "not there"
+        return "gone" if self.key else "not paired"
 
     def __repr__(self) -> str:
         where = f" at {self.addresses[0]}" if self.addresses else ""
@@ -218,8 +225,7 @@ class Members(Shown, Mapping[str, Member]):
         for name in wanted:
             member = self._members.get(name)
             if member is None:
-                known = ", ".join(self) or "nobody"
-                raise DeviceGone(f"it is not in this home; here are {known}.", device=name)
+                raise DeviceGone(f"it is not in this home; {who_is_here(self)}.", device=name)
             if member.session is None:
                 raise member.error or (failures.not_paired(name) if not member.key else failures.gone(name))
         return wanted

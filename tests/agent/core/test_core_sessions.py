@@ -1,6 +1,7 @@
 """Sessions: who may say what, when the welcome comes, and what a notebook leaves behind."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.agent.core.core_talk import (
@@ -35,12 +36,15 @@ from potluck_wire.messages import (
     Goodbye,
     Hello,
     LoadSegment,
+    Measure,
     Meter,
     Ping,
     Pong,
     Prepare,
     Prepared,
+    Probe,
     RefusalCode,
+    Refused,
     Roster,
     RosterSet,
     SegmentLoaded,
@@ -161,6 +165,24 @@ def test_one_notebook_at_a_time():
     assert talk.hear(Execute(run="r", epoch=1, program="p"), sender=OTHER_SENDER) == [
         refused(Execute, RefusalCode.UNKNOWN_RUN, "no run r is loaded", key=OTHER_KEY, run="r", epoch=1)
     ]
+
+
+def test_nothing_is_measured_beside_another_notebooks_run():
+    talk = Talk().begin().load(recv("x"))
+    talk.hear(Hello(major=1), sender=OTHER_SENDER)
+    asked = [(Measure(task="t", rows=(1,)), (b"{}",)), (Probe(task="t", peer="home", nbytes=8, repeats=1), ())]
+    for message, buffers in asked:
+        text = "another notebook's run is on, and would slow what is measured; ask again when it is over"
+        refusal = [refused(type(message), RefusalCode.BUSY, text, key=OTHER_KEY)]
+        assert talk.hear(message, *buffers, sender=OTHER_SENDER) == refusal
+        assert not any(map(is_refusal, talk.hear(message, *buffers)))  # whose run it is may measure
+    talk.hear(Drop(run="r", epoch=-1))
+    for message, buffers in asked:
+        assert not any(map(is_refusal, talk.hear(replace(message, task="u"), *buffers, sender=OTHER_SENDER)))
+
+
+def is_refusal(action):
+    return isinstance(action, ToPeer) and isinstance(action.message, Refused)
 
 
 def test_a_refused_plan_leaves_the_device_free_for_others():

@@ -50,7 +50,7 @@ def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
     assert capsys.readouterr().out == "Paired with tablet.\n"
     assert cli.main(["devices", place]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["tablet", "ready", place, "256"]
-    (finding,) = doctor.meters([place])
+    (finding,) = doctor.sessions([place])
     assert finding.what.startswith("tablet ")
     assert cli.main(["forget", "tablet"]) == 0
     assert cli.main(["devices", place]) == 0
@@ -62,7 +62,43 @@ def test_an_address_where_nobody_is_is_told(capsys):
         taken.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{taken.getsockname()[1] - PAIRING_OFFSET}"
         assert cli.main(["devices", place]) == 1
-    assert f"nobody answers at {place}" in capsys.readouterr().err
+    told = "".join(capsys.readouterr())
+    assert told.count(f"nobody answers at {place}") == told.count(place) == 1
+    assert "not paired" not in told
+
+
+@pytest.mark.parametrize("command", [["devices"], ["pair", "--code", "12345678"]], ids=["devices", "pair"])
+def test_a_name_that_no_network_knows_is_told_as_such(command, capsys):
+    assert cli.main([*command, "no-such-host.invalid"]) == 1
+    told = "".join(capsys.readouterr())
+    assert "the name 'no-such-host.invalid' is not known in this network" in told
+    assert told.count("no-such-host.invalid") == 1
+    assert "not paired" not in told
+
+
+def test_a_paired_device_is_known_by_its_key_at_any_of_its_addresses(tablet, state, capsys):
+    place, other = (f"{host}:{tablet['port']}" for host in ("127.0.0.1", "localhost"))
+    assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
+    keyring.Keyring().remember(keyring.Known(name="phone", key=KEY, addresses=(Address(host="127.0.0.1", port=1),)))
+    capsys.readouterr()
+    assert cli.main(["devices", other]) == 0
+    rows = capsys.readouterr().out.splitlines()[3:]
+    assert [row.split()[:3] for row in rows] == [["tablet", "ready", other]]
+
+
+def test_who_is_paired_is_not_said_to_be_not_paired(tablet, capsys):
+    place = f"127.0.0.1:{tablet['port']}"
+    assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
+    capsys.readouterr()
+    assert cli.main(["pair", place, "--code", tablet["code"]]) == 1
+    told = capsys.readouterr().err
+    assert "has been paired with this computer as tablet" in told
+    assert "not paired" not in told
+    assert told.count("potluck agent pair") == 1
+    assert cli.main(["forget", "tablet"]) == 0
+    assert cli.main(["pair", place, "--code", tablet["code"]]) == 1
+    told = capsys.readouterr().err
+    assert told.count("potluck agent pair") == 1
 
 
 def test_a_device_that_is_not_paired_is_shown_as_such(tablet, capsys):
@@ -136,6 +172,7 @@ def test_doctor_tells_whether_a_device_answers():
     announced, known = (doctor.reach("phone", (place,), announced=flag) for flag in (True, False))
     assert (announced.level, known.level) == (doctor.BAD, doctor.HINT)
     assert "firewall" in announced.remedy
+    assert f"ports {place[1]} to {place[1] + 3} " in announced.remedy
     assert "no address is known" in doctor.reach("phone", (), announced=False).what
 
 

@@ -69,13 +69,17 @@ def test_several_handles_share_one_region_that_closes_with_the_last(console):
     assert "third" in console.file.getvalue()
 
 
-def test_nothing_is_shown_where_nobody_looks(monkeypatch):
+@pytest.mark.parametrize(("long_s", "n_lines"), [(3600.0, 0), (0.0, 1)], ids=["soon done", "long"])
+def test_without_a_terminal_one_line_is_written_of_what_takes_long(monkeypatch, long_s, n_lines):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    handle, task, let_go = work()
-    progress.attach(handle)
+    monkeypatch.setattr(progress, "LONG_S", long_s)
+    handle, task, let_go = work()  # it attaches itself
     task.update(0.5, "half")
+    task.update(0.6, "more")
     end(handle, let_go)
-    assert sys.stderr.getvalue() == ""
+    lines = sys.stderr.getvalue().splitlines()
+    assert len(lines) == n_lines
+    assert all(handle.title in line and "half" in line for line in lines)
 
 
 def test_a_missing_rich_is_silence(monkeypatch):

@@ -12,8 +12,10 @@ import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
+from potluck.commands import doctor
 from potluck.discover.addresses import candidates
 from potluck.discover.keyring import Known
+from potluck.display import tables
 from potluck.errors import (
     FileError,
     HomeError,
@@ -267,7 +269,7 @@ def works(home, device):
     return near
 
 
-def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path):
+def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path, monkeypatch):
     """As a light install leaves it: it is found and paired, and no session of it ends with a riddle."""
     nothing = "import potluck_agent.worker.arrays.backends as a; a.PACKAGES = {'torch': ('no_such_package',)}; " + PLAIN
     with (
@@ -275,6 +277,14 @@ def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path
         potluck.Home(peers=[place(ready)], state=tmp_path / "home") as home,
     ):
         member = home.pair(place(ready), ready["code"])
-        assert member.status == "gone"
-        assert "neither torch nor onnxruntime is installed" in str(member.error)
-        assert "pip install 'potluck[torch]'" in str(member.error)
+        assert member.status == "computes nothing"
+        assert "it computes nothing: install torch or onnxruntime on it." in str(member.error)
+        (row,) = tables.members([member]).rows
+        assert row[-1] == "it computes nothing: install torch or onnxruntime on it"
+        assert 'pip install ".[torch]"' in str(member.error)
+        home.close()
+        monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "home"))
+        (told,) = doctor.sessions([place(ready)])
+    assert "computes nothing" in told.what
+    assert told.level == doctor.BAD
+    assert 'pip install ".[torch]"' in told.remedy

@@ -189,5 +189,5 @@ def test_work_that_lacks_a_package_says_how_to_install_it():
     def work(task):
         raise ModuleNotFoundError("No module named 'scipy.optimize'", name="scipy.optimize")
 
-    with pytest.raises(UserError, match=r"scipy.*pip install 'potluck\[sdk\]'"):
+    with pytest.raises(UserError, match=r'scipy.*pip install "\.\[sdk\]"'):
         Handle(work).wait()

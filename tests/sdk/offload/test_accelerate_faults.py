@@ -1,6 +1,7 @@
 """A shared request is answered whatever becomes of the helper, the device's worker, or the values in it."""
 
 import threading
+from concurrent.futures import Future
 
 import psutil
 import pytest
@@ -9,7 +10,7 @@ from tests.sdk.offload.accelerating import check, fast_of, wait_until
 from tests.timeouts import PATIENCE_S
 
 import potluck
-from potluck.errors import RequestFailed
+from potluck.errors import PotluckError, RequestFailed
 from potluck.offload import accelerated as fast_module
 from potluck.offload import drift
 from potluck.offload.plan.search_spec import SearchSpec
@@ -66,6 +67,30 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
         fast.bytes_per_s = 1e8
         check(fast(good), net(good))
         assert fast.stats.fallbacks == 1
+
+
+def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypatch):
+    """It still computes what it began alone: what waits for that is not the helper's doing, and begins no new race."""
+    monkeypatch.setattr(fast_module, "LATE", 0.0)
+    monkeypatch.setattr(fast_module, "LATE_S", 0.0)
+    net, x = family("vgg")
+    with torch.no_grad(), fast_of(home, net, x) as fast:
+        expected, start, alone = net(x), fast._loaded.start, []
+
+        def start_held(compiled, named):
+            if compiled is not fast.alone:
+                return start(compiled, named)
+            alone.append(Future())
+            return alone[-1]
+
+        monkeypatch.setattr(fast._loaded, "start", start_held)
+        for n_races in (1, 2):
+            for _ in range(3):
+                fast.bytes_per_s = 1e8
+                check(fast(x), expected)
+                assert fast.kept[-1][1] is not fast.alone
+            assert len(alone) == n_races
+            alone[-1].set_exception(PotluckError("it is over"))
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from potluck_agent.optional import install
+
 NOTHING = (
-    "this device computes nothing: neither torch nor onnxruntime is installed. "
-    "pip install 'potluck[torch]' (to train and to answer requests) or 'potluck[onnx]' (to answer requests) here."
+    "this device computes nothing: install torch or onnxruntime on it. To train and to answer requests, run "
+    f"{install('torch')}; to answer requests, {install('onnx')}."
 )
 PACKAGES = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}  # what each backend needs
 

@@ -55,14 +55,22 @@ class OnnxModel(Model):
 
     @classmethod
     def read(
-        cls, path: Path, *, sizes: Mapping[str, int], max_layers: int = MAX_LAYERS, merge_below: float = 0.0
+        cls,
+        path: Path,
+        data: bytes,
+        *,
+        sizes: Mapping[str, int],
+        max_layers: int = MAX_LAYERS,
+        merge_below: float = 0.0,
     ) -> "OnnxModel":
-        """The model in a file. `sizes` fixes every free dimension but the batch.
+        """The model in a file's bytes. `sizes` fixes every free dimension but the batch.
 
         Parameters
         ----------
         path
-            The file.
+            The file, for messages.
+        data
+            What is in it.
         sizes
             A number for every free dimension but the batch, by its name.
         max_layers
@@ -73,14 +81,12 @@ class OnnxModel(Model):
         Raises
         ------
         FileError
-            The file cannot be read, or is no ONNX model.
+            The file is no ONNX model.
         ModelError
             It has an operator that is not known, or a dimension without a size.
         """
         try:
-            model = onnx.ModelProto.FromString(path.read_bytes())
-        except OSError as error:
-            raise FileError(f"{path} cannot be read: {error.strerror}.") from error
+            model = onnx.ModelProto.FromString(data)
         except DecodeError as error:
             raise FileError(f"{path} is not an ONNX file.") from error
         if not model.graph.output:

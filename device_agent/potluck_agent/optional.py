@@ -1,0 +1,6 @@
+"""What brings the packages that the light install leaves out; the SDK has the same words in `potluck/optional.py`."""
+
+
+def install(extra: str) -> str:
+    """potluck is in no package registry, so that its own folder is what pip installs."""
+    return f"""pip install ".[{extra}]" in potluck's folder"""

@@ -1,0 +1,31 @@
+"""What the owner of a device is told about its pairing window."""
+
+import socket
+
+import pytest
+
+from potluck_agent import control_files
+from potluck_agent.core.pairing_window import PairingWindow
+from potluck_agent.net.pairing_listener import PairingListener
+from potluck_agent.net.poller import Poller
+from potluck_wire.limits import PAIRING_TRIES
+
+
+@pytest.mark.parametrize("n_wrong", range(PAIRING_TRIES))
+def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path, n_wrong):
+    """The command that shows a code closes the window when it ends, also after a success: that is no wrong try."""
+    noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listener = PairingListener(server, Poller(), desk, lambda _: True, tmp_path, noted.append, lambda *_: None)
+        control_files.ask_window(tmp_path, "12345678", 180.0)
+        listener.tick(0.0)
+        for at_s in range(n_wrong):
+            desk.arrive(at_s)
+            desk.receive(b"no pairing message", at_s)
+            desk.leave()
+            listener.tick(at_s)
+        assert len(noted) == n_wrong
+        control_files.ask_window(tmp_path, "", None)
+        listener.tick(10.0)
+        listener.tick(11.0)
+    assert len(noted) == n_wrong

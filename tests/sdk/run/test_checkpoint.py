@@ -1,0 +1,61 @@
+"""A saved run comes back as it was, or not at all."""
+
+import random
+
+import pytest
+
+from potluck.errors import FileError
+from potluck.records import Plan, Stage
+from potluck.run import checkpoint
+from potluck.run.checkpoint import Checkpoint, load, save
+from potluck.run.optimizers import AdamW
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def whole():
+    weights = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.empty(0, 3), "n": torch.tensor(7)}
+    weights["half"] = torch.ones(3, dtype=torch.bfloat16)
+    plan = Plan(
+        planner="mine", model="m", micro_batch=4,
+        stages=(Stage(start=0, stop=1, devices=("a",), shares=(4,)),),
+    )  # fmt: skip
+    return Checkpoint(
+        signature="s", plan=plan, optimizer=AdamW(lr=1e-3), step=4, seed=5, weights=weights,
+        moments={"w.first": torch.full((2, 3), 0.5)},
+    )  # fmt: skip
+
+
+def test_it_comes_back_as_it_was(whole, tmp_path):
+    save(tmp_path / "run.safetensors", whole)
+    back = load(tmp_path / "run.safetensors")
+    assert (back.plan, back.optimizer, back.step, back.seed) == (whole.plan, whole.optimizer, whole.step, whole.seed)
+    for kept, wanted in ((back.weights, whole.weights), (back.moments, whole.moments)):
+        assert kept.keys() == wanted.keys()
+        assert all(torch.equal(kept[name], wanted[name]) for name in wanted)
+
+
+def test_no_flipped_bit_is_accepted_wherever_it_is(whole, tmp_path):
+    path, draw = tmp_path / "run.safetensors", random.Random(0)
+    save(path, whole)
+    data = path.read_bytes()
+    for at in range(len(data)):
+        spoilt = bytearray(data)
+        spoilt[at] ^= 1 << draw.randrange(8)
+        path.write_bytes(spoilt)
+        with pytest.raises(FileError, match=r"run\.safetensors"):
+            load(path)
+
+
+def test_a_file_of_before_there_were_checksums_is_accepted(whole, tmp_path, monkeypatch):
+    path = tmp_path / "run.safetensors"
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.OLDER)
+    monkeypatch.setattr(checkpoint, "CHECKSUM", "seed")  # no entry more than such a file has
+    monkeypatch.setattr(checkpoint, "_checksum", lambda *_: "5")
+    save(path, whole)
+    monkeypatch.undo()
+    with safetensors.safe_open(path, framework="pt") as file:
+        assert checkpoint.CHECKSUM not in file.metadata()
+    assert load(path).step == 4
