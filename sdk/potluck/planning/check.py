@@ -6,10 +6,12 @@ from potluck.errors import EmptyHome, PlanError, UserError
 from potluck.planning.search.candidates import fewest_rows
 from potluck.records import Plan, Problem, Training
 
+MOST_STATED = 4096  # micro-batches: more take minutes to simulate
+
 
 def check_problem(problem: Problem) -> None:
     """Raise what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
-    micro-batches of which nothing can be learned."""
+    too many micro-batches, or such of which nothing can be learned."""
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
     names = [device.name for device in problem.devices]
@@ -25,6 +27,13 @@ def check_problem(problem: Problem) -> None:
                 device=device.name,
                 next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
             )
+    stated = getattr(problem.workload, "micro_batch", None)
+    if stated is not None and problem.workload.batch // stated > MOST_STATED:
+        raise UserError(
+            f"a batch of {problem.workload.batch} in micro-batches of {stated} makes {problem.workload.batch // stated} "
+            f"of them a step; plans have {MOST_STATED} at most.",
+            next_step="Choose larger micro-batches, or a smaller batch.",
+        )
     smallest = getattr(problem.workload, "micro_batch", None) or problem.workload.batch
     if smallest < fewest_rows(problem):
         raise UserError(

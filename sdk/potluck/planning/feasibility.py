@@ -113,11 +113,18 @@ def too_big(problem: Problem) -> Infeasible:
     total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
     whole = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
-        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
+        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}{_why_no_smaller(problem, rows)}, all devices together "
         f"may use {_given(total)}, the largest ({biggest.name}) {_given(budget)}.",
         next_step="Allow the devices more memory, add one, or use a smaller batch.",
         limit="memory", needed=whole, available=total,
     )  # fmt: skip
+
+
+def _why_no_smaller(problem: Problem, rows: int) -> str:
+    """Says so where the batch has too few divisors for small micro-batches."""
+    if rows == 1 or getattr(problem.workload, "micro_batch", None) is not None:
+        return ""
+    return f" (the smallest that make up {problem.workload.batch}, at most {candidates.MOST_MICRO_BATCHES} a step)"
 
 
 def _mb(nbytes: float) -> str:

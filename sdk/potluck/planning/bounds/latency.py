@@ -16,7 +16,7 @@ Every plan means: contiguous stages, each device in one stage at most, any share
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, permutations, product
-from math import inf, prod
+from math import inf, isqrt, prod
 
 from potluck.planning.search.device_classes import Pattern, classes_of
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
@@ -72,7 +72,8 @@ def _micro_batches(problem: Problem) -> list[int]:
     """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end the others early."""
     fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
     batch = problem.workload.batch
-    return [fixed] if fixed is not None else [size for size in range(1, batch + 1) if batch % size == 0]
+    small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
+    return [fixed] if fixed is not None else sorted({*small, *(batch // size for size in small)})
 
 
 def _size(table: cost.CostTable) -> int:

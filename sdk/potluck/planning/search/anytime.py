@@ -121,7 +121,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
         yield
-    places, sizes = Places(board.table), sorted(candidates.micro_batches(board.problem))
+    places, sizes = Places(board.table), _sizes(board.problem)
     yield from _passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
@@ -151,6 +151,12 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, 1), TRIES)
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """Micro-batch sizes, small ones first; last those of many micro-batches, which take longest to look at."""
+    most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
+    return sorted(candidates.micro_batches(problem), key=lambda size: (size < most, size))
 
 
 def _borrow(board: CandidatePool, planners: Sequence[Planner]) -> Iterator[None]:
@@ -231,7 +237,7 @@ def _closely(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
 
 def is_small(table: cost.CostTable) -> bool:
     """Whether a problem is so small that all of it is looked at closely."""
-    size, cuts = min(candidates.micro_batches(table.problem)), candidates.cuts(table.problem, N_FINE)
+    size, cuts = _sizes(table.problem)[0], candidates.cuts(table.problem, N_FINE)
     return not is_many(table.problem) and SubsetSearch(table, size, cuts).is_small
 
 
@@ -266,7 +272,7 @@ def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[Non
 
 def _work(board: CandidatePool, n_cuts: int) -> float:
     """How many ways there are to put a stage before others, about: what a pass costs."""
-    search = _search(board, min(candidates.micro_batches(board.problem)), candidates.cuts(board.problem, 1), False)
+    search = _search(board, _sizes(board.problem)[0], candidates.cuts(board.problem, 1), False)
     return float(search.radix[-1] * len(search.codes) * n_cuts**2)
 
 
