@@ -28,13 +28,14 @@ def check_problem(problem: Problem) -> None:
                 next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
             )
     stated = getattr(problem.workload, "micro_batch", None)
-    if stated is not None and problem.workload.batch // stated > MOST_STATED:
+    batch = problem.workload.batch
+    if stated is not None and batch // stated > MOST_STATED:
         raise UserError(
-            f"a batch of {problem.workload.batch} in micro-batches of {stated} makes {problem.workload.batch // stated} "
-            f"of them a step; plans have {MOST_STATED} at most.",
+            f"a batch of {batch} in micro-batches of {stated} makes {batch // stated} of them a step; plans have "
+            f"{MOST_STATED} at most.",
             next_step="Choose larger micro-batches, or a smaller batch.",
         )
-    smallest = getattr(problem.workload, "micro_batch", None) or problem.workload.batch
+    smallest = stated or batch
     if smallest < fewest_rows(problem):
         raise UserError(
             f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of layer "

@@ -62,7 +62,7 @@ def test_only_where_memory_is_short_small_sizes_are_tried_too(batch):
 @pytest.mark.parametrize("workload", [Training(batch=1021), Training(batch=64, micro_batch=64)])
 def test_micro_batches_that_help_are_named(workload):
     problem = replace(short_home(5, workload.batch), workload=workload)
-    with pytest.raises(Infeasible, match="Would do .*micro-batches of") as error:
+    with pytest.raises(Infeasible, match=r"Would do .*micro-batches of") as error:
         solve(problem)
     (remedy,) = (remedy for remedy in error.value.facts["remedies"] if remedy.limit == "micro-batch")
     assert make_plans(replace(problem, workload=replace(workload, micro_batch=int(remedy.value)))).best.latency_s

@@ -8,7 +8,7 @@ same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.pipedream import plan_pipedream
 from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.plans import is_thrifty, rounded
+from potluck.planning.scenario import only
 from potluck.planning.search import candidates
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
@@ -39,6 +40,7 @@ N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 MAX_SHARES = 40  # of rows of one plan
+NEAR_SETS, N_SETS, N_KNOWN = 1.1, 3, 3  # sets of devices looked at again: how near, how many, with how many plans
 N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
@@ -111,7 +113,7 @@ def search(
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
     """
     board.is_late = is_late
-    for step, _ in enumerate(_steps(board, first, borrow=borrow)):
+    for step, _ in enumerate(chain(_steps(board, first, borrow=borrow), _fewer(board, borrow=borrow))):
         if step >= max_steps or board.is_over():
             return
 
@@ -151,6 +153,26 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, 1), TRIES)
+
+
+def _fewer(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
+    """The best sets of devices again, as if there were no others: of fewer devices a search looks more closely."""
+    if is_many(board.problem):
+        return
+    sets: dict[frozenset[str], list[Plan]] = {}
+    for plan in board.ranking():
+        sets.setdefault(frozenset(plan.devices), []).append(plan)
+    near = [names for names, plans in sets.items() if (plans[0].latency_s or inf) <= board.best * NEAR_SETS]
+    for names in [names for names in near if 1 < len(names) < len(board.problem.devices)][:N_SETS]:
+        part = only(board.problem, names)
+        budgets = {} if board.budgets is board.table.budgets else board.budgets
+        fewer = CandidatePool(
+            part, cost.CostTable(part), board.simulator, max_work=board.max_work, tally=board.tally,
+            is_late=board.is_late, budgets=budgets,
+        )  # fmt: skip
+        yield from _steps(fewer, sets[names][:N_KNOWN], borrow=borrow)
+        for plan in fewer.ranking()[:N_KNOWN]:
+            board.score(plan)
 
 
 def _sizes(problem: Problem) -> list[int]:
