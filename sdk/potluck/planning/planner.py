@@ -101,7 +101,8 @@ def _different(plans: Sequence[Plan], table: cost.CostTable) -> list[Plan]:
 def gap_frac(
     problem: Problem, table: cost.CostTable, plans: Sequence[Plan], is_late: Callable[[], bool] = lambda: False
 ) -> float:
-    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be."""
+    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be (of a chain:
+    than the fastest that gives each device one stage at most)."""
     fastest_s = min(plan.latency_s or inf for plan in plans)
     return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (plans[0].latency_s or inf)
 

@@ -1,6 +1,8 @@
 """A latency that no plan can beat, and so how far at most the best plan found is from the optimum.
 
-Every plan means: contiguous stages, each device in one stage at most, any shares, micro-batches and depths. The bounds:
+Every plan means: contiguous stages, any shares, micro-batches and depths. In a chain each device has one stage at most:
+plans that come back to a device can be faster than the bound of the structure. The bounds of the work and of the
+longest way hold for those too, and they are the only ones of a model with parallel branches. The bounds:
 
 - Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes). Whoever does what,
   for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
@@ -35,7 +37,8 @@ MAX_LABELS = 6  # per state; of more, the worst are merged into one that is bett
 def lower_bound_s(
     problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
 ) -> float:
-    """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches."""
+    """Seconds of latency that no plan goes below (of a chain: none that gives each device one stage at most); at most
+    `upper_s`, which some plan reaches."""
     bound = min(upper_s, quick_bound_s(problem))
     if problem.branches:
         return bound

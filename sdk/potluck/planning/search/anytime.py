@@ -7,6 +7,7 @@ improved step by step. The clock comes in as an argument; without one the effort
 same.
 """
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from math import inf
@@ -20,6 +21,7 @@ from potluck.planning.baselines.gpipe import plan_gpipe
 from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.pipedream import plan_pipedream
 from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.scenario import only
 from potluck.planning.search import candidates
@@ -35,12 +37,13 @@ from potluck.simulate import cost, direct
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
+N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
 N_FINE = 32  # cuts tried along one order of devices
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 MAX_SHARES = 40  # of rows of one plan
-NEAR_SETS, N_SETS, N_KNOWN = 1.1, 3, 3  # sets of devices looked at again: how near, how many, with how many plans
+NEAR_SETS, N_SETS, N_KNOWN = 1.05, 2, 3  # sets of devices looked at again: how near, how many, with how many plans
 N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
@@ -113,7 +116,7 @@ def search(
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
     """
     board.is_late = is_late
-    for step, _ in enumerate(chain(_steps(board, first, borrow=borrow), _fewer(board, borrow=borrow))):
+    for step, _ in enumerate(chain(_steps(board, first, borrow=borrow), _fewer(board))):
         if step >= max_steps or board.is_over():
             return
 
@@ -136,9 +139,11 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
     if not is_many(board.problem):
         yield from _closely(board, sizes)
+    if not is_many(board.problem) and not board.problem.branches:
+        yield from _return(board, places)
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
-    if board.problem.branches:
+    if not is_many(board.problem) or board.problem.branches:
         yield from _join(board, places)
     if is_many(board.problem):
         yield from _borrow(board, DEAR if borrow else ())
@@ -155,7 +160,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     yield from _improve(board, _distinct(board, 1), TRIES)
 
 
-def _fewer(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
+def _fewer(board: CandidatePool) -> Iterator[None]:
     """The best sets of devices again, as if there were no others: of fewer devices a search looks more closely."""
     if is_many(board.problem):
         return
@@ -170,7 +175,7 @@ def _fewer(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
             part, cost.CostTable(part), board.simulator, max_work=board.max_work, tally=board.tally,
             is_late=board.is_late, budgets=budgets,
         )  # fmt: skip
-        yield from _steps(fewer, sets[names][:N_KNOWN], borrow=borrow)
+        yield from _steps(fewer, sets[names][:N_KNOWN], borrow=False)
         for plan in fewer.ranking()[:N_KNOWN]:
             board.score(plan)
 
@@ -198,6 +203,19 @@ def _place(board: CandidatePool, places: Places) -> Iterator[None]:
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
+
+
+def _return(board: CandidatePool, places: Places) -> Iterator[None]:
+    """Chains that come back to a device, where some plan may be faster than the best so far, or there is none."""
+    if board.best <= quick_bound_s(board.problem) * NEAR and not is_thrifty(board.problem):
+        return
+    known = list(dict.fromkeys(plan.micro_batch for plan in _distinct(board, 2)))
+    for micro_batch in known or candidates.micro_batches(board.problem):
+        for plan in heapq.nsmallest(N_RETURNS, places.returning(micro_batch), key=places.least_s):
+            if places.least_s(plan) < board.best or is_thrifty(board.problem):
+                board.score(plan)
+            yield
+    yield from _improve(board, _distinct(board, 1), TRIES)
 
 
 def _join(board: CandidatePool, places: Places) -> Iterator[None]:
