@@ -7,6 +7,7 @@ module of `potluck.commands` with `add_arguments(parser)` and `main(args) -> int
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -69,7 +70,19 @@ def _command(name: str, arguments: list[str]) -> int:
         return int(module.main(arguments))
     parser = argparse.ArgumentParser(prog=f"potluck {name}", description=COMMANDS[name].capitalize() + ".")
     module.add_arguments(parser)
-    return int(module.main(parser.parse_args(arguments)) or 0)
+    return int(module.main(parser.parse_args(_with_values(arguments))) or 0)
+
+
+def _with_values(arguments: list[str]) -> list[str]:
+    """The arguments with a value such as `-1s` tied to its option: alone it would be taken for an option."""
+    found: list[str] = []
+    for argument in arguments:
+        is_value = re.match(r"-[0-9.]", argument) and found and found[-1].startswith("--") and "=" not in found[-1]
+        if is_value:
+            found[-1] += f"={argument}"
+        else:
+            found.append(argument)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -412,8 +412,9 @@ class Plan(Shown):
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are taken in micro-batches
     of the same size and a smaller one (`schedule.division`). Predictions come from the simulator. `unused`
-    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s`; `energy_gap_frac`: none
-    that is on time takes fewer joules by more than this part of `energy_j`. `problem` is what it was judged for; a plan
+    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s` (of a chain: none in which
+    each device has one stage at most); `energy_gap_frac`: none that is on time takes fewer joules by more than this
+    part of `energy_j`. `problem` is what it was judged for; a plan
     from a file has none yet.
     """
 

@@ -45,7 +45,7 @@ def parse_seconds(amount: float | str) -> float:
 def _split(amount: str) -> tuple[float, str]:
     match = _AMOUNT.fullmatch(amount)
     if match is None:
-        raise _unreadable(amount, "a number and a unit")
+        raise _unreadable(amount, "a number, not below zero, and a unit")
     return float(match[1]), match[2]
 
 

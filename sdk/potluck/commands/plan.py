@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--order-transfers", action="store_true", help="rank the first plans with their transfers in order"
     )
     asked.add_argument("--refine", default="0s", metavar="TIME", help="so long CP-SAT (ortools) may better that order")
-    asked.add_argument("--layers", type=int, metavar="N", help="merge the model into N layers (default: 32)")
+    asked.add_argument("--layers", metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
     home.add_argument("--with", dest="added", action="append", default=[], metavar="DEVICE", help="one device more")
     home.add_argument("--without", action="append", default=[], metavar="NAME", help="one device less")
@@ -210,11 +210,12 @@ def _list(args: argparse.Namespace, kind: str = "") -> None:
 def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     from potluck.profile.estimate import estimate
 
-    profile: Profile = estimate(home, model, max_layers=MAX_LAYERS if args.layers is None else args.layers)
+    max_layers = MAX_LAYERS if args.layers is None else _whole(str(args.layers), "--layers", "--layers 32")
+    profile: Profile = estimate(home, model, max_layers=max_layers)
+    for kind in args.added:  # before others go: it is connected as one of them is
+        profile = profile.with_device(kind)
     for name in args.without:
         profile = profile.without_device(name)
-    for kind in args.added:
-        profile = profile.with_device(kind)
     for text in args.medium:
         name, rate = _pair(text, "--medium", "air=50Mbit/s")
         profile = profile.with_medium(name, rate)
@@ -232,13 +233,23 @@ def workload(train: str | None, infer: str | None) -> "Training | Inference":
         key, _, value = part.partition("=")
         if key not in known:
             raise UserError(f"{option}: nobody knows {key!r}.", next_step=f"Known: {', '.join(known)}.")
-        if key == "streaming" and value in ("", "yes", "true"):
-            settings[key] = True
-        elif value.isdecimal():
-            settings[key] = int(value)
+        if key == "streaming":
+            settings[key] = _truth(part, value)
         else:
-            raise UserError(f"{option}: {key} must be a whole number, got {value!r}.", next_step=f"{option} {key}=8")
+            settings[key] = _whole(value, f"{option}: {key}", f"{option} {key}=8")
     return Inference(**settings) if infer is not None else Training(**settings)
+
+
+def _truth(part: str, value: str) -> bool:
+    if value not in ("", "yes", "true", "no", "false"):
+        raise UserError(f"--infer: streaming is yes or no, got {value!r}.", next_step="--infer streaming")
+    return value not in ("no", "false")
+
+
+def _whole(text: str, what: str, example: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise UserError(f"{what} must be a whole number, got {text!r}.", next_step=example)
+    return int(text)
 
 
 def qoe(limits: list[str]) -> "QoE":

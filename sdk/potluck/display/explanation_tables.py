@@ -64,7 +64,9 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
     notes += order_notes(plan.problem)
     if plan.gap_frac is not None:
-        notes.append(f"certified: no plan at all is more than {units.percent(plan.gap_frac)} faster")
+        whole = plan.problem is not None and plan.problem.branches
+        plans = "no plan at all" if whole else "no plan with at most one stage per device"
+        notes.append(f"certified: {plans} is more than {units.percent(plan.gap_frac)} faster")
     if plan.energy_gap_frac is not None:
         notes.append(f"certified: no plan on time takes more than {units.percent(plan.energy_gap_frac)} fewer joules")
     return tuple(notes)

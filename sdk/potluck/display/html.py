@@ -111,7 +111,7 @@ def profile(problem: Problem, notes: Sequence[str] = ()) -> str:
 def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None) -> str:
     """Stages, and memory needed and available on each device."""
     plain = text.plan(plan, problem, available_bytes)
-    available = available_bytes or {device.name: device.memory_bytes for device in (problem.devices if problem else ())}
+    available = available_bytes or tables.available_bytes(problem)
     return fragment("plan", plain, table(tables.stages(plan, problem)), table(tables.memory(plan, available)))
 
 

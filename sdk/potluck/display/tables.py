@@ -7,6 +7,7 @@ from typing import Any
 
 from potluck import units
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
+from potluck.simulate.cost import budget_bytes
 from potluck_wire.fingerprint import fingerprint
 
 
@@ -188,6 +189,11 @@ def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
         return text
     first, last = (problem.layers[i].name.removesuffix(" ...") for i in (start, stop - 1))
     return f"{text}: {first}" if first == last else f"{text}: {first} … {last}"
+
+
+def available_bytes(problem: Problem | None) -> dict[str, int]:
+    """What a plan may use on each device: what its owner gives, and the user's limits leave."""
+    return {device.name: budget_bytes(problem, device) for device in problem.devices} if problem else {}
 
 
 def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:

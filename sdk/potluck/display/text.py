@@ -74,7 +74,7 @@ def profile(problem: Problem) -> str:
 
 def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None) -> str:
     """The stages, then memory needed and available on each device."""
-    available = available_bytes or {device.name: device.memory_bytes for device in (problem.devices if problem else ())}
+    available = available_bytes or tables.available_bytes(problem)
     return "\n\n".join((render(tables.stages(plan, problem)), render(tables.memory(plan, available))))
 
 

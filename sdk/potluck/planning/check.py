@@ -6,17 +6,20 @@ from potluck.errors import EmptyHome, PlanError, UserError
 from potluck.planning.search.candidates import fewest_rows
 from potluck.records import Plan, Problem, Training
 
+MOST_STATED = 4096  # micro-batches: more take minutes to simulate
+
 
 def check_problem(problem: Problem) -> None:
     """Refuse what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
-    micro-batches of which nothing can be learned.
+    too many micro-batches, or such of which nothing can be learned.
 
     Raises
     ------
     EmptyHome
         There is no device.
     UserError
-        Two devices have no path, a limit on energy meets unknown power, or a batch norm would learn from one row.
+        Two devices have no path, a limit on energy meets unknown power, there are too many micro-batches, or a batch
+        norm would learn from one row.
     """
     if not problem.devices:
         raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
@@ -33,7 +36,15 @@ def check_problem(problem: Problem) -> None:
                 device=device.name,
                 next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
             )
-    smallest = getattr(problem.workload, "micro_batch", None) or problem.workload.batch
+    stated = getattr(problem.workload, "micro_batch", None)
+    batch = problem.workload.batch
+    if stated is not None and batch // stated > MOST_STATED:
+        raise UserError(
+            f"a batch of {batch} in micro-batches of {stated} makes {batch // stated} of them a step; plans have "
+            f"{MOST_STATED} at most.",
+            next_step="Choose larger micro-batches, or a smaller batch.",
+        )
+    smallest = stated or batch
     if smallest < fewest_rows(problem):
         raise UserError(
             f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of layer "

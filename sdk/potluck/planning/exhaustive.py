@@ -1,19 +1,23 @@
 """The oracle for small cases: every way to cut, every ordered grouping of devices, every micro-batch size.
 
-Where a model has parallel branches a device may have several stages, so that one can take two branches one by one.
-Rows within a stage come from Algorithm 1; depths are K_p, and where memory is short shallower too. Some 10^5 plans at
-4 devices and 8 layers: for tests alone.
+Where a model has parallel branches a device may have several stages, so that one can take two branches one by one; in a
+chain it has one. Rows within a stage come from Algorithm 1; depths are K_p, and where memory is short shallower too.
+Some 10^5 plans at 4 devices and 8 layers: for tests alone.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
+from math import inf
 
 from potluck.planning.baselines.asteroid import crossing, estimate_of, execution, make_stage
+from potluck.planning.feasibility import with_more_memory
 from potluck.planning.search import candidates
 from potluck.planning.search.local_search import fits, floor_s, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows
+
+FACTORS = (1.0, 1.15, 1.4, 2.0, inf)  # of the memory there is
 
 
 def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
@@ -25,17 +29,41 @@ def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> It
         yield from _branched(problem, table)
         return
     names = [device.name for device in problem.devices]
-    for micro_batch in candidates.micro_batches(problem):
+    for micro_batch in _sizes(problem):
         for groups in groupings(names, min(len(names), len(problem.layers))):
             for cuts in combinations(range(1, len(problem.layers)), len(groups) - 1):
                 for stages in _choices(table, (0, *cuts, len(problem.layers)), groups, micro_batch):
                     yield _plan(table, stages, micro_batch)
 
 
+def plan_whatever_memory_says(problem: Problem) -> Iterator[Plan]:
+    """`plan_exhaustive`, then with ever more memory than there is, for the simulator to say what holds: each plan once,
+    those that only more memory gives at depth 1 too.
+    """
+    seen = set[tuple[tuple[Stage, ...], int]]()
+    for factor in FACTORS:
+        asked = problem if factor == 1 else with_more_memory(problem, factor)
+        for plan in plan_exhaustive(asked):
+            if (plan.stages, plan.micro_batch) in seen:
+                continue
+            shallow = tuple(replace(stage, warm_up=1) for stage in plan.stages)
+            for stages in (plan.stages, shallow) if factor > 1 else (plan.stages,):
+                if (stages, plan.micro_batch) not in seen:
+                    seen.add((stages, plan.micro_batch))
+                    yield replace(plan, stages=stages)
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """Every micro-batch size there is."""
+    fixed, fewest = getattr(problem.workload, "micro_batch", None), candidates.fewest_rows(problem)
+    sizes = candidates.divisions(problem.workload.batch, problem.workload.batch)
+    return [fixed] if fixed is not None else [size for size in sizes if size >= fewest]
+
+
 def _branched(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
     names, n_layers, ends = [d.name for d in problem.devices], len(problem.layers), flows.chain_ends(problem)
     groups = [group for n in range(1, len(names) + 1) for group in combinations(names, n)]
-    for micro_batch in candidates.micro_batches(problem):
+    for micro_batch in _sizes(problem):
         n_micro_batches = problem.workload.batch // micro_batch
         for cuts in (cuts for n in range(n_layers) for cuts in combinations(range(1, n_layers), n)):
             spans = list(pairwise((0, *cuts, n_layers)))

@@ -7,6 +7,7 @@ from typing import Any
 from potluck.errors import Infeasible
 from potluck.planning.evaluate import excess_bytes
 from potluck.planning.search import candidates
+from potluck.planning.search.device_classes import alike
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, footprint
 
@@ -113,11 +114,19 @@ def too_big(problem: Problem) -> Infeasible:
     total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
     whole = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
-        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}, all devices together "
-        f"may use {_given(total)}, the largest ({biggest.name}) {_given(budget)}.",
+        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}"
+        f"{_why_no_smaller(problem, rows)}, all devices together may use {_given(total)}, "
+        f"the largest ({biggest.name}) {_given(budget)}.",
         next_step="Allow the devices more memory, add one, or use a smaller batch.",
         limit="memory", needed=whole, available=total,
     )  # fmt: skip
+
+
+def _why_no_smaller(problem: Problem, rows: int) -> str:
+    """Says so where the batch has too few divisors for small micro-batches."""
+    if rows == 1 or getattr(problem.workload, "micro_batch", None) is not None:
+        return ""
+    return f" (the smallest that make up {problem.workload.batch}, at most {candidates.MOST_MICRO_BATCHES} a step)"
 
 
 def _mb(nbytes: float) -> str:
@@ -130,6 +139,8 @@ def _given(nbytes: float) -> str:
 
 def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str, str]:
     """For each device that `best` leaves out, the reason as measured on the other plans.
+
+    It is the same for alike devices, of which plans name the first.
 
     Parameters
     ----------
@@ -146,28 +157,48 @@ def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str
         Device name to a sentence.
     """
     reasons = {name: f"it {why}" for name, why in problem.excluded.items()}
-    for device in problem.devices:
-        if device.name in best.devices:
+    names = [device.name for device in problem.devices]
+    for members in alike(problem):
+        same = [names[i] for i in members]
+        left_out = [name for name in same if name not in best.devices]
+        if not left_out:
             continue
-        using = [p for p in judged if device.name in p.devices and not breaches(problem, p) and p.latency_s is not None]
-        budget = cost.budget_bytes(problem, device)
-        if using and best.latency_s:
-            fastest = min(using, key=lambda plan: plan.latency_s or 0.0)
-            more = (fastest.latency_s or 0.0) / best.latency_s - 1
-            percent = f"{abs(100 * more):.0f} %"
-            change = f"{percent} slower" if more >= 0 else f"{percent} faster, but not better within the limits"
-            if more < 0 and best.energy_j and fastest.energy_j:
-                change = f"{percent} faster, at {fastest.energy_j / best.energy_j:.1f} times the energy"
-            change = "no faster" if 0 <= more < 0.005 else change
-            reasons[device.name] = f"the best plan that uses it ({fastest.planner}) is {change}"
-        elif budget < _smallest_part(problem):
-            reasons[device.name] = f"its {_given(budget)} hold no part of the model"
-        elif any(device.name in plan.devices for plan in judged):
-            reasons[device.name] = "no plan that uses it holds the limits"
-        else:
-            times = _alone_s(problem, device.name) / (best.latency_s or 1.0)
-            reasons[device.name] = f"too slow to help: alone it would compute {times:.1f} times as long"
+        used = [name for name in same if name in best.devices]
+        using = [plan for plan in judged if len({*same} & {*plan.devices}) > len(used)]
+        reason = _why_fewer(problem, best, using, left_out[0], "one more" if used else "it")
+        verb = "is" if len(used) == 1 else "are"
+        alike_to = f"alike to {' and '.join(used)}, which {verb} used" if used else ""
+        measured = any(not breaches(problem, plan) for plan in using)
+        for name in left_out:
+            reasons[name] = reason if not used else f"{alike_to}: {reason}" if measured else alike_to
     return reasons
+
+
+def _why_fewer(problem: Problem, best: Plan, using: Sequence[Plan], device: str, what: str) -> str:
+    """Why `best` is preferred to the plans `using` this device, or one more of those that are alike: `what`."""
+    holding = [p for p in using if not breaches(problem, p) and p.latency_s is not None]
+    budget = cost.budget_bytes(problem, problem.device(device))
+    if holding and best.latency_s:
+        fastest = min(holding, key=lambda plan: plan.latency_s or 0.0)
+        return f"the best plan that uses {what} ({fastest.planner}) is {_compared(fastest, best)}"
+    if budget < _smallest_part(problem):
+        return f"its {_given(budget)} hold no part of the model"
+    if using:
+        return f"no plan that uses {what} holds the limits"
+    times = _alone_s(problem, device) / (best.latency_s or 1.0)
+    return f"too slow to help: alone it would compute {times:.1f} times as long"
+
+
+def _compared(plan: Plan, best: Plan) -> str:
+    more = (plan.latency_s or 0.0) / (best.latency_s or 1.0) - 1
+    if 0 <= more < 0.005:
+        return "no faster"
+    percent = f"{abs(100 * more):.0f} %"
+    if more > 0:
+        return f"{percent} slower"
+    if best.energy_j and plan.energy_j:
+        return f"{percent} faster, at {plan.energy_j / best.energy_j:.1f} times the energy"
+    return f"{percent} faster, but not better within the limits"
 
 
 def _alone_s(problem: Problem, device: str) -> float:

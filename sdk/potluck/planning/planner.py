@@ -15,11 +15,12 @@ from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
+from potluck.planning.search import candidates
 from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
-from potluck.records import Plan, Problem, Stage
+from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, direct, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
@@ -121,6 +122,8 @@ def gap_frac(
     problem: Problem, table: cost.CostTable, plans: Sequence[Plan], is_late: Callable[[], bool] = lambda: False
 ) -> float:
     """By which part of its latency the first of `plans` may be slower than the fastest plan there can be.
+
+    Of a chain: than the fastest that gives each device one stage at most.
 
     Parameters
     ----------
@@ -239,5 +242,13 @@ def _beyond(
             break
     if best:
         return best
-    free, steps = feasibility.with_more_memory(problem, inf), count()
+    free, steps = feasibility.with_more_memory(_finest(problem), inf), count()
     return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, WorkBudget())
+
+
+def _finest(problem: Problem) -> Problem:
+    """The problem in its smallest micro-batches, which need the least memory."""
+    workload = problem.workload
+    if not isinstance(workload, Training):
+        return problem
+    return replace(problem, workload=replace(workload, micro_batch=min(candidates.micro_batches(problem))))

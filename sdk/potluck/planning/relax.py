@@ -8,6 +8,7 @@ from math import floor, log10
 from potluck.errors import Infeasible
 from potluck.planning.feasibility import breaches
 from potluck.planning.plans import Plans
+from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, QoE, Training
 from potluck.simulate import cost
 
@@ -15,7 +16,8 @@ Planning = Callable[[Problem], Plans]
 PLENTY = 1e12  # joules: a limit that every plan holds, yet one that sends the search for the thriftiest
 CLOSE = 1.1  # how near below the memory that is named planning fails
 MAX_DEVICES = 2  # whose memory is tried, the largest first
-MAX_HALVINGS = 5
+SENSIBLE = 16  # times the memory of a device that may be advised
+FINEST = LARGEST = 1024  # micro-batches, and rows of a batch, that may be advised
 MB = 1_000_000
 
 
@@ -23,7 +25,7 @@ MB = 1_000_000
 class Remedy:
     """The smallest change of one limit that was found to do: `value` seconds, joules, bytes or rows."""
 
-    limit: str  # "latency", "energy", "device energy", "memory" or "batch"
+    limit: str  # "latency", "energy", "device energy", "memory", "micro-batch" or "batch"
     value: float
     plan: Plan
     device: str = ""
@@ -38,6 +40,8 @@ class Remedy:
                 return f"{self.value:g} J on {self.device}"
             case "memory":
                 return f"{self.value / MB:.0f} MB on {self.device}"
+            case "micro-batch":
+                return f"micro-batches of {self.value:.0f} ({self.plan.batch // int(self.value)} a step)"
             case _:
                 return f"a batch of {self.value:.0f}"
 
@@ -101,6 +105,7 @@ def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Se
         yield from _loosened(loose, planning, known, "device energy", name)
     free = replace(problem, qoe=QoE(memory_bytes=qoe.memory_bytes))
     if _plans(free, any_plan) is None:  # memory alone is too little already
+        yield from _micro_batch(problem, any_plan)
         yield from _memory(problem, any_plan)
         yield from _batch(problem, any_plan)
 
@@ -129,6 +134,8 @@ def _memory(problem: Problem, planning: Planning) -> Iterator[Remedy]:
         if found is None:
             continue
         low, high = budgets[name], max(_mb(min(plan.peak_bytes.get(name, 0) for plan in found)), budgets[name] + MB)
+        if high > low * SENSIBLE:
+            continue
         best = _plans(granted(problem, {name: high}), planning)
         while best is not None and high > low * CLOSE:
             middle = _mb((low * high) ** 0.5)
@@ -150,22 +157,39 @@ def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
     return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes=left))
 
 
+def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+    """Smaller micro-batches than the one that is stated, or than those that planning tries."""
+    workload, smallest = problem.workload, min(candidates.micro_batches(problem))
+    if not isinstance(workload, Training):
+        return
+    sizes = candidates.divisions(workload.batch, FINEST)
+    finer = [size for size in sizes if candidates.fewest_rows(problem) <= size < smallest]
+    asked = [replace(problem, workload=replace(workload, micro_batch=size)) for size in finer]
+    yield from _first(asked, finer, "micro-batch", planning)
+
+
 def _batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
-    """Half the batch, or half of that, in micro-batches of any size."""
-    workload, rows = problem.workload, problem.workload.batch
-    for _ in range(MAX_HALVINGS):
-        rows //= 2
-        if not rows:
-            return
-        smaller = (
-            replace(workload, batch=rows, micro_batch=None)
-            if isinstance(workload, Training)
-            else replace(workload, batch=rows)
-        )
-        found = _plans(replace(problem, workload=smaller), planning)
-        if found is not None:
-            yield Remedy(limit="batch", value=rows, plan=found.best)
-            return
+    """A smaller batch, in micro-batches of any size: a power of two, which has the most sizes."""
+    workload = problem.workload
+    free = replace(workload, micro_batch=None) if isinstance(workload, Training) else workload
+    batches = [2**power for power in reversed(range((min(workload.batch - 1, LARGEST)).bit_length()))]
+    asked = [replace(problem, workload=replace(free, batch=batch)) for batch in batches]
+    yield from _first(asked, batches, "batch", planning)
+
+
+def _first(problems: Sequence[Problem], values: Sequence[int], limit: str, planning: Planning) -> Iterator[Remedy]:
+    """The remedy of the first of ever easier problems that has a plan, found by halving."""
+    best: Remedy | None = None
+    low, high = 0, len(problems)
+    while low < high:
+        middle = (low + high) // 2
+        found = _plans(problems[middle], planning)
+        if found is None:
+            low = middle + 1
+        else:
+            high, best = middle, Remedy(limit=limit, value=values[middle], plan=found.best)
+    if best is not None:
+        yield best
 
 
 def _plans(problem: Problem, planning: Planning) -> Plans | None:

@@ -1,6 +1,6 @@
 """A home that does not exist: one device more or less, another capacity of a medium. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -101,7 +101,7 @@ class _Joining:
         if not near:
             raise UserError(
                 f"{self.like} is alone: nothing says how it would reach {self.device}.",
-                next_step="Name a device that is connected to another: like=...",
+                next_step="A newcomer is connected as one that has neighbours: name such a device, or add it first.",
             )
         reach = self.network.path
         peer = min(near, key=lambda b: (reach(self.like, b).latency_s, len(reach(self.like, b).media)))
@@ -143,6 +143,24 @@ def with_medium(problem: Problem, medium: str, capacity_bytes_per_s: float) -> P
         The new one.
     """
     return replace(problem, network=rated(problem.network, medium, capacity_bytes_per_s), home="")
+
+
+def only(problem: Problem, names: Collection[str]) -> Problem:
+    """The problem with no devices but these."""
+    network = problem.network
+    for device in problem.devices:
+        network = network if device.name in names else parted(network, device.name)
+    limits = {
+        kind: {name: limit for name, limit in getattr(problem.qoe, kind).items() if name in names}
+        for kind in ("memory_bytes", "device_energy_j")
+    }
+    return replace(
+        problem,
+        devices=tuple(device for device in problem.devices if device.name in names),
+        network=network,
+        costs={name: costs for name, costs in problem.costs.items() if name in names},
+        qoe=replace(problem.qoe, **limits),
+    )
 
 
 def with_twin(problem: Problem, of: str, name: str = "") -> Problem:

@@ -26,6 +26,21 @@ def test_plans_and_shows_the_best_with_its_memory(capsys):
     assert "available" in out
 
 
+def test_what_a_limit_leaves_of_the_memory_is_what_is_available(capsys, tmp_path):
+    out = told(capsys, *SMALL, "--train", "batch=8", "--qoe", "memory.laptop-1=2GiB", "--html", tmp_path / "page.html")
+    assert "2.00 GiB" in next(line for line in out.splitlines()[::-1] if line.startswith("laptop-1"))
+    assert "2.00 GiB" in (tmp_path / "page.html").read_text()
+
+
+def test_a_device_is_added_as_those_are_connected_that_are_left_out(capsys):
+    others = [word for name in ("laptop-2", "jetson", "phone") for word in ("--without", name)]
+    out = told(capsys, *SMALL, "--train", "batch=8", "--with", "rtx-4060-laptop", *others, "--json")
+    assert {name for stage in json.loads(out)["best"]["stage"] for name in stage["devices"]} <= {
+        "laptop-1",
+        "rtx-4060-laptop",
+    }
+
+
 def test_explains_when_asked(capsys):
     out = told(capsys, *SMALL, "--train", "batch=8", "--explain")
     assert "Where the time goes" in out
@@ -105,6 +120,10 @@ def test_planning_ends_when_its_time_is_up(capsys):
         ([*SMALL, "--with", "jetson-orin-nan"], "Did you mean jetson-orin-nano"),
         ([*SMALL, "--time", "0s"], "planning for 0 s with 'potluck' is not possible"),
         ([*SMALL, "--time", "1s", "--planner", "gpipe"], "planning for 1 s with 'gpipe' is not possible"),
+        ([*SMALL, "--time", "-1s"], "cannot read the amount '-1s': expected a number, not below zero, and a unit"),
+        ([*SMALL, "--train", "batch=٣"], "batch must be a whole number, got '٣'"),
+        ([*SMALL, "--layers", "٣"], "--layers must be a whole number, got '٣'"),
+        ([*SMALL, "--infer", "streaming=8"], "streaming is yes or no, got '8'. --infer streaming"),
         ([*SMALL, "--time", "long"], "cannot read the amount 'long'"),
         ([*SMALL, "--with", "toaster"], "there is no device called 'toaster'"),
         ([*SMALL, "--without", "fone"], "there is no device 'fone' in this home. Did you mean phone?"),
@@ -145,6 +164,7 @@ def test_what_is_asked_reads_as_typed():
         batch=8, micro_batch=4, optimizer_copies=0
     )
     assert workload(None, "batch=2,streaming") == Inference(batch=2, streaming=True)
+    assert workload(None, "streaming=no") == Inference(batch=1)
     limits = ["latency=500ms", "energy=20J", "energy.phone=5", "memory.phone=2GB", "lambda=10"]
     assert qoe(limits) == QoE(
         latency_s=0.5, energy_j=20, device_energy_j={"phone": 5}, memory_bytes={"phone": 2 * 10**9}, lambda_j_per_s=10

@@ -12,6 +12,7 @@ from potluck.bench.optimality import best_s, measure
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.evaluate import judge
+from potluck.planning.exhaustive import plan_exhaustive, plan_whatever_memory_says
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS
 from potluck.planning.search.local_search import fits
@@ -106,3 +107,13 @@ def test_the_bench_reports_what_it_found():
     assert row.kind == "tight"
     assert set(row.rivals_s) == set(RIVALS)
     assert row.known_s == min(row.optimum_s, *row.rivals_s.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_oracle_of_the_bench_knows_plans_that_only_the_simulator_knows_to_hold(seed):
+    """It is never worse than one that goes by the closed form of memory, and every plan is one plan once."""
+    problem = small_homes.draw("tight", f"falsify {seed}", {"devices": 3, "layers": 5})
+    plans = list(plan_whatever_memory_says(problem))
+    assert len({(plan.stages, plan.micro_batch) for plan in plans}) == len(plans)
+    assert {p.stages for p in plan_exhaustive(problem)} <= {p.stages for p in plans}
+    assert any(not fits(CostTable(problem), plan, plan.stages) for plan in plans)

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from tests.sdk.run.conftest import home, make_model  # noqa: F401 - the fixture
+from tests.sdk.run.conftest import make_model
 
 import potluck
 from potluck.profile.measure import by_host, profile
@@ -12,7 +12,7 @@ from potluck.profile.store import Store
 torch = pytest.importorskip("torch")
 
 
-def test_a_profile_makes_a_problem_that_planners_solve(home):  # noqa: F811
+def test_a_profile_makes_a_problem_that_planners_solve(home):
     _, model = make_model("mlp")
     handle = home.profile(model, rows=(1, 4), repeats=1)
     measured = handle.wait()
@@ -42,7 +42,7 @@ def test_a_profile_makes_a_problem_that_planners_solve(home):  # noqa: F811
     run.close()
 
 
-def test_some_devices_alone_are_measured_and_that_is_not_the_homes_profile(home):  # noqa: F811
+def test_some_devices_alone_are_measured_and_that_is_not_the_homes_profile(home):
     _, model = make_model("mlp")
     known = home.network
     some = home.profile(model, train=False, rows=(1,), repeats=1, devices=("local-2",)).wait()
@@ -52,7 +52,7 @@ def test_some_devices_alone_are_measured_and_that_is_not_the_homes_profile(home)
         home.profile(model, devices=("nobody",)).wait()
 
 
-def test_the_second_time_nothing_is_measured(home, tmp_path):  # noqa: F811
+def test_the_second_time_nothing_is_measured(home, tmp_path):
     _, model = make_model("mlp")
     store = Store(tmp_path)
 
@@ -101,7 +101,7 @@ def test_devices_of_one_host_are_measured_one_after_another():
     assert set(most.values()) == {1}
 
 
-def test_a_profile_for_inference_cannot_plan_training(home):  # noqa: F811
+def test_a_profile_for_inference_cannot_plan_training(home):
     _, model = make_model("mlp")
     measured = home.profile(model, train=False, rows=(1,), repeats=1).wait()
     with pytest.raises(potluck.errors.PlanError, match="not measured for training"):

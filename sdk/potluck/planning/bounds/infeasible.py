@@ -3,6 +3,7 @@
 from potluck.planning.bounds.energy import least_energy_j
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.feasibility import Breach, no_plan, too_big
+from potluck.planning.search import candidates
 from potluck.records import Problem
 from potluck.simulate import cost
 
@@ -10,7 +11,7 @@ ROUNDING = 1e-9
 
 
 def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
-    """Refuse a problem where a layer's weights fit nowhere, or a bound is above the limit on latency or energy.
+    """Refuse a problem where a layer fits nowhere, or a bound is above the limit on latency or energy.
 
     Parameters
     ----------
@@ -24,7 +25,7 @@ def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
     Infeasible
         Says which limit, and by how much it is too low.
     """
-    if _weights_too_big(problem, table):
+    if _layer_too_big(problem, table):
         raise too_big(problem)
     qoe = problem.qoe
     if qoe.latency_s is not None:
@@ -37,7 +38,13 @@ def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
             raise no_plan(Breach("energy", least_j, qoe.energy_j), problem)
 
 
-def _weights_too_big(problem: Problem, table: cost.CostTable) -> bool:
-    """Whether what stands of one layer as long as a plan does exceeds what any device may use."""
-    most = max(cost.budget_bytes(problem, device) for device in problem.devices)
-    return any(cost.static_bytes(table, i, i + 1) > most for i in range(len(problem.layers)))
+def _layer_too_big(problem: Problem, table: cost.CostTable) -> bool:
+    """Whether what one layer needs at the least, with the rows of the smallest micro-batch on as many devices as there
+    are, exceeds what any device may use.
+    """
+    most = max(table.budgets.values())
+    rows = -(-min(candidates.micro_batches(problem)) // len(problem.devices))
+    return any(
+        cost.static_bytes(table, i, i + 1) + cost.working_bytes(table, i, i + 1, rows) > most
+        for i in range(len(problem.layers))
+    )

@@ -1,6 +1,8 @@
 """A latency that no plan can beat, and so how far at most the best plan found is from the optimum.
 
-Every plan means: contiguous stages, each device in one stage at most, any shares, micro-batches and depths. The bounds:
+Every plan means: contiguous stages, any shares, micro-batches and depths. In a chain each device has one stage at most:
+plans that come back to a device can be faster than the bound of the structure. The bounds of the work and of the
+longest way hold for those too, and they are the only ones of a model with parallel branches. The bounds:
 
 - Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes). Whoever does what,
   for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
@@ -16,7 +18,7 @@ Every plan means: contiguous stages, each device in one stage at most, any share
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, permutations, product
-from math import inf, prod
+from math import inf, isqrt, prod
 
 from potluck.planning.search.device_classes import Pattern, classes_of
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
@@ -36,6 +38,8 @@ def lower_bound_s(
     problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
 ) -> float:
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches.
+
+    Of a chain: no plan that gives each device one stage at most.
 
     Parameters
     ----------
@@ -84,7 +88,8 @@ def _micro_batches(problem: Problem) -> list[int]:
     """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end the others early."""
     fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
     batch = problem.workload.batch
-    return [fixed] if fixed is not None else [size for size in range(1, batch + 1) if batch % size == 0]
+    small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
+    return [fixed] if fixed is not None else sorted({*small, *(batch // size for size in small)})
 
 
 def _size(table: cost.CostTable) -> int:

@@ -7,8 +7,9 @@ improved step by step. The clock comes in as an argument; without one the effort
 same.
 """
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ from potluck.planning.baselines.gpipe import plan_gpipe
 from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.pipedream import plan_pipedream
 from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.plans import is_thrifty, rounded
+from potluck.planning.scenario import only
 from potluck.planning.search import candidates
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
@@ -34,11 +37,13 @@ from potluck.simulate import cost, direct
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
+N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
 N_FINE = 32  # cuts tried along one order of devices
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 MAX_SHARES = 40  # of rows of one plan
+NEAR_SETS, N_SETS, N_KNOWN = 1.05, 2, 3  # sets of devices looked at again: how near, how many, with how many plans
 N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
@@ -134,7 +139,7 @@ def search(
         Pieces of work.
     """
     board.is_late = is_late
-    for step, _ in enumerate(_steps(board, first, borrow=borrow)):
+    for step, _ in enumerate(chain(_steps(board, first, borrow=borrow), _fewer(board))):
         if step >= max_steps or board.is_over():
             return
 
@@ -144,7 +149,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
         yield
-    places, sizes = Places(board.table), sorted(candidates.micro_batches(board.problem))
+    places, sizes = Places(board.table), _sizes(board.problem)
     yield from _passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
@@ -157,9 +162,11 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
     if not is_many(board.problem):
         yield from _closely(board, sizes)
+    if not is_many(board.problem) and not board.problem.branches:
+        yield from _return(board, places)
     if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
         yield from _place(board, places)
-    if board.problem.branches:
+    if not is_many(board.problem) or board.problem.branches:
         yield from _join(board, places)
     if is_many(board.problem):
         yield from _borrow(board, DEAR if borrow else ())
@@ -174,6 +181,32 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, 1), TRIES)
+
+
+def _fewer(board: CandidatePool) -> Iterator[None]:
+    """The best sets of devices again, as if there were no others: of fewer devices a search looks more closely."""
+    if is_many(board.problem):
+        return
+    sets: dict[frozenset[str], list[Plan]] = {}
+    for plan in board.ranking():
+        sets.setdefault(frozenset(plan.devices), []).append(plan)
+    near = [names for names, plans in sets.items() if (plans[0].latency_s or inf) <= board.best * NEAR_SETS]
+    for names in [names for names in near if 1 < len(names) < len(board.problem.devices)][:N_SETS]:
+        part = only(board.problem, names)
+        budgets = {} if board.budgets is board.table.budgets else board.budgets
+        fewer = CandidatePool(
+            part, cost.CostTable(part), board.simulator, max_work=board.max_work, tally=board.tally,
+            is_late=board.is_late, budgets=budgets,
+        )  # fmt: skip
+        yield from _steps(fewer, sets[names][:N_KNOWN], borrow=False)
+        for plan in fewer.ranking()[:N_KNOWN]:
+            board.score(plan)
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """Micro-batch sizes, small ones first; last those of many micro-batches, which take longest to look at."""
+    most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
+    return sorted(candidates.micro_batches(problem), key=lambda size: (size < most, size))
 
 
 def _borrow(board: CandidatePool, planners: Sequence[Planner]) -> Iterator[None]:
@@ -193,6 +226,19 @@ def _place(board: CandidatePool, places: Places) -> Iterator[None]:
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
+
+
+def _return(board: CandidatePool, places: Places) -> Iterator[None]:
+    """Chains that come back to a device, where some plan may be faster than the best so far, or there is none."""
+    if board.best <= quick_bound_s(board.problem) * NEAR and not is_thrifty(board.problem):
+        return
+    known = list(dict.fromkeys(plan.micro_batch for plan in _distinct(board, 2)))
+    for micro_batch in known or candidates.micro_batches(board.problem):
+        for plan in heapq.nsmallest(N_RETURNS, places.returning(micro_batch), key=places.least_s):
+            if places.least_s(plan) < board.best or is_thrifty(board.problem):
+                board.score(plan)
+            yield
+    yield from _improve(board, _distinct(board, 1), TRIES)
 
 
 def _join(board: CandidatePool, places: Places) -> Iterator[None]:
@@ -254,7 +300,7 @@ def _closely(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
 
 def is_small(table: cost.CostTable) -> bool:
     """Whether a problem is so small that all of it is looked at closely."""
-    size, cuts = min(candidates.micro_batches(table.problem)), candidates.cuts(table.problem, N_FINE)
+    size, cuts = _sizes(table.problem)[0], candidates.cuts(table.problem, N_FINE)
     return not is_many(table.problem) and SubsetSearch(table, size, cuts).is_small
 
 
@@ -290,7 +336,7 @@ def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[Non
 
 def _work(board: CandidatePool, n_cuts: int) -> float:
     """How many ways there are to put a stage before others, about: what a pass costs."""
-    search = _search(board, min(candidates.micro_batches(board.problem)), candidates.cuts(board.problem, 1), False)
+    search = _search(board, _sizes(board.problem)[0], candidates.cuts(board.problem, 1), False)
     return float(search.radix[-1] * len(search.codes) * n_cuts**2)
 
 

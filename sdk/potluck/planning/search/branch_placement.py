@@ -1,13 +1,16 @@
-"""Local search where a model has parallel branches: any stage on any devices, cut in two or joined with its neighbour.
+"""Local search over plans in which a device may have several stages: any stage on any devices, cut in two or joined
+with its neighbour.
 
-There a device may have several stages, so that it takes two branches one by one, or one branch and later the head. Our
-search over sets of devices knows no such plans. So it goes on from here: from the best that it found, and from every
-group of devices with a stage for each chain of the model, whose runs of stages then move to other devices.
+With parallel branches a device can take two of them one by one, or one branch and later the head. In a chain a device
+can take the first layers and the last, where these are too large, or too slow, for all others. Our search over sets of
+devices knows no such plans. So it goes on from here: from the best that it found; with branches from every group of
+devices with a stage for each chain of the model, whose runs of stages then move to other devices; in a chain from plans
+that come back to their first device.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, combinations, pairwise
+from itertools import chain, combinations, pairwise, permutations, product
 
 from potluck.planning.baselines.asteroid import make_stage
 from potluck.planning.search import candidates
@@ -18,6 +21,7 @@ from potluck.simulate import cost, flows
 
 Group = tuple[str, ...]
 Span = tuple[int, int, Group]
+MAX_CUTS = 10  # of a chain, between which a device may come back
 PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
 
 
@@ -27,26 +31,47 @@ class Places:
     def __init__(self, table: cost.CostTable) -> None:
         self.table, self.problem = table, table.problem
         self.ends = flows.chain_ends(table.problem)
-        self.groups = {size: _groups(table.problem, size) for size in candidates.micro_batches(table.problem)}
+        self._groups: dict[int, list[Group]] = {}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
         self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
         self._bundles: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._links: dict[Group, tuple[float, float]] = {}
         self._capacity = {medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media}
 
+    def groups(self, micro_batch: int) -> list[Group]:
+        """Devices that may share a stage of such micro-batches."""
+        if micro_batch not in self._groups:
+            self._groups[micro_batch] = _groups(self.problem, micro_batch)
+        return self._groups[micro_batch]
+
     def by_chains(self, micro_batch: int) -> Iterator[Plan]:
         """For every group of devices the plan in which it takes the chains of the model one by one."""
-        problem, n_layers = self.problem, len(self.problem.layers)
-        whole = Plan(
+        whole = self._whole(micro_batch)
+        for group in self.groups(micro_batch):
+            found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
+            if found is not None:
+                yield found
+
+    def _whole(self, micro_batch: int) -> Plan:
+        """A plan whose stages are still to be made."""
+        problem = self.problem
+        return Plan(
             planner="potluck",
             model=problem.model,
-            stages=(Stage(start=0, stop=n_layers, devices=("any",), shares=(micro_batch,)),),
+            stages=(Stage(start=0, stop=len(problem.layers), devices=("any",), shares=(micro_batch,)),),
             micro_batch=micro_batch,
             n_micro_batches=problem.workload.batch // micro_batch,
             training=isinstance(problem.workload, Training),
         )
-        for group in self.groups[micro_batch]:
-            found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
+
+    def returning(self, micro_batch: int) -> Iterator[Plan]:
+        """Plans in which a device takes the first layers and the last, and another those between."""
+        problem, n_layers = self.problem, len(self.problem.layers)
+        names = [device.name for device in problem.devices]
+        whole = self._whole(micro_batch)
+        cuts = sorted({*candidates.cuts(problem, MAX_CUTS), 1, n_layers - 1} - {0, n_layers})
+        for (first, last), (a, b) in product(combinations(cuts, 2), permutations(names, 2)):
+            found = self._made(whole, [(0, first, (a,)), (first, last, (b,)), (last, n_layers, (a,))])
             if found is not None:
                 yield found
 
@@ -115,7 +140,7 @@ class Places:
 
     def _rearranged(self, plan: Plan) -> Iterator[list[Stage | Span]]:
         """One thing changed: stages that stay, and spans of layers with the group they go to."""
-        stages, n_stages, groups = plan.stages, len(plan.stages), self.groups[plan.micro_batch]
+        stages, n_stages, groups = plan.stages, len(plan.stages), self.groups(plan.micro_batch)
         for p, q in ((p, p + n) for n in range(1, n_stages + 1) for p in range(n_stages - n + 1)):
             for group in groups:
                 yield [*stages[:p], *((stage.start, stage.stop, group) for stage in stages[p:q]), *stages[q:]]

@@ -1,9 +1,12 @@
 """What every planner may choose from: micro-batch sizes and places to cut."""
 
 from potluck.records import Problem, Training
+from potluck.simulate import cost, footprint
 
 MAX_MICRO_BATCHES = 32  # more only fill the schedule: the bubble is below (P - 1) / 32 already
-MAX_SIZES = 6
+MOST_MICRO_BATCHES = 256  # where larger ones may not fit, or there are too few sizes
+MAX_SIZES, MAX_FINE = 6, 3  # sizes up to the one number of micro-batches, and from there to the other
+FEW_SIZES = 4  # divisors of a batch such as 37 or 82: fewer leave no choice
 MAX_CUTS = 32
 
 
@@ -22,17 +25,41 @@ def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> in
 
 
 def micro_batches(problem: Problem) -> tuple[int, ...]:
-    """Micro-batch sizes to try, largest first: divisors of the batch, few enough per step, spread evenly."""
+    """Micro-batch sizes to try, largest first: divisors of the batch, few enough per step, spread evenly.
+
+    Where memory is short, or the batch has few divisors, smaller ones too: up to `MOST_MICRO_BATCHES` per step.
+    """
     workload, fewest = problem.workload, fewest_rows(problem)
     if isinstance(workload, Training) and workload.micro_batch is not None:
         return (workload.micro_batch,)
-    sizes = [
-        size for size in range(workload.batch, fewest - 1, -1)
-        if workload.batch % size == 0 and workload.batch // size <= MAX_MICRO_BATCHES
-    ]  # fmt: skip
-    if len(sizes) <= MAX_SIZES:
+    fine = [size for size in divisions(workload.batch, MOST_MICRO_BATCHES) if size >= fewest]
+    coarse = [size for size in fine if workload.batch // size <= MAX_MICRO_BATCHES]
+    fine = fine[len(coarse) :] if len(coarse) < FEW_SIZES or _is_short(problem, coarse[-1]) else []
+    return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
+
+
+def divisions(batch: int, most: int) -> list[int]:
+    """The sizes, largest first, of which at most `most` micro-batches make up the batch.
+
+    >>> divisions(12, 4), divisions(99999999, 32)
+    ([12, 6, 4, 3], [99999999, 33333333, 11111111, 9090909, 3030303])
+    """
+    return [batch // n for n in range(1, min(batch, most) + 1) if batch % n == 0]
+
+
+def _spread(sizes: list[int], most: int) -> tuple[int, ...]:
+    """`most` of the sizes, the first and the last of them included."""
+    if len(sizes) <= most:
         return tuple(sizes)
-    return tuple(dict.fromkeys(sizes[i * (len(sizes) - 1) // (MAX_SIZES - 1)] for i in range(MAX_SIZES)))
+    return tuple(sizes[i * (len(sizes) - 1) // (most - 1)] for i in range(most))
+
+
+def _is_short(problem: Problem, rows: int) -> bool:
+    """Whether some device cannot hold the whole model with micro-batches of so many rows."""
+    table = cost.CostTable(problem)
+    n_micro_batches = problem.workload.batch // rows
+    needed = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1, n_micro_batches=n_micro_batches)
+    return any(nbytes < needed for nbytes in table.budgets.values())
 
 
 def cuts(problem: Problem, limit: int = MAX_CUTS) -> tuple[int, ...]:

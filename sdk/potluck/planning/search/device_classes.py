@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations, product
 
+from potluck.planning.plans import is_thrifty
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 
@@ -17,16 +18,29 @@ ALL_SUBSETS = 5  # devices up to which every subset may be a group; beyond, thos
 
 
 def alike(problem: Problem) -> list[list[int]]:
-    """Classes of devices (by index) of which any two can swap their names without changing the problem."""
+    """Classes of devices (by index) of which any two can swap their names without changing the problem.
+
+    Their watts count only where joules do; where not, those that take least come first.
+    """
     classes: list[list[int]] = []
-    for i in range(len(problem.devices)):
+    for i in sorted(range(len(problem.devices)), key=lambda i: _watts(problem, i)):
         for members in classes:
             if _same(problem, members[0], i):  # swaps with the first give all other swaps
                 members.append(i)
                 break
         else:
             classes.append([i])
-    return classes
+    return sorted(classes, key=min)
+
+
+def _watts(problem: Problem, i: int) -> tuple[float, ...]:
+    """What device i takes, busy first; of devices whose watts count none comes before another."""
+    watts = (problem.devices[i].busy_w, problem.devices[i].idle_w, problem.devices[i].radio_w)
+    return () if _joules_count(problem) else tuple(value or 0.0 for value in watts)
+
+
+def _joules_count(problem: Problem) -> bool:
+    return is_thrifty(problem) or problem.qoe.energy_j is not None or bool(problem.qoe.device_energy_j)
 
 
 def classes_of(table: cost.CostTable) -> list[list[int]]:
@@ -65,7 +79,8 @@ def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, 
 
 def _same(problem: Problem, i: int, j: int) -> bool:
     a, b = problem.devices[i], problem.devices[j]
-    facts = ("memory_bytes", "idle_w", "busy_w", "radio_w", "overhead_s", "copy_bytes_per_s", "host_cores")
+    facts = ["memory_bytes", "overhead_s", "copy_bytes_per_s", "host_cores"]
+    facts += ["idle_w", "busy_w", "radio_w"] if _joules_count(problem) else []
     if any(getattr(a, fact) != getattr(b, fact) for fact in facts) or problem.costs[a.name] != problem.costs[b.name]:
         return False
     if a.host_cores is not None and a.host != b.host:

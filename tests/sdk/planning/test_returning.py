@@ -1,0 +1,90 @@
+"""Chains that come back to a device: found where they are much faster or alone fit, and what is certified says so."""
+
+from dataclasses import replace
+
+import pytest
+from tests.sdk.planning.homes import random_home
+
+from potluck.planning import make_plans
+from potluck.planning.bounds.latency import quick_bound_s
+from potluck.planning.evaluate import judge
+from potluck.planning.explain import explain
+from potluck.planning.feasibility import breaches
+from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+
+MB = 10**6
+
+
+def chain(seconds, memory, parameters, workload):
+    """Devices a and b on cables; `seconds` per row of each layer, by device."""
+    names = "a", "b"
+    media = tuple(Medium(name=f"{n} {way}", capacity_bytes_per_s=1e8) for n in names for way in ("up", "down"))
+    return Problem(
+        model="chain",
+        devices=tuple(Device(name=name, memory_bytes=memory[name]) for name in names),
+        network=Network(
+            media=media,
+            paths={
+                (a, b): Path(media=((f"{a} up", 1), (f"{b} down", 1)), latency_s=5e-4)
+                for a, b in (names, names[::-1])
+            },
+        ),
+        layers=tuple(
+            Layer(name=f"l{i}", parameter_bytes=nbytes, output_bytes=1000, gradient_bytes=1000, activation_bytes=1000)
+            for i, nbytes in enumerate(parameters)
+        ),
+        costs={
+            name: tuple(
+                LayerCost(rows=(1, 8), forward_s=(s, 8 * s), backward_s=(2 * s, 16 * s)) for s in seconds[name]
+            )
+            for name in names
+        },
+        workload=workload,
+    )  # fmt: skip
+
+
+def returning(problem, first, last):
+    n_layers, rows = len(problem.layers), problem.workload.batch
+    spans = ((0, first, "a"), (first, last, "b"), (last, n_layers, "a"))
+    stages = tuple(Stage(start=i, stop=j, devices=(name,), shares=(rows,)) for i, j, name in spans)
+    plan = Plan(
+        planner="hand", model="chain", stages=stages, micro_batch=rows, training=isinstance(problem.workload, Training)
+    )  # fmt: skip
+    return judge(problem, plan)
+
+
+@pytest.mark.parametrize("workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str)
+@pytest.mark.parametrize(("n_layers", "first", "last"), [(6, 1, 5), (5, 2, 4), (20, 1, 19), (24, 3, 17)])
+def test_a_device_that_is_fast_at_both_ends_takes_both(workload, n_layers, first, last):
+    seconds = {
+        "a": [0.02 if first <= i < last else 0.001 for i in range(n_layers)],
+        "b": [0.001 if first <= i < last else 0.02 for i in range(n_layers)],
+    }
+    problem = chain(seconds, {"a": 10**10, "b": 10**10}, [MB] * n_layers, workload)
+    assert make_plans(problem).best.latency_s <= returning(problem, first, last).latency_s * 1.01
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_where_only_one_device_holds_both_ends_a_plan_is_found(batch):
+    parameters = [100 * MB, *[30 * MB] * 4, 100 * MB]
+    seconds = {"a": [0.001] * 6, "b": [0.001] * 6}
+    problem = chain(seconds, {"a": 210 * MB, "b": 125 * MB}, parameters, Inference(batch=batch))
+    assert breaches(problem, returning(problem, 1, 5)) == []
+    assert breaches(problem, make_plans(problem).best) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_certified_of_a_chain_is_said_of_plans_with_one_stage_per_device(seed):
+    best = make_plans(random_home(seed, Training(batch=8, micro_batch=2))).best
+    assert "no plan with at most one stage per device" in repr(explain(best, improvements=False))
+    assert best.latency_s >= quick_bound_s(best.problem) * (1 - 1e-9)
+
+
+def test_a_plan_that_comes_back_is_none_that_the_bound_forbids():
+    problem = replace(
+        chain({"a": [0.001, 0.02, 0.001], "b": [0.02, 0.001, 0.02]}, {"a": 10**9, "b": 10**9}, [MB] * 3, Inference()),
+    )
+    best = make_plans(problem).best
+    assert [stage.devices for stage in best.stages] == [("a",), ("b",), ("a",)]
+    assert best.gap_frac == 0
+    assert quick_bound_s(problem) <= best.latency_s
