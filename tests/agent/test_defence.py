@@ -193,13 +193,13 @@ def test_a_notebook_that_cannot_be_answered_loses_its_session():
 
 BREAKS = """
 import sys
-from potluck_agent import arguments, main, work
-from potluck_agent.plans import Plans
+from potluck_agent.cli import arguments, main
+from potluck_agent.core.epochs import EpochTable
 
 def raises(*_):
     raise TypeError("unhashable")
 
-Plans.drop = raises
+EpochTable.drop = raises
 sys.exit(main.run(arguments.read(sys.argv[1:])))
 """
 
