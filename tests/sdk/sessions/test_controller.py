@@ -94,8 +94,8 @@ def test_one_refusal_fails_the_question_with_its_device():
     play = Play("a", "b")
     order = m.Prepare(run="r", epoch=3)
     play.do(RequestAll(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
-    text = "700 bytes needed, 300 bytes available"
-    play.hear("b", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    sizes = {"needed_bytes": 700, "available_bytes": 300}
+    play.hear("b", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
     error = play.ended()[1].error
     assert isinstance(error, OutOfMemory)
     assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == ("b", 700, 300)
@@ -105,10 +105,21 @@ def test_one_refusal_fails_the_question_with_its_device():
 def test_what_is_needed_never_reads_like_what_is_there(missing):
     play, available = Play("a"), 12_638_000_000
     play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
-    text = f"{available + missing} bytes needed, {available} bytes available"
-    play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    sizes = {"needed_bytes": available + missing, "available_bytes": available}
+    play.hear("a", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
     needed, there = re.search("fit: (.+) needed, (.+) available", str(play.ended()[1].error)).groups()
     assert needed != there
+
+
+def test_the_words_of_a_device_are_for_people_and_not_read_back():
+    play = Play("a")
+    play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
+    text = "7 bytes needed, 3 bytes available"  # all that an agent before 1.6 says
+    play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    error = play.ended()[1].error
+    assert isinstance(error, OutOfMemory)
+    assert text in str(error)
+    assert error.facts.keys().isdisjoint({"needed_bytes", "available_bytes"})
 
 
 def test_text_from_a_device_cannot_write_to_the_terminal():
