@@ -94,7 +94,7 @@ class EpochTable:
             document_bytes=len(buffers[0]),
             memory_bytes=message.memory_bytes,
             layouts=load.layouts,
-            loading=set(slots.values()),
+            loading={slot: segment for segment, slot in slots.items()},
             credit_along=message.credit_along,
         )
         self._laborer.need(now_s)
@@ -141,7 +141,7 @@ class EpochTable:
         for run in self.runs.values():
             for epoch in run.epochs.values():
                 if message.slot in epoch.loading:
-                    epoch.loading.discard(message.slot)
+                    del epoch.loading[message.slot]
                     if not epoch.loading:
                         self._out.say(run.owner, Prepared(run=run.name, epoch=epoch.number))
                     return
@@ -151,7 +151,7 @@ class EpochTable:
         for run in list(self.runs.values()):
             for epoch in list(run.epochs.values()):
                 if message.slot in epoch.loading:
-                    text = f"segment {message.slot.rpartition('/')[2]}: {message.text}"
+                    text = f"segment {epoch.loading[message.slot]}: {message.text}"
                     code = refusal_code(message.cause)
                     self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
                     self._drop_epoch(run, epoch.number, now_s)

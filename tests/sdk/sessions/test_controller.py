@@ -177,6 +177,18 @@ def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
     assert isinstance(play.ended()[8].error, DeviceGone)
 
 
+def test_two_values_for_measuring_resolve_each_its_own():
+    play, transfers = Play("a"), {}
+    for ticket in (8, 9):
+        play.do(UplinkProbe(ticket=ticket, device="a", nbytes=10))
+        ((_, value),) = play.sent(m.Value)
+        transfers[ticket] = value.transfer
+        play.now_s += 1.0
+    for ticket, seconds in ((9, 1.0), (8, 2.0)):
+        play.hear("a", m.Credit(transfer=transfers[ticket], received_bytes=10, done=True))
+        assert {ended: action.result for ended, action in play.ended().items()} == {ticket: seconds}
+
+
 def test_bytes_for_a_device_that_does_not_take_them_fail():
     play = Play("a")
     play.do(UplinkProbe(ticket=7, device="a", nbytes=10))
