@@ -70,14 +70,6 @@ def test_a_time_is_never_below_proportion_nor_falling():
     assert interpolate((4,), (2.0,), 8) == 4.0
 
 
-def test_guessed_batch_sizes_are_remembered():
-    table = CostTable(make([1.0]))
-    table.forward_s("d0", 0, 4, 64)
-    assert not table.guessed
-    table.forward_s("d0", 0, 4, 65)
-    assert table.guessed == {("d0", 65)}
-
-
 def test_round_by_hand():
     assert round_s([Step(1, 2)], 3) == 9
     # The last step is dominant: waits 1.5, then 4 x 6; the first starts at once and ends its last backward after it.

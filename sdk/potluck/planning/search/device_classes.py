@@ -5,6 +5,7 @@ A pattern says how many devices of each class of alike ones a group takes.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from itertools import combinations, product
 
 from potluck.records import Plan, Problem
@@ -29,11 +30,10 @@ def alike(problem: Problem) -> list[list[int]]:
     return classes
 
 
+@lru_cache(maxsize=8)  # a search has one table, or two
 def classes_of(table: cost.CostTable) -> list[list[int]]:
     """`alike` of the table's problem, found once."""
-    if table.classes is None:
-        table.classes = alike(table.problem)
-    return table.classes
+    return alike(table.problem)
 
 
 def peers(table: cost.CostTable) -> dict[str, tuple[str, ...]]:
