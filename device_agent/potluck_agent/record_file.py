@@ -38,7 +38,7 @@ class RecordFile:
     def __init__(self, path: Path, note: Callable[[str], None], max_bytes: int = MAX_FILE_BYTES) -> None:
         self._path, self._note, self._left_bytes = path, note, max_bytes - len(FIRST_LINE)
         try:
-            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
+            self._file = open(path, "xb", buffering=0, opener=_for_its_owner)  # noqa: SIM115 - as long as the agent
             self._file.write(FIRST_LINE)
         except FileExistsError:
             raise AgentError(f"{path} is there already. Record to another file, or remove it.") from None
@@ -66,6 +66,10 @@ class RecordFile:
         """Record nothing more."""
         self._note(f"the recording {self._path} ends here: {why}")
         self._file.close()
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def read(path: Path) -> Iterator[bytes]:

@@ -80,9 +80,11 @@ def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, se
         "-> to bob: Prepared run=r epoch=1",
         "-> to bob: Committed run=r epoch=1",
         "from bob: Execute run=r epoch=1 program=p",
+        "-> Store 8 bytes at 0",
         "-> to the worker: Compute",
         "from the worker: Computed",
         "-> to bob: Done run=r epoch=1 program=p",
+        "-> SetMembers none",
         "-> KillWorker no notebook is connected",
     ):
         assert any(told in line for line in lines), told

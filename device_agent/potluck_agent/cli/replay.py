@@ -137,9 +137,16 @@ class _Words:
 
     def _action(self, outline: bytes) -> str:
         name, key, message, facts = open_outline(outline)
-        if message is None:
-            return " ".join([name, *(str(fact)[:MAX_WORD_BYTES] for fact in facts)])
-        return f"to {self._peer(key) if name == 'ToPeer' else 'the worker'}: {_told(message)}"
+        if message is not None:
+            return f"to {self._peer(key) if name == 'ToPeer' else 'the worker'}: {_told(message)}"
+        match name:
+            case "Store":
+                return f"Store {facts[1]} bytes at {facts[0]}"
+            case "SetMembers":
+                return f"SetMembers {', '.join(member[0] for member in facts) or 'none'}"
+            case "ReadMeter":
+                return f"ReadMeter for {self._peer(facts[0])}"
+        return " ".join([name, *map(str, facts)])
 
     def _value(self, name: str, value: object) -> str:
         return self._peer(str(value)) if name == "key" else str(value)
