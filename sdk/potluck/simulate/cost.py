@@ -54,7 +54,6 @@ class CostTable:
         self._learns = flows.learning_layers(problem)
         self.branches = problem.branches
         self._feeds: dict[tuple[int, int], int] = {}
-        self.needs: dict[tuple[int, ...], int] = {}  # what `memory_bytes` has answered
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)

@@ -1,6 +1,7 @@
 """The planners: Algorithm 1 and the round's equations by hand, the dynamic program against the exhaustive oracle."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.asteroid_rows import allocate, balance, offload, proportion
 from potluck.planning.baselines.closed_form import Step, period_s, request_s, round_s
 from potluck.planning.exhaustive import groupings, plan_exhaustive
+from potluck.planning.search.anytime import plan_anytime
 from potluck.planning.search.candidates import cuts, micro_batches
 from potluck.records import (
     Device,
@@ -121,6 +123,18 @@ def test_offloading_moves_rows_while_the_slowest_gets_faster():
     assert offload((4, 4), (99, 99), (steep, flat)) == (2, 6)
     assert offload((4, 4), (99, 5), (steep, flat)) == (3, 5)
     assert offload((4, 4), (4, 4), (steep, flat)) == (4, 4)
+
+
+def test_a_search_leaves_the_facts_of_a_table_as_they_were():
+    table = CostTable(make([1.0, 1.0, 3.0]))
+
+    def facts():
+        return {name: fact for name, fact in vars(table).items() if not name.startswith("_")}
+
+    before = deepcopy(facts())
+    for plans in (plan_hybrid, plan_exhaustive, plan_anytime):
+        assert list(plans(table.problem, table))
+    assert facts() == before
 
 
 def test_allocation_is_by_speed():
