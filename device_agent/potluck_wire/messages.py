@@ -59,13 +59,19 @@ class Welcome(Message):
 
 @_message
 class Refused(Message):
-    """The message with number `about` was not carried out. `code` is from `RefusalCode`; `text` is for people."""
+    """The message with number `about` was not carried out. `code` is from `RefusalCode`; `text` is for people.
+
+    `needed_bytes`, `available_bytes` (since 1.6): of a plan larger than what is left of the owner's limit; 0 and 0 of
+    any other refusal.
+    """
 
     about: int = 0
     code: str = ""
     text: str = ""
     run: str = ""
     epoch: int = 0
+    needed_bytes: int = 0
+    available_bytes: int = 0
 
 
 @_message
@@ -546,28 +552,28 @@ class RefusalCode:
     """Why a request was not carried out (`Refused.code`, `Rejected.code`)."""
 
     VERSION = "version"  # another major version
-    NOT_PAIRED = "not-paired"
+    NOT_PAIRED = "not-paired"  # the device does not trust this key
     BUSY = "busy"  # another controller's run is on, or too much waits already
     MEMORY = "memory"  # more than the owner allows
     OPERATOR = "operator"  # not on the allow-list
     BACKEND = "backend"  # torch or onnxruntime is not installed here
     DOCUMENT = "document"  # a program, graph or model that does not hold
-    OLD_EPOCH = "old-epoch"
-    UNKNOWN_RUN = "unknown-run"
+    OLD_EPOCH = "old-epoch"  # a newer epoch of the run is in force
+    UNKNOWN_RUN = "unknown-run"  # nothing of that run is loaded, or it went with the worker
     STATE = "state"  # not now: see the session states
 
 
 class FailureCause:
     """Why an execution ended (`Failed.cause`, `ComputeFailed.cause`)."""
 
-    CRASHED = "worker-crashed"
-    HUNG = "worker-hung"
-    MEMORY = "out-of-memory"
+    CRASHED = "worker-crashed"  # the worker ended, broke the protocol, or could not be started
+    HUNG = "worker-hung"  # the worker owed an answer for too long
+    MEMORY = "out-of-memory"  # a task needed more memory than the worker may use
     INPUT = "bad-input"  # shapes or types that do not fit
     ARITHMETIC = "arithmetic"  # the operator itself failed
-    PEER_LOST = "peer-lost"
-    CANCELLED = "cancelled"
-    INTERNAL = "internal"
+    PEER_LOST = "peer-lost"  # a value did not get to, or come from, another device of the run
+    CANCELLED = "cancelled"  # its run, epoch or notebook went, or it was aborted
+    INTERNAL = "internal"  # a fault in the agent or the worker: see its report
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,16 @@ def is_of_epoch(name: object) -> bool:
     return epoch.isascii() and epoch.isdecimal() and len(epoch) <= 15 and is_identifier(rest)
 
 
+def read_target(to: str) -> tuple[int, str]:
+    """(epoch, program) of a send's checked attribute `to`.
+
+    >>> read_target("6/follow")
+    (6, 'follow')
+    """
+    epoch, _, program = to.partition("/")
+    return int(epoch), program
+
+
 class _Wrong(Exception):
     """What is wrong with one instruction."""
 

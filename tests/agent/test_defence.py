@@ -1,7 +1,7 @@
 """The last line of defence: what raises that nothing may raise costs whoever it came from, and never the agent."""
 
 import pytest
-from tests.agent.agents import Keys, RawPeer, agent, faults_of
+from tests.agent.agents import Keys, RawPeer, agent, command, faults_of
 from tests.agent.core.core_talk import (
     EIGHT,
     MEMBER_KEY,
@@ -204,12 +204,12 @@ sys.exit(main.run(arguments.read(sys.argv[1:])))
 """
 
 
-def test_a_real_agent_lives_on_and_keeps_a_report(tmp_path):
+def test_a_real_agent_lives_on_and_keeps_a_report_and_a_recording(tmp_path):
     (tmp_path / "breaks.py").write_text(BREAKS)
-    ada, bob, state = Keys(), Keys(), tmp_path / "state"
+    ada, bob, state, recording = Keys(), Keys(), tmp_path / "state", str(tmp_path / "fault.rec")
     trust = ("--trust", f"{ada.public}:ada", "--trust", f"{bob.public}:bob")
     with (
-        agent(state, *trust, program=(str(tmp_path / "breaks.py"),)) as jetson,
+        agent(state, *trust, "--record", recording, program=(str(tmp_path / "breaks.py"),)) as jetson,
         RawPeer(jetson.port, jetson.key, ada) as first,
         RawPeer(jetson.port, jetson.key, bob) as second,
     ):
@@ -221,6 +221,10 @@ def test_a_real_agent_lives_on_and_keeps_a_report(tmp_path):
         assert isinstance(first.ask(Hello(major=1)), Welcome)
         assert "TypeError: unhashable" in faults_of(state)
         (state / fault_log.FILE).unlink()
+    told = command("replay", recording).stdout  # by an agent that is not broken
+    assert "survived TypeError: unhashable" in told
+    assert "DIFFERS: the agent raised TypeError, the replay did not" in told
+    assert "the replay differs at 1 of them" in told
 
 
 def test_a_report_fills_no_disk(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 from tests.wire import protocol_text
 
 from potluck_wire import limits
+from potluck_wire.errors import WireCode
 from potluck_wire.frames import encode
-from potluck_wire.messages import MESSAGES, Channel, Chunk, Hello
+from potluck_wire.messages import MESSAGES, Channel, Chunk, FailureCause, Hello, RefusalCode
 from potluck_wire.stream import pack
 from potluck_wire.version import VERSION, show
 
@@ -24,6 +25,14 @@ def test_every_message_and_limit_is_described():
     for name in vars(limits):
         if name.isupper() and name not in ("KIB", "MIB") and not name.startswith("_") and not name.endswith("_OFFSET"):
             assert f"| `{name}` |" in TEXT
+
+
+@pytest.mark.parametrize("kind", [RefusalCode, FailureCause, WireCode])
+def test_every_code_has_a_meaning(kind):
+    _, _, *rows = protocol_text.codes(kind).splitlines()
+    assert len(rows) == sum(name.isupper() for name in vars(kind))
+    for row in rows:
+        assert re.fullmatch(r"\| `[a-z-]+` \| \S.+ \|", row), row
 
 
 def test_a_changed_table_changes_the_text(monkeypatch):

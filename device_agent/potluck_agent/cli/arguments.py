@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 
 BACKENDS = ("torch", "onnxruntime")
-COMMANDS = ("start", "pair", "token", "peers", "forget")
+COMMANDS = ("start", "pair", "token", "peers", "forget", "replay")
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands; without one, `start`."""
     top = argparse.ArgumentParser(prog="potluck agent", description="Lets this device take part in a home.")
-    commands = top.add_subparsers(dest="command", metavar="{start,pair,token,peers,forget}", required=True)
+    commands = top.add_subparsers(dest="command", metavar="{" + ",".join(COMMANDS) + "}", required=True)
     start = commands.add_parser("start", help="run the agent (also without any command)")
     _add_start(start)
     pair = commands.add_parser("pair", help="show a code and let one notebook pair with this device")
@@ -33,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
     peers = commands.add_parser("peers", help="list the notebooks that this device trusts, and its own fingerprint")
     forget = commands.add_parser("forget", help="trust a notebook no longer; cuts its connection")
     forget.add_argument("who", metavar="NAME", help="as `potluck agent peers` shows it")
+    replay = commands.add_parser("replay", help="say what happened in a recording, and whether it happens again")
+    replay.add_argument("file", type=_path, metavar="FILE", help="made by `potluck agent start --record FILE`")
     for command in (start, pair, token, peers, forget):
         command.add_argument(
             "--state",
@@ -57,6 +59,10 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
     add("--pair", action="store_true", help="open the pairing window at once and print the code")
     trust = "a notebook to trust from now on"
+    record = (
+        "keep all that happens for `potluck agent replay`: messages, no tensors, models or secrets (at most 64 MiB)"
+    )
+    add("--record", type=_path, default=None, metavar="FILE", help=record)
     add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
     hang, grace = "a task that is silent for so long hangs (default: 30)", "a silent notebook is gone after it"
     add("--hang", type=_seconds, default=30.0, metavar="S", help=hang)

@@ -26,6 +26,8 @@ ANSWER_S = 3.0  # a running agent looks at its state directory some times a seco
 def run(given: Namespace) -> int:
     """Carry out a command line; returns the exit code. 1: it could not be done, and standard error says why."""
     try:
+        if given.command == "replay":
+            return _replay(given.file)
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
             return _start(options.start_options(given, os.getppid()), directory)
@@ -44,7 +46,6 @@ def run(given: Namespace) -> int:
 
 def _start(chosen: Options, directory: Path) -> int:
     """Run the agent until it is told to stop."""
-    from potluck_agent.core.machine import Core
     from potluck_agent.net.event_loop import EventLoop
     from potluck_wire.pairing import new_code
 
@@ -55,7 +56,7 @@ def _start(chosen: Options, directory: Path) -> int:
     settings = _settings(chosen, identity, facts)
     control_files.refuse_second(directory)
     net = EventLoop(
-        core=Core(settings),
+        core=_core(chosen, settings, note),
         identity=identity,
         state_dir=directory,
         name=chosen.name,
@@ -138,6 +139,27 @@ def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -
         is_told_times=chosen.emulated or chosen.slowdown > 1.0,
         facts=facts,
     )
+
+
+def _core(chosen: Options, settings: Any, note: Callable[[str], None]) -> Any:
+    """What decides, and is recorded if its owner wants that."""
+    from potluck_agent.core.machine import Core
+
+    if chosen.record is None:
+        return Core(settings)
+    from potluck_agent.core.recorded_core import RecordedCore
+    from potluck_agent.core.recorded_entries import Entry, Full, pack
+    from potluck_agent.record_file import RecordFile
+
+    file, last = RecordFile(chosen.record, note), pack(Full())
+
+    def write(entry: Entry) -> None:
+        try:
+            file.write(pack(entry), last)
+        except (ValueError, OverflowError, TypeError) as error:
+            file.stop(f"{type(entry).__name__} cannot be written: {error}")
+
+    return RecordedCore(settings, write)
 
 
 def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
@@ -231,6 +253,13 @@ def _tell_backends(chosen: Options) -> None:
         _say(sys.stdout, "computes with " + ", ".join(f"{name} {version}" for name, version in found.items()))
     else:
         _say(sys.stderr, f"potluck agent: {NOTHING}")
+
+
+def _replay(path: Path) -> int:
+    """Say what happened in a recording; 1 where the replay differs."""
+    from potluck_agent.cli.replay import run
+
+    return run(path, lambda line: _say(sys.stdout, line))
 
 
 # --- commands to a running agent --------------------------------------------------------------------------------------

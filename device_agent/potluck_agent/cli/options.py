@@ -28,7 +28,7 @@ class Power:
 class Options:
     """What `potluck agent start` was told. `memory_bytes` None: half of what this machine has.
 
-    `backends`: those to compute with; empty: all that are installed.
+    `backends`: those to compute with; empty: all that are installed. `record`: where to keep all that happens.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Options:
     threads: int = 1
     backends: tuple[str, ...] = ()
     pair: bool = False
+    record: Path | None = None
     trusted: tuple[Peer, ...] = ()
     parent_pid: int | None = None
     scratch: Path | None = None
@@ -79,6 +80,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         threads=given.threads,
         backends=given.backends,
         pair=given.pair,
+        record=given.record,
         trusted=tuple(given.trust),
         parent_pid=given.parent_pid or (own_parent if given.die_with_parent else None),
         scratch=given.scratch,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from potluck_wire.documents import dump
 from potluck_wire.messages import HOME
-from potluck_wire.program import NETWORK, Program
+from potluck_wire.program import NETWORK, Program, read_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,9 @@ class DependencyGraph:
 
     `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once per reason.
     `uses[value]` counts the computing instructions that read it, `sends[value]` the sends. `receives` maps the name of
-    a value to come to (instruction, peer). `exchanged` counts, in training, the values sent to and
-    received from each device. `took_s` is written by `Lane`: how long each instruction took last.
+    a value to come to (instruction, peer). `targets` maps each send to another program to its (epoch, program).
+    `exchanged` counts, in training, the values sent to and received from each device. `took_s` is written by `Lane`:
+    how long each instruction took last.
     """
 
     program: Program
@@ -26,6 +27,7 @@ class DependencyGraph:
     uses: Mapping[str, int]
     sends: Mapping[str, int]
     receives: Mapping[str, tuple[int, str]]
+    targets: Mapping[int, tuple[int, str]]
     exchanged: Mapping[str, int]
     attrs: tuple[bytes, ...]  # of each instruction for the worker, as JSON
     took_s: list[float]
@@ -82,6 +84,9 @@ def lay_out(program: Program) -> DependencyGraph:
         uses=uses,
         sends=sends,
         receives={i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"},
+        targets={
+            i.id: read_target(i.attrs["to"]) for i in program.instructions if i.attrs.get("to") and i.op == "send"
+        },
         exchanged=Counter(peer for peer in peers if trains and peer != HOME),
         attrs=tuple(b"" if i.op in NETWORK else dump(dict(i.attrs)) for i in program.instructions),
         took_s=[math.inf] * len(followers),

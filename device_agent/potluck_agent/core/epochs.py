@@ -5,6 +5,7 @@ Every run belongs to the notebook that prepared it. One notebook's runs at a tim
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import Buffer
@@ -46,6 +47,15 @@ class Lost:
     text: str
 
 
+class Refusal(NamedTuple):
+    """Why an epoch is not even tried; the sizes where it is too large."""
+
+    code: str
+    text: str
+    needed_bytes: int = 0
+    available_bytes: int = 0
+
+
 class EpochTable:
     """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is executed any more."""
 
@@ -84,7 +94,7 @@ class EpochTable:
             document_bytes=len(buffers[0]),
             memory_bytes=message.memory_bytes,
             layouts=load.layouts,
-            loading=set(slots.values()),
+            loading={slot: segment for segment, slot in slots.items()},
             credit_along=message.credit_along,
         )
         self._laborer.need(now_s)
@@ -96,25 +106,26 @@ class EpochTable:
         if not slots:
             self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
 
-    def _refusal(self, key: str, message: Prepare, run: LoadedRun | None) -> tuple[str, str] | None:
+    def _refusal(self, key: str, message: Prepare, run: LoadedRun | None) -> Refusal | None:
         """Why an epoch is not even tried."""
         if not is_identifier(message.run):
-            return RefusalCode.DOCUMENT, "the run's name is not an identifier"
+            return Refusal(RefusalCode.DOCUMENT, "the run's name is not an identifier")
         if message.run in self._lost:
-            return RefusalCode.UNKNOWN_RUN, self.why_not(message.run)
+            return Refusal(RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
         if self.is_taken(key):
-            return RefusalCode.BUSY, "another notebook's run is on"
+            return Refusal(RefusalCode.BUSY, "another notebook's run is on")
         if run is None and len(self.runs) >= MAX_RUNS:
-            return RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one"
+            return Refusal(RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one")
         if run is not None and message.epoch not in run.epochs:
             if message.epoch <= run.committed:
-                return RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force"
+                return Refusal(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
             if len(run.epochs) >= MAX_EPOCHS:
-                return RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one"
+                return Refusal(RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one")
         taken_bytes = sum(other.memory_bytes for other in self.runs.values() if other is not run)
         available_bytes = self._settings.memory_bytes - taken_bytes
         if message.memory_bytes > available_bytes:
-            return RefusalCode.MEMORY, f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
+            text = f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
+            return Refusal(RefusalCode.MEMORY, text, message.memory_bytes, max(0, available_bytes))
         return None
 
     def is_taken(self, key: str) -> bool:
@@ -134,7 +145,7 @@ class EpochTable:
         for run in self.runs.values():
             for epoch in run.epochs.values():
                 if message.slot in epoch.loading:
-                    epoch.loading.discard(message.slot)
+                    del epoch.loading[message.slot]
                     if not epoch.loading:
                         self._out.say(run.owner, Prepared(run=run.name, epoch=epoch.number))
                     return
@@ -144,7 +155,7 @@ class EpochTable:
         for run in list(self.runs.values()):
             for epoch in list(run.epochs.values()):
                 if message.slot in epoch.loading:
-                    text = f"segment {message.slot.rpartition('/')[2]}: {message.text}"
+                    text = f"segment {epoch.loading[message.slot]}: {message.text}"
                     code = refusal_code(message.cause)
                     self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
                     self._drop_epoch(run, epoch.number, now_s)

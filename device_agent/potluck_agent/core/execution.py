@@ -35,10 +35,9 @@ class Name(NamedTuple):
         """How the worker calls everything of it."""
         return f"{self.run}/{self.epoch}/{self.program}/{self.step}/"
 
-    def towards(self, to: str) -> "Name":
-        """The execution that a send with this `to` is for; an empty one means this very execution, over there."""
-        epoch, _, program = to.partition("/")
-        return self._replace(epoch=int(epoch), program=program) if to else self
+    def towards(self, target: tuple[int, str] | None) -> "Name":
+        """The execution of this (epoch, program) at the same step; None: this very execution, over there."""
+        return self if target is None else self._replace(epoch=target[0], program=target[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +239,9 @@ class Execution:
 def parcel_of(execution: Execution, index: int, located: Located, key: str, now_s: float) -> Transfer:
     """Send `index`, of a value that lies there, as the network lane takes it; `key`: whom it goes to."""
     instruction = execution.instruction(index)
-    to = instruction.attrs.get("to", "")
+    target = execution.layout.targets.get(index)
     value = Value(
-        **execution.name.towards(to)._asdict(),
+        **execution.name.towards(target)._asdict(),
         name=instruction.attrs["name"],
         dtype=located.dtype,
         shape=located.shape,
@@ -253,7 +252,7 @@ def parcel_of(execution: Execution, index: int, located: Located, key: str, now_
         value=value,
         place=located.span,
         priority=instruction.priority,
-        about=SendOf(execution.name, index, loose=bool(to)),
+        about=SendOf(execution.name, index, loose=target is not None),
         release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
         pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
     )

@@ -175,8 +175,8 @@ class ExecutionEngine:
         peer = instruction.attrs["peer"]
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
-        located, to = execution.places.get(instruction.inputs[0]), instruction.attrs.get("to", "")
-        if to and not key and located is not None:  # nobody is there to have it
+        located, is_loose = execution.places.get(instruction.inputs[0]), index in execution.layout.targets
+        if is_loose and not key and located is not None:  # nobody is there to have it
             self._give_back(located.span, now_s)
             return self._let_go(execution, index, now_s)
         if not key or located is None:
@@ -186,7 +186,7 @@ class ExecutionEngine:
             return Ready()
         self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
         execution.posted(index)
-        if not to:
+        if not is_loose:
             return Ready()
         self._loose.add(SendOf(execution.name, index, loose=True))
         return self._let_go(execution, index, now_s)

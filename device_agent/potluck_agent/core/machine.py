@@ -221,7 +221,7 @@ class Core:
     def _hello(self, key: str, message: Hello, now_s: float) -> None:
         """A session begins; the welcome waits until the worker has said what it can do."""
         try:
-            agree(message.major, message.minor)
+            self._out.versions[key] = agree(message.major, message.minor)
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.VERSION, error.text)
             return
@@ -259,6 +259,7 @@ class Core:
         """A notebook is gone, in good order or not: what it started ends, what it took is given back."""
         if self._sessions.pop(key, None) is None:
             return
+        self._out.versions.pop(key, None)
         self._work.plans.leave(key, now_s)
         self._measuring.leave(key)
         self._outgoing.forget(key)

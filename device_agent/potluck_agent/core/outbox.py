@@ -7,7 +7,7 @@ from typing import Any
 from potluck_agent.core.events import Action, Buffer, Span, ToPeer
 from potluck_wire.limits import MAX_VALUE_BYTES
 from potluck_wire.messages import NUMBER_OF, Message, Refused
-from potluck_wire.version import show
+from potluck_wire.version import REFUSED_BYTES, VERSION, show
 
 MIB = 1024 * 1024
 
@@ -52,10 +52,11 @@ class Settings:
 
 
 class Outbox:
-    """Actions in order."""
+    """Actions in order. `versions`: of the protocol, as each notebook speaks it."""
 
     def __init__(self) -> None:
         self._actions: list[Action] = []
+        self.versions: dict[str, tuple[int, int]] = {}
 
     def add(self, *actions: Action) -> None:
         """Do these next."""
@@ -65,10 +66,22 @@ class Outbox:
         """Send this to a peer."""
         self._actions.append(ToPeer(key, message, tuple(buffers)))
 
-    def refuse(self, key: str, request: Message, code: str, text: str) -> None:
-        """Tell a notebook that its request was not carried out."""
-        run, epoch = getattr(request, "run", ""), max(0, getattr(request, "epoch", 0))
-        self.say(key, Refused(about=NUMBER_OF[type(request)], code=code, text=text, run=run, epoch=epoch))
+    def refuse(
+        self, key: str, request: Message, code: str, text: str, needed_bytes: int = 0, available_bytes: int = 0
+    ) -> None:
+        """Tell a notebook that its request was not carried out; of memory how much, where it knows these fields."""
+        if self.versions.get(key, VERSION) < REFUSED_BYTES:
+            needed_bytes = available_bytes = 0
+        refused = Refused(
+            about=NUMBER_OF[type(request)],
+            code=code,
+            text=text,
+            run=getattr(request, "run", ""),
+            epoch=max(0, getattr(request, "epoch", 0)),
+            needed_bytes=needed_bytes,
+            available_bytes=available_bytes,
+        )
+        self.say(key, refused)
 
     def take(self) -> list[Action]:
         """All of them, once."""

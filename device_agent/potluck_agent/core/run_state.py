@@ -28,13 +28,13 @@ KEPT_NAMES = 8192  # names of finished executions, for repeated values and reque
 
 @dataclass(slots=True, kw_only=True)
 class Epoch:
-    """One plan of a run. It is prepared once `loading` is empty."""
+    """One plan of a run. It is prepared once `loading` is empty: slots that the worker has not filled -> segments."""
 
     number: int
     document_bytes: int
     memory_bytes: int
     layouts: dict[str, DependencyGraph]
-    loading: set[str]
+    loading: dict[str, str]
     credit_along: bool = False  # its devices know `Value.received`
 
     def need_alone(self, memory_bytes: int) -> None:

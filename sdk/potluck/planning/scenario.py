@@ -150,16 +150,17 @@ def only(problem: Problem, names: Collection[str]) -> Problem:
     network = problem.network
     for device in problem.devices:
         network = network if device.name in names else parted(network, device.name)
-    limits = {
-        kind: {name: limit for name, limit in getattr(problem.qoe, kind).items() if name in names}
-        for kind in ("memory_bytes", "device_energy_j")
-    }
+    qoe = problem.qoe
     return replace(
         problem,
         devices=tuple(device for device in problem.devices if device.name in names),
         network=network,
         costs={name: costs for name, costs in problem.costs.items() if name in names},
-        qoe=replace(problem.qoe, **limits),
+        qoe=replace(
+            qoe,
+            memory_bytes={name: limit for name, limit in qoe.memory_bytes.items() if name in names},
+            device_energy_j={name: limit for name, limit in qoe.device_energy_j.items() if name in names},
+        ),
     )
 
 

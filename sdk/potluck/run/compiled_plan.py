@@ -116,7 +116,8 @@ def _nbytes(item: Any) -> int:
 class CompiledPlan:
     """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
 
-    `kinds`: as what each device gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
+    `train_rows`: of each program that trains, the rows of its batch. `kinds`: as what each device gets its pieces.
+    `peak_bytes`: what steps on other batches than the plan's need.
     """
 
     run: str
@@ -126,6 +127,7 @@ class CompiledPlan:
     kinds: Mapping[str, str]
     optimizer: Optimizer | None
     compiled: Mapping[str, Compiled]
+    train_rows: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     schedule: str | Policy | None = None
     order_transfers: bool | None = None  # whether transfers take turns; None: where that is sooner
@@ -140,8 +142,7 @@ class CompiledPlan:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes besides the plan's own that there are programs for."""
-        names = [name for name in self.compiled if name.startswith(f"{TRAIN}-")]
-        return tuple(int(name.removeprefix(f"{TRAIN}-")) for name in names)
+        return tuple(rows for rows in self.train_rows.values() if rows != self.plan.batch)
 
     def states(self, *, optimizer: bool, weights: bool = True) -> dict[str, list[State]]:
         """The named state of every segment: weights, and the optimizer's if it is there yet."""
@@ -251,9 +252,9 @@ def train_name(rows: int, plan: Plan) -> str:
     return TRAIN if rows == plan.batch else f"{TRAIN}-{rows}"
 
 
-def follow_name(train: str) -> str:
-    """The name of the program with which shadows follow the program `train`."""
-    return FOLLOW + train.removeprefix(TRAIN)
+def follow_name(rows: int, plan: Plan) -> str:
+    """The name of the program with which shadows follow that one."""
+    return FOLLOW if rows == plan.batch else f"{FOLLOW}-{rows}"
 
 
 def compile_for_run(
@@ -332,12 +333,13 @@ def compile_for_run(
         shadows=shadows(plan, segments, towards) if towards is not None else (),
     )
     order = policy(schedule, training=plan.training)
+    batches = tuple(dict.fromkeys((plan.batch, *sizes))) if plan.training else ()
     if plan.training:
-        steps = _steps(bare, dict.fromkeys((plan.batch, *sizes)), order, fed_whole)
+        steps = _steps(bare, batches, order, fed_whole)
     else:
         steps = {INFER: compile_inference(plan, segments, schedule=order(plan))}
     compiled = {name: renamed(item, name) for name, item in (steps | _moves(bare)).items() if any_work(item)}
-    return replace(bare, compiled=compiled)
+    return replace(bare, compiled=compiled, train_rows={train_name(rows, plan): rows for rows in batches})
 
 
 def _steps(bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: bool) -> dict[str, Compiled]:
@@ -349,7 +351,7 @@ def _steps(bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: b
         schedule = order(replace(bare.plan, n_micro_batches=len(division)))
         found[name] = compile_training(
             bare.plan, bare.segments, optimizer.to_json(), schedule=schedule, division=division, shadows=bare.shadows,
-            to=f"{bare.epoch + 1}/{follow_name(name)}" if bare.shadows else "", fed_whole=fed_whole,
+            to=f"{bare.epoch + 1}/{follow_name(rows, bare.plan)}" if bare.shadows else "", fed_whole=fed_whole,
         )  # fmt: skip
     return found
 

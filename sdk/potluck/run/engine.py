@@ -413,7 +413,7 @@ class Engine:
             steps = {
                 name: one_at_a_time(item, problem)
                 for name, item in edition.compiled.items()
-                if name == INFER or name.partition("-")[0] == TRAIN
+                if name == INFER or name in edition.train_rows
             }
             if edition.order_transfers is not False:
                 steps = {

@@ -210,7 +210,7 @@ class PlanMigration:
     def _follow_of(self, rows: int) -> Compiled:
         bridge = self.bridge
         assert bridge.optimizer is not None  # a plan for training has one
-        name, settings = follow_name(train_name(rows, bridge.plan)), bridge.optimizer.to_json()
+        name, settings = follow_name(rows, bridge.plan), bridge.optimizer.to_json()
         division = divide(bridge.plan, bridge.segments, rows)
         compiled = compile_follow(name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division)
         return self._engine.paced_programs(compiled, bridge)

@@ -179,7 +179,7 @@ class Controller:
         if self._is_missing(event.ticket, [event.device]):
             return
         self._questions.probe(event.ticket, event.device, self._now_s)
-        self._post(event.device, self._peers[event.device].traffic.probe(f"home-{event.ticket}", event.nbytes))
+        self._post(event.device, self._peers[event.device].traffic.probe(event.ticket, event.nbytes))
 
     def _launch(self, event: StartExecution) -> None:
         if self._is_missing(event.ticket, event.devices):
@@ -266,8 +266,7 @@ class Controller:
             peer.owes_s = 0.0
         self._post(device, letters)
         while peer.traffic.probed:
-            ticket = int(peer.traffic.probed.pop().name.removeprefix("home-"))
-            self._actions += self._questions.probed(ticket, self._now_s)
+            self._actions += self._questions.probed(peer.traffic.probed.pop(), self._now_s)
         for value, raw in arrived:
             launched = self._executions.at(device, place_of(value))
             if launched is not None and (device, value.name) in launched.waiting_values:

@@ -1,7 +1,5 @@
 """What a device reports, as an error with the device's name, the cause and the next step."""
 
-import re
-
 from potluck.errors import (
     DeviceGone,
     IdentityChanged,
@@ -124,7 +122,7 @@ def refused(device: str, message: Refused) -> PotluckError:
     if message.code == RefusalCode.NOT_PAIRED:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
-        return _too_large(device, text)
+        return _too_large(device, message, text)
     if message.code == RefusalCode.BACKEND and what == "Hello":
         return _without_worker(device, text)
     return RefusedError(f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code)
@@ -150,16 +148,18 @@ def sizes(needed: int, available: int) -> tuple[str, str]:
     return told if told[0] != told[1] else (f"{needed} bytes", f"{available} bytes")
 
 
-def _too_large(device: str, text: str) -> OutOfMemory:
-    """A plan larger than the device's memory, told in numbers; or a layer for which its worker found no room."""
-    numbers = re.match(r"(\d+) bytes needed, (\d+) bytes available", text)
-    if numbers is None:
+def _too_large(device: str, message: Refused, text: str) -> OutOfMemory:
+    """A plan larger than the device's memory, told in numbers; or in words: a layer for which its worker has no room.
+
+    Agents before 1.6 tell only words.
+    """
+    needed, available = message.needed_bytes, message.available_bytes
+    if not needed:
         return OutOfMemory(
             f"it has too little memory: {text.rstrip('.')}.",
             device=device,
             next_step=_LESS,
         )
-    needed, available = (int(number) for number in numbers.groups())
     much, little = sizes(needed, available)
     return OutOfMemory(
         f"the plan does not fit: {much} needed, {little} available.",

@@ -31,6 +31,7 @@ class _Outgoing:
     value: Value
     departure: SendWindow
     data: memoryview
+    ticket: int | None  # of a probe
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Traffic:
         self._account = CreditLedger()
         self.n_taken = 0  # chunks of values that are wanted
         self.rejected: list[tuple[Value, Rejected]] = []
-        self.probed: list[Value] = []  # values of no run that have arrived
+        self.probed: list[int] = []  # tickets of probes that have arrived
 
     @property
     def held_bytes(self) -> int:
@@ -75,6 +76,9 @@ class Traffic:
 
     def send(self, place: Place, name: str, raw: Raw) -> list[Letter]:
         """Queue one tensor; returns what may go out now."""
+        return self._send(place, name, raw, None)
+
+    def _send(self, place: Place, name: str, raw: Raw, ticket: int | None) -> list[Letter]:
         self._n_transfers += 1
         view = memoryview(raw.data)
         view = view.cast("B") if view.nbytes else memoryview(b"")
@@ -83,13 +87,14 @@ class Traffic:
             transfer=self._n_transfers, run=run, epoch=epoch, program=program, step=step, name=name,
             dtype=raw.dtype, shape=raw.shape, nbytes=len(view), chunk_bytes=self._chunk_bytes,
         )  # fmt: skip
-        self._outgoing[value.transfer] = _Outgoing(value, SendWindow(len(view), self._chunk_bytes), view)
+        self._outgoing[value.transfer] = _Outgoing(value, SendWindow(len(view), self._chunk_bytes), view, ticket)
         self._waiting.append(value.transfer)
         return self._pump()
 
-    def probe(self, name: str, nbytes: int) -> list[Letter]:
-        """Queue so many bytes that the agent only measures."""
-        return self.send(("", 0, PROBE, 0), name, Raw(dtype="uint8", shape=(nbytes,), data=bytes(nbytes)))
+    def probe(self, ticket: int, nbytes: int) -> list[Letter]:
+        """Queue so many bytes that the agent only measures; `probed` tells the ticket when they have arrived."""
+        raw = Raw(dtype="uint8", shape=(nbytes,), data=bytes(nbytes))
+        return self._send(("", 0, PROBE, 0), f"home-{ticket}", raw, ticket)
 
     def drop(self, run: str, epoch: int = -1, *execution: str | int) -> list[Letter]:
         """Have done with the values of a run, of one epoch of it, or of one execution; returns what may go out now."""
@@ -159,8 +164,8 @@ class Traffic:
         self._free_bytes += out.departure.credit(message.received_bytes, message.done)
         if message.done:
             self._forget(message.transfer)
-            if not out.value.run:
-                self.probed.append(out.value)
+            if out.ticket is not None:
+                self.probed.append(out.ticket)
         return self._pump()
 
     def _forget(self, transfer: int) -> None:

@@ -48,21 +48,14 @@ def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float
     return max(value, seconds[-1]) if at > rows[-1] else value
 
 
-def extrapolated(rows: Sequence[int], at: int) -> bool:
-    """Whether batch size `at` lies outside what was measured."""
-    return not rows[0] <= at <= rows[-1]
-
-
 class CostTable:
     """Times of layer ranges on the devices of a problem, by prefix sums that are made once per device and batch size.
 
-    `guessed` collects (device, rows) outside the measured range that were asked for.
+    What it remembers is what it has answered before: it is the same whoever asked, and in which order.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.guessed: set[tuple[str, int]] = set()
-        self.classes: list[list[int]] | None = None  # of alike devices, once `groups.classes_of` was asked
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
@@ -70,7 +63,6 @@ class CostTable:
         self._learns = flows.learning_layers(problem)
         self.branches = problem.branches
         self._feeds: dict[tuple[int, int], int] = {}
-        self.needs: dict[tuple[int, ...], int] = {}  # what `memory_bytes` has answered
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
@@ -212,8 +204,6 @@ class CostTable:
         if found is None:
             costs = self.problem.costs[device]
             training = isinstance(self.problem.workload, Training)
-            if any(rows and extrapolated(cost.rows, rows) for cost in costs):
-                self.guessed.add((device, rows))
             forward = _prefix(interpolate(cost.rows, cost.forward_s, rows) for cost in costs)
             backward = _prefix(_backward_s(device, cost, rows) for cost in costs) if training else (0.0,) * len(forward)
             found = self._sums[device, rows] = forward, backward

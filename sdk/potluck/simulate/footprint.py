@@ -7,6 +7,7 @@ either side of a stage, the flat vectors of the all-reduce, and second gradients
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 from potluck.records import Stage, Training
 from potluck.simulate.cost import CostTable, static_bytes, working_bytes
@@ -43,12 +44,12 @@ def memory_bytes(
         Requests of a stream at once.
     """
     depth_before = warm_up + 2 if depth_before is None else depth_before
-    key = start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight
-    found = table.needs.get(key)
-    if found is None:
-        moving = _moving_bytes(table, start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight)
-        found = table.needs[key] = static_bytes(table, start, stop) + moving
-    return found
+    return _needed_bytes(table, start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight)
+
+
+@lru_cache(maxsize=1 << 16)  # a search asks for the same stages again and again
+def _needed_bytes(table: CostTable, start: int, stop: int, *moving: int) -> int:
+    return static_bytes(table, start, stop) + _moving_bytes(table, start, stop, *moving)
 
 
 def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, in_flight: int = 1) -> dict[str, int]:

@@ -5,6 +5,7 @@ Every message that the core wants sent is made as the edge would make it, and ev
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -40,6 +41,7 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.machine import Core
+from potluck_agent.core.outbox import Settings
 from potluck_wire import messages as m
 from potluck_wire.frames import encode
 
@@ -80,8 +82,9 @@ def message(kind: type, rng: random.Random, **known: Any) -> m.Message:
 class CorePlay:
     """A core with a session, a roster and a plan. `hostile`: its worker has been taken over."""
 
-    def __init__(self, rng: random.Random, *, hostile: bool) -> None:
-        self.core, self.now_s, self.hostile = Core(settings(inbound_bytes=ARENA_BYTES, grace_s=5.0)), 10.0, hostile
+    def __init__(self, rng: random.Random, *, hostile: bool, make_core: Callable[[Settings], Core] = Core) -> None:
+        self.core = make_core(settings(inbound_bytes=ARENA_BYTES, grace_s=5.0))
+        self.now_s, self.hostile = 10.0, hostile
         self.orders: list[ToWorker] = []  # that the worker has not answered
         self.sent: list[tuple[str, m.Value]] = []
         self.last: Any = StartWorker()

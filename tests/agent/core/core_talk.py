@@ -42,6 +42,7 @@ from potluck_wire.messages import (
     WorkerReady,
 )
 from potluck_wire.session import AGENT, CONTROLLER, Session
+from potluck_wire.version import VERSION
 
 OWNER_KEY, OTHER_KEY, MEMBER_KEY, OWN_KEY, STRANGER_KEY = ("A" * 40, "B" * 40, "C" * 40, "D" * 40, "E" * 40)
 OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
@@ -94,9 +95,9 @@ class Talk:
         self.now_s += after_s
         return self._handle(Tick())
 
-    def begin(self, sender: Sender = OWNER_SENDER) -> "Talk":
-        """A session, with a worker that is ready."""
-        self.hear(Hello(major=1, name="notebook"), sender=sender)
+    def begin(self, sender: Sender = OWNER_SENDER, minor: int = VERSION[1]) -> "Talk":
+        """A session with a notebook of this minor version, and a worker that is ready."""
+        self.hear(Hello(major=1, minor=minor, name="notebook"), sender=sender)
         self.work(WorkerReady(), json.dumps(CAN).encode())
         return self
 
@@ -193,5 +194,5 @@ def forget(step=0):
     return ToWorker(Forget(prefix=f"r/1/p/{step}/"))
 
 
-def refused(request, code, text, *, key=OWNER_KEY, run="", epoch=0):
-    return ToPeer(key, Refused(about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch))
+def refused(request, code, text, *, key=OWNER_KEY, run="", epoch=0, **sizes):
+    return ToPeer(key, Refused(about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch, **sizes))

@@ -51,7 +51,7 @@ from potluck_wire.messages import (
     Welcome,
     WorkerReady,
 )
-from potluck_wire.version import VERSION, show
+from potluck_wire.version import REFUSED_BYTES, VERSION, show
 
 
 def test_welcome_waits_for_the_worker():
@@ -229,12 +229,14 @@ def test_prepare_loads_every_segment_once_and_then_says_so():
     assert talk.hear(*request) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
 
 
-def test_a_plan_that_does_not_fit_says_needed_and_available():
-    talk = Talk().begin()
+@pytest.mark.parametrize("minor", range(VERSION[1] + 2))
+def test_a_plan_that_does_not_fit_says_needed_and_available(minor):
+    talk = Talk().begin(minor=minor)
     talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
     actions = talk.hear(Prepare(run="s", epoch=1, memory_bytes=600), *plan(recv("x")))
     text = "600 bytes needed, 400 bytes available"
-    assert actions == [refused(Prepare, RefusalCode.MEMORY, text, run="s", epoch=1)]
+    sizes = {"needed_bytes": 600, "available_bytes": 400} if (1, minor) >= REFUSED_BYTES else {}  # others know no such
+    assert actions == [refused(Prepare, RefusalCode.MEMORY, text, run="s", epoch=1, **sizes)]
     assert talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x"))) == [
         ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
     ]

@@ -2,6 +2,7 @@
 
 import random
 import re
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.asteroid_rows import allocate, balance, offload, proportion
 from potluck.planning.baselines.closed_form import Step, period_s, request_s, round_s
 from potluck.planning.exhaustive import groupings, plan_exhaustive
+from potluck.planning.search.anytime import plan_anytime
 from potluck.planning.search.candidates import cuts, micro_batches
 from potluck.records import (
     Device,
@@ -71,14 +73,6 @@ def test_a_time_is_never_below_proportion_nor_falling():
     assert interpolate((4,), (2.0,), 8) == 4.0
 
 
-def test_guessed_batch_sizes_are_remembered():
-    table = CostTable(make([1.0]))
-    table.forward_s("d0", 0, 4, 64)
-    assert not table.guessed
-    table.forward_s("d0", 0, 4, 65)
-    assert table.guessed == {("d0", 65)}
-
-
 def test_round_by_hand():
     assert round_s([Step(1, 2)], 3) == 9
     # The last step is dominant: waits 1.5, then 4 x 6; the first starts at once and ends its last backward after it.
@@ -130,6 +124,18 @@ def test_offloading_moves_rows_while_the_slowest_gets_faster():
     assert offload((4, 4), (99, 99), (steep, flat)) == (2, 6)
     assert offload((4, 4), (99, 5), (steep, flat)) == (3, 5)
     assert offload((4, 4), (4, 4), (steep, flat)) == (4, 4)
+
+
+def test_a_search_leaves_the_facts_of_a_table_as_they_were():
+    table = CostTable(make([1.0, 1.0, 3.0]))
+
+    def facts():
+        return {name: fact for name, fact in vars(table).items() if not name.startswith("_")}
+
+    before = deepcopy(facts())
+    for plans in (plan_hybrid, plan_exhaustive, plan_anytime):
+        assert list(plans(table.problem, table))
+    assert facts() == before
 
 
 def test_allocation_is_by_speed():

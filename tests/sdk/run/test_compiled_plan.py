@@ -7,6 +7,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import PlanError
+from potluck.run import compiled_plan
 from potluck.run.compiled_plan import compile_for_run, evaluation_plan
 
 torch = pytest.importorskip("torch")
@@ -26,6 +27,15 @@ def test_a_step_on_another_batch_has_as_few_micro_batches_as_hold_it(rows):
     (losses,) = step.results
     assert sum(losses.rows) == rows
     assert edition.plan == plan
+
+
+def test_batch_sizes_are_facts_and_not_read_from_the_names_of_programs(monkeypatch):
+    _, model = make_model("mlp")
+    plan = make_plan(model, ((A,), (4,)), micro_batch=4)
+    monkeypatch.setattr(compiled_plan, "train_name", lambda rows, plan: "abc"[rows % 3])
+    edition = compile_for_run(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2, 3, 4))
+    assert edition.train_rows == {"b": 4, "c": 2, "a": 3}
+    assert edition.sizes == (2, 3)
 
 
 def test_a_share_of_single_values_is_refused_before_anything_is_sent():

@@ -94,8 +94,8 @@ def test_one_refusal_fails_the_question_with_its_device():
     play = Play("a", "b")
     order = m.Prepare(run="r", epoch=3)
     play.do(RequestAll(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
-    text = "700 bytes needed, 300 bytes available"
-    play.hear("b", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    sizes = {"needed_bytes": 700, "available_bytes": 300}
+    play.hear("b", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
     error = play.ended()[1].error
     assert isinstance(error, OutOfMemory)
     assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == ("b", 700, 300)
@@ -105,10 +105,21 @@ def test_one_refusal_fails_the_question_with_its_device():
 def test_what_is_needed_never_reads_like_what_is_there(missing):
     play, available = Play("a"), 12_638_000_000
     play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
-    text = f"{available + missing} bytes needed, {available} bytes available"
-    play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    sizes = {"needed_bytes": available + missing, "available_bytes": available}
+    play.hear("a", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
     needed, there = re.search("fit: (.+) needed, (.+) available", str(play.ended()[1].error)).groups()
     assert needed != there
+
+
+def test_the_words_of_a_device_are_for_people_and_not_read_back():
+    play = Play("a")
+    play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
+    text = "7 bytes needed, 3 bytes available"  # all that an agent before 1.6 says
+    play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    error = play.ended()[1].error
+    assert isinstance(error, OutOfMemory)
+    assert text in str(error)
+    assert error.facts.keys().isdisjoint({"needed_bytes", "available_bytes"})
 
 
 def test_text_from_a_device_cannot_write_to_the_terminal():
@@ -164,6 +175,18 @@ def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
     assert isinstance(play.ended()[7].error, DeviceGone)
     play.do(UplinkProbe(ticket=8, device="a", nbytes=10))
     assert isinstance(play.ended()[8].error, DeviceGone)
+
+
+def test_two_values_for_measuring_resolve_each_its_own():
+    play, transfers = Play("a"), {}
+    for ticket in (8, 9):
+        play.do(UplinkProbe(ticket=ticket, device="a", nbytes=10))
+        ((_, value),) = play.sent(m.Value)
+        transfers[ticket] = value.transfer
+        play.now_s += 1.0
+    for ticket, seconds in ((9, 1.0), (8, 2.0)):
+        play.hear("a", m.Credit(transfer=transfers[ticket], received_bytes=10, done=True))
+        assert {ended: action.result for ended, action in play.ended().items()} == {ticket: seconds}
 
 
 def test_bytes_for_a_device_that_does_not_take_them_fail():

@@ -5,6 +5,7 @@ A pattern says how many devices of each class of alike ones a group takes.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from itertools import combinations, product
 
 from potluck.planning.plans import is_thrifty
@@ -43,11 +44,10 @@ def _joules_count(problem: Problem) -> bool:
     return is_thrifty(problem) or problem.qoe.energy_j is not None or bool(problem.qoe.device_energy_j)
 
 
+@lru_cache(maxsize=8)  # a search has one table, or two
 def classes_of(table: cost.CostTable) -> list[list[int]]:
     """`alike` of the table's problem, found once."""
-    if table.classes is None:
-        table.classes = alike(table.problem)
-    return table.classes
+    return alike(table.problem)
 
 
 def peers(table: cost.CostTable) -> dict[str, tuple[str, ...]]:

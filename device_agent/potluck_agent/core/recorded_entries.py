@@ -1,0 +1,288 @@
+"""What a recording holds, and its bytes: each input of the core, and outlines of the actions that it answered. Pure.
+
+Messages are kept as the wire's own header bytes. Of raw buffers only those are kept that the core itself reads: the
+documents of plans, rosters and answers. Of tensors and of models only the sizes are kept: the core sees no more of
+them. Keys' secret halves and pairing codes never come into the core.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, get_origin
+
+import msgpack
+
+from potluck_agent.core.events import (
+    Action,
+    Buffer,
+    Event,
+    FromPeer,
+    FromWorker,
+    KillWorker,
+    LinkReset,
+    MemberLost,
+    PeerRevoked,
+    ReadMeter,
+    Report,
+    Sender,
+    SetMembers,
+    Span,
+    StartWorker,
+    Store,
+    Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
+    WorkerDied,
+)
+from potluck_wire.errors import WireError
+from potluck_wire.frames import decode, encode
+from potluck_wire.limits import MAX_MESSAGE_BYTES
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Chunk,
+    Computed,
+    LoadSegment,
+    MeasureTask,
+    Message,
+    Prepare,
+    Roster,
+    Value,
+    WorkerReady,
+)
+
+N_READ: dict[type[Message], int] = {Roster: 1, Prepare: 1, WorkerReady: 1, Computed: 1}  # buffers that the core reads
+UNREAD = (Value, Chunk, LoadSegment, MeasureTask)  # actions' messages whose buffers are tensors or models
+_PLAIN: dict[str, Any] = {kind.__name__: kind for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick)}
+
+
+class RecordingError(Exception):
+    """A recording that cannot be replayed; the text says where it is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The core as it was made: its settings, and the version of the protocol."""
+
+    version: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The core was given this event."""
+
+    at_s: float
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """An error had to be survived: of the event before (`event` None), or of what could not even be read."""
+
+    at_s: float
+    event: Event | None
+    error: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A data connection of this peer stands."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What this peer sent is no message."""
+
+    key: str
+    channel: str
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """Something outside the core raised."""
+
+    what: str
+    error: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Outlines of the actions that the last input led to, in order."""
+
+    outlines: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The file is as large as it may be: nothing more was recorded."""
+
+
+Entry = Began | Handled | Survived | Reached | Malformed | Faulted | Answered | Full
+_ENTRIES: dict[str, Any] = {
+    kind.__name__: kind for kind in (Began, Handled, Survived, Reached, Malformed, Faulted, Answered, Full)
+}
+
+
+def pack(entry: Entry) -> bytes:
+    """The entry as msgpack.
+
+    Raises
+    ------
+    ValueError, OverflowError, TypeError
+        Where the entry holds what msgpack does not: a number beyond 64 bits in an action that was undone.
+    """
+    values = [getattr(entry, field.name) for field in fields(entry)]
+    plain = (_pack_event(value) if isinstance(value, Event) else value for value in values)
+    packed: bytes = msgpack.packb([type(entry).__name__, *plain])
+    return packed
+
+
+def unpack(data: bytes) -> Entry:
+    """What `pack` was given; RecordingError where this is no entry."""
+    try:
+        kind, *values = msgpack.unpackb(data)
+        if kind in ("Handled", "Survived") and values[1] is not None:
+            values[1] = _unpack_event(*values[1])
+        if kind == "Answered":
+            values = [tuple(values[0])]
+        entry: Entry = _ENTRIES[kind](*values)
+        _check(entry)
+    except (WireError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise RecordingError(f"no entry that this version knows ({type(error).__name__}: {error})") from error
+    return entry
+
+
+def _check(entry: Entry) -> None:
+    for field in fields(entry):
+        kind: Any = get_origin(field.type) if get_origin(field.type) in (dict, tuple) else field.type
+        if not isinstance(getattr(entry, field.name), kind):
+            raise TypeError(f"{field.name} is no {getattr(kind, '__name__', kind)}")
+
+
+def outline(action: Action) -> bytes:
+    """All that tells this action from another, but for tensors, models and the places of code in a report."""
+    row: list[Any] = []
+    match action:
+        case ToPeer() | ToWorker():
+            key = action.key if isinstance(action, ToPeer) else ""
+            row = [key, _pack_message(action.message), [_pack_part(action.message, part) for part in action.buffers]]
+        case Store():
+            row = [action.offset, len(action.data)]
+        case KillWorker():
+            row = [action.reason]
+        case SetMembers():
+            row = [[member.name, member.key, member.address] for member in action.members]
+        case ReadMeter():
+            row = [action.key, action.busy_s, action.radio_s, action.busy_frac]
+        case Report():
+            row = [action.text.partition("\n")[0].partition("(")[0]]
+    packed: bytes = msgpack.packb([type(action).__name__, *row])
+    return packed
+
+
+def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
+    """(kind of action, key of a peer or "", message, the other facts) of an outline, for people."""
+    name, *row = msgpack.unpackb(packed)
+    if name not in ("ToPeer", "ToWorker"):
+        return name, "", None, row
+    key, message, parts = row
+    return name, key, _unpack_message(message, [b""] * len(parts))[0], parts
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def _pack_event(event: Event) -> list[Any]:
+    name = type(event).__name__
+    match event:
+        case FromPeer(sender, message, buffers):
+            return [name, [sender.key, sender.role, sender.name], _pack_message(message), _kept(message, buffers)]
+        case FromWorker(message, buffers):
+            return [name, _pack_message(message), _kept(message, buffers)]
+        case Undone(action, text):
+            return [name, *_pack_undone(action), text]
+    return [name, *(getattr(event, field.name) for field in fields(event))]
+
+
+def _unpack_event(name: str, *row: Any) -> Event:
+    if name == "FromPeer":
+        sender, message, buffers = row
+        return FromPeer(Sender(*sender), *_unpack_message(message, _restored(buffers)))
+    if name == "FromWorker":
+        message, buffers = row
+        return FromWorker(*_unpack_message(message, _restored(buffers)))
+    if name == "Undone":
+        kind, key, message, text = row
+        return Undone(_unpack_undone(kind, key, message), text)
+    event: Event = _PLAIN[name](*row)
+    return event
+
+
+def _pack_undone(action: Action) -> list[Any]:
+    """Of an action that could not be carried out the core looks at its kind, its message and the peer."""
+    message = _pack_message(action.message) if isinstance(action, ToPeer | ToWorker) else None
+    return [type(action).__name__, action.key if isinstance(action, ToPeer) else "", message]
+
+
+def _unpack_undone(kind: str, key: str, message: Any) -> Action:
+    match kind:
+        case "ToPeer":
+            return ToPeer(key, _unpack_message(message)[0])
+        case "ToWorker":
+            return ToWorker(_unpack_message(message)[0])
+        case "Store":
+            return Store(0, b"")
+        case "StartWorker":
+            return StartWorker()
+    return Report("")  # any other is only counted
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _pack_message(message: Message) -> list[Any]:
+    """[number, header as on the wire]; what the wire does not take, as [number, {field: value}]."""
+    number = NUMBER_OF[type(message)]
+    try:
+        return [number, bytes(encode(message, [b""] * MESSAGES[number].buffers[0])[0])]
+    except WireError:
+        return [number, {field.name: getattr(message, field.name) for field in fields(message)}]
+
+
+def _unpack_message(packed: Any, buffers: Sequence[Buffer] | None = None) -> tuple[Message, tuple[Buffer, ...]]:
+    """The message and its buffers, as strictly checked as on the wire; `buffers` None: they are of no interest."""
+    number, header = packed
+    entry = MESSAGES[number]
+    if isinstance(header, dict):
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
+        return entry.type(**values), tuple(buffers or ())
+    return decode([header, *([b""] * entry.buffers[0] if buffers is None else buffers)], entry.channel)
+
+
+def _kept(message: Message, buffers: Sequence[Buffer]) -> list[Any]:
+    """Buffers that the core reads, and of the others the sizes."""
+    n_read = N_READ.get(type(message), 0)
+    return [bytes(part) if index < n_read else len(part) for index, part in enumerate(buffers)]
+
+
+def _restored(kept: Sequence[Any]) -> list[Buffer]:
+    """As many bytes as there were; zeros where they were left out."""
+    n_bytes = sum(part for part in kept if isinstance(part, int))
+    if not 0 <= n_bytes <= MAX_MESSAGE_BYTES:
+        raise ValueError(f"buffers of {n_bytes} bytes")
+    return [bytes(part) if isinstance(part, int) else part for part in kept]
+
+
+def _pack_part(message: Message, part: Buffer | Span) -> Any:
+    """A buffer of an action: where it lies, or its size and (where the recording tells its bytes) its checksum."""
+    if isinstance(part, Span):
+        return [part.arena, part.offset, part.nbytes]
+    return len(part) if isinstance(message, UNREAD) else [len(part), zlib.crc32(part)]
