@@ -139,11 +139,11 @@ class _Words:
         name, key, message, facts = open_outline(outline)
         if message is not None:
             return f"to {self._peer(key) if name == 'ToPeer' else 'the worker'}: {_told(message)}"
-        match name:
+        match name if facts else "":
             case "Store":
                 return f"Store {facts[1]} bytes at {facts[0]}"
             case "SetMembers":
-                return f"SetMembers {', '.join(member[0] for member in facts) or 'none'}"
+                return f"SetMembers {', '.join(member[0] for member in facts[0]) or 'none'}"
             case "ReadMeter":
                 return f"ReadMeter for {self._peer(facts[0])}"
         return " ".join([name, *map(str, facts)])

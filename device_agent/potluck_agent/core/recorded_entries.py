@@ -168,7 +168,19 @@ def _check(entry: Entry) -> None:
 
 
 def outline(action: Action) -> bytes:
-    """All that tells this action from another, but for tensors, models and the places of code in a report."""
+    """All that tells this action from another, but for tensors, models and the places of code in a report.
+
+    Recording never fails the core: what msgpack does not hold is told by its kind.
+    """
+    name = type(action).__name__
+    try:
+        packed: bytes = msgpack.packb([name, *_facts(action)])
+    except (ValueError, OverflowError, TypeError):
+        packed = msgpack.packb([name])
+    return packed
+
+
+def _facts(action: Action) -> list[Any]:
     row: list[Any] = []
     match action:
         case ToPeer() | ToWorker():
@@ -179,22 +191,24 @@ def outline(action: Action) -> bytes:
         case KillWorker():
             row = [action.reason]
         case SetMembers():
-            row = [[member.name, member.key, member.address] for member in action.members]
+            row = [[[member.name, member.key, member.address] for member in action.members]]
         case ReadMeter():
             row = [action.key, action.busy_s, action.radio_s, action.busy_frac]
         case Report():
             row = [action.text.partition("\n")[0].partition("(")[0]]
-    packed: bytes = msgpack.packb([type(action).__name__, *row])
-    return packed
+    return row
 
 
 def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
-    """(kind of action, key of a peer or "", message, the other facts) of an outline, for people."""
-    name, *row = msgpack.unpackb(packed)
-    if name not in ("ToPeer", "ToWorker"):
-        return name, "", None, row
-    key, message, parts = row
-    return name, key, _unpack_message(message, [b""] * len(parts))[0], parts
+    """(kind of action, key of a peer or "", message, other facts) of an outline; RecordingError where it is none."""
+    try:
+        name, *row = msgpack.unpackb(packed)
+        if name not in ("ToPeer", "ToWorker") or not row:
+            return str(name), "", None, row
+        key, message, parts = row
+        return name, str(key), _unpack_message(message, [b""] * len(parts))[0], parts
+    except (WireError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise RecordingError(f"an action that this version does not know ({type(error).__name__}: {error})") from error
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -161,6 +161,11 @@ def test_a_number_that_cannot_be_kept_is_an_error_of_the_recorder():
         pack(Handled(1.0, Undone(UNDONE[0], "why")))
 
 
+@pytest.mark.parametrize("action", [UNDONE[0], ToWorker(Compute(tag=2**70)), Report("\ud800"), Store(2**70, b"")])
+def test_what_cannot_be_kept_of_an_action_does_not_fail_the_core(action):
+    assert open_outline(outline(action)) == (type(action).__name__, "", None, [])
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -174,6 +179,14 @@ def test_a_number_that_cannot_be_kept_is_an_error_of_the_recorder():
 def test_other_bytes_are_no_entry(data):
     with pytest.raises(RecordingError, match="no entry that this version knows"):
         unpack(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x01", b"\x94\xa6ToPeer\xa1k\x92\x01\xa1x\x90", b"\x94\xa6ToPeer\xa1k\x92\xcc\xff\xa1x\x90"]
+)
+def test_other_bytes_are_no_outline(data):
+    with pytest.raises(RecordingError, match="an action that this version does not know"):
+        open_outline(data)
 
 
 def test_buffers_that_no_message_can_have_take_no_memory():
