@@ -1,8 +1,11 @@
-"""How long hypothesis tries: the same examples each time in `make test`, ever new ones in `make test-long`.
+"""How long hypothesis tries: the same examples each time in `make test`, ever new ones in `make
+test-long`.
 
-No test may need the last line of defence, of the notebook or of the agents that it starts, but those marked `faults`.
+No test may need the last line of defence, of the notebook or of the agents that it starts, but
+those marked `faults`.
 
-And Ctrl-C: whoever is started with `&` ignores it, as do all processes that tests start, unless they get it back.
+And Ctrl-C: whoever is started with `&` ignores it, as do all processes that tests start, unless
+they get it back.
 """
 
 import logging
@@ -21,7 +24,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadlines: a slow machine is no wrong answer.
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile(
-    "long", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "long",
+    deadline=None,
+    max_examples=5_000,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -53,7 +60,9 @@ LocalAgents.close = _look_and_close  # type: ignore[method-assign]
 
 @pytest.fixture(autouse=True)
 def no_faults(request):
-    """None from one test to the next; what a home that several share has kept is found when it is closed."""
+    """None from one test to the next; what a home that several share has kept is found when it is
+    closed.
+    """
     yield
     seen, _faults.seen = _faults.seen, []
     assert not seen or request.node.get_closest_marker("faults"), "\n".join(seen)

@@ -1,5 +1,5 @@
-"""How long tests wait for what comes sooner or later, where only they would notice that it does not: longer than the
-busiest machine takes, as only a failing test waits so long. What raises by itself is waited for without end: pytest's
-own timeout ends that."""
+"""How long tests wait for what comes sooner or later, where only they would notice that it does
+not: longer than the busiest machine takes, as only a failing test waits so long. What raises by
+itself is waited for without end: pytest's own timeout ends that."""
 
 PATIENCE_S = 180.0

@@ -1,5 +1,5 @@
-"""Places in a shared memory. The side that writes into an arena owns its allocator: the agent for inbound values, the
-worker for outbound ones. Pure.
+"""Places in a shared memory. The side that writes into an arena owns its allocator: the agent for
+inbound values, the worker for outbound ones. Pure.
 """
 
 import bisect
@@ -8,14 +8,20 @@ ALIGN = 64  # bytes: a cache line, and enough for every dtype and vector instruc
 
 
 class ArenaFull(MemoryError):
-    """No gap of `needed_bytes` is left; `free_bytes` are free in all, the largest gap has `largest_bytes`."""
+    """No gap of `needed_bytes` is left; `free_bytes` are free in all, the largest gap has
+    `largest_bytes`.
+    """
 
     def __init__(self, needed_bytes: int, free_bytes: int, largest_bytes: int) -> None:
         super().__init__(
             f"shared memory is full: {needed_bytes} bytes needed in one piece, {free_bytes} free, "
             f"largest piece {largest_bytes}"
         )
-        self.needed_bytes, self.free_bytes, self.largest_bytes = needed_bytes, free_bytes, largest_bytes
+        self.needed_bytes, self.free_bytes, self.largest_bytes = (
+            needed_bytes,
+            free_bytes,
+            largest_bytes,
+        )
 
 
 class Allocator:
@@ -28,7 +34,8 @@ class Allocator:
         if nbytes < 0:
             raise ValueError(f"an arena cannot have {nbytes} bytes")
         self.nbytes = nbytes // ALIGN * ALIGN
-        self._gaps = [(0, self.nbytes)] if self.nbytes else []  # (offset, length), sorted, never touching
+        # (offset, length), sorted, never touching
+        self._gaps = [(0, self.nbytes)] if self.nbytes else []
         self._used: dict[int, int] = {}  # offset -> length
 
     @property
@@ -43,14 +50,19 @@ class Allocator:
         length = max(1, -(-nbytes // ALIGN)) * ALIGN
         for index, (offset, gap) in enumerate(self._gaps):
             if gap >= length:
-                self._gaps[index : index + 1] = [(offset + length, gap - length)] if gap > length else []
+                self._gaps[index : index + 1] = (
+                    [(offset + length, gap - length)] if gap > length else []
+                )
                 self._used[offset] = length
                 return offset
         gaps = [gap for _, gap in self._gaps]
         raise ArenaFull(nbytes, sum(gaps), max(gaps, default=0))
 
     def free(self, offset: int) -> None:
-        """Give the place at `offset` back; neighbouring gaps become one. `KeyError` where nothing was allocated."""
+        """Give the place at `offset` back; neighbouring gaps become one.
+
+        `KeyError` where nothing was allocated.
+        """
         length = self._used.pop(offset)
         index = bisect.bisect(self._gaps, (offset, 0))
         start, stop, first, last = offset, offset + length, index, index

@@ -1,9 +1,10 @@
-"""How commands reach a running agent: small files in its state directory, which only its owner can read and write.
+"""How commands reach a running agent: small files in its state directory, which only its owner can
+read and write.
 
-`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window; `tries.json` says how
-many tries that window has left, `paired.json` who has paired in it; `load.json` tells an emulated device how many times
-longer its tasks take, as if something else ran on it. Trust itself is in the peers file, which a running agent reads
-again when it changes.
+`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window;
+`tries.json` says how many tries that window has left, `paired.json` who has paired in it;
+`load.json` tells an emulated device how many times longer its tasks take, as if something else ran
+on it. Trust itself is in the peers file, which a running agent reads again when it changes.
 """
 
 import os
@@ -14,14 +15,23 @@ from typing import Any
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import write_private
 
-RUNNING, WINDOW, TRIES, PAIRED, LOAD = "agent.json", "window.json", "tries.json", "paired.json", "load.json"
+RUNNING, WINDOW, TRIES, PAIRED, LOAD = (
+    "agent.json",
+    "window.json",
+    "tries.json",
+    "paired.json",
+    "load.json",
+)
 MAX_LOAD = 1000.0
-ENDING_S = 2.0  # an agent that was told to stop gives its ports and its worker back in well under a second
+# an agent that was told to stop gives its ports and its worker back in well under a second
+ENDING_S = 2.0
 LOOK_S = 0.05
 
 
 def refuse_second(state: Path, *, patience_s: float = ENDING_S) -> None:
-    """AgentError where another process is the agent of this state directory, and does not end within `patience_s`."""
+    """AgentError where another process is the agent of this state directory, and does not end
+    within `patience_s`.
+    """
     until_s = time.monotonic() + patience_s
     other = running(state)
     while other is not None and other["pid"] != os.getpid() and time.monotonic() < until_s:
@@ -56,7 +66,9 @@ def running(state: Path) -> dict[str, Any] | None:
 
 
 def _born_s(pid: int) -> float | None:
-    """When that process started, so that a number that was given to another process is told apart; None: it ended."""
+    """When that process started, so that a number that was given to another process is told apart;
+    None: it ended.
+    """
     import psutil
 
     try:
@@ -94,7 +106,9 @@ def tell_tries(state: Path, n_left: int) -> None:
 
 
 def tell_paired(state: Path, key: str) -> None:
-    """Let whoever shows the code know that it has been used, and by whom: it may be a peer that was known before."""
+    """Let whoever shows the code know that it has been used, and by whom: it may be a peer that was
+    known before.
+    """
     write_private(state / PAIRED, key)
 
 
@@ -112,7 +126,10 @@ def tries(n_left: int) -> str:
 
 
 def tries_left(state: Path, otherwise: int) -> int:
-    """What the running agent said last of its pairing window; `otherwise` where it has said nothing yet."""
+    """What the running agent said last of its pairing window.
+
+    `otherwise` where it has said nothing yet.
+    """
     n_left = _read(state / TRIES) if (state / TRIES).exists() else None
     return n_left if type(n_left) is int else otherwise
 

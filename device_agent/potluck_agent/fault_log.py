@@ -1,4 +1,5 @@
-"""What must never happen and did: told in a text that a developer can work with, and kept for the owner.
+"""What must never happen and did: told in a text that a developer can work with, and kept for the
+owner.
 
 An honest home has no such file; the tests see to it that none of theirs has one.
 """
@@ -14,11 +15,18 @@ N_EVENTS = 20  # before it, in the report
 
 
 def report(event: object, error: BaseException, latest: Iterable[tuple[float, object]]) -> str:
-    """The event that raised, where, and what had happened before: (when, event), the oldest first."""
+    """The event that raised, where, and what had happened before: (when, event), the oldest
+    first.
+    """
     told = "".join(traceback.format_exception(error))
-    before = "".join(f"  {at_s:.3f} {type(each).__name__} {_told(each)[:200]}\n" for at_s, each in latest)
+    before = "".join(
+        f"  {at_s:.3f} {type(each).__name__} {_told(each)[:200]}\n" for at_s, each in latest
+    )
     what = _told(event)[:500]
-    return f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before it:\n{before}"
+    return (
+        f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before "
+        f"it:\n{before}"
+    )
 
 
 def _told(event: object) -> str:

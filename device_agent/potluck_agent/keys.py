@@ -1,7 +1,8 @@
-"""Who this device is and whom it trusts: its CURVE key pair and its peers, two small files in the state directory.
+"""Who this device is and whom it trusts: its CURVE key pair and its peers, two small files in the
+state directory.
 
-Both are written atomically and readable by the owner only. A file that does not hold is an error, never a reason to
-make new keys: that would silently break every pairing.
+Both are written atomically and readable by the owner only. A file that does not hold is an error,
+never a reason to make new keys: that would silently break every pairing.
 """
 
 import os
@@ -79,9 +80,14 @@ def _read_identity(path: Path) -> Identity:
     document = _read(path)
     row = document if isinstance(document, dict) else {}
     public, secret = str(row.get("public")), str(row.get("secret"))
-    if not is_key(public) or not is_key(secret) or zmq.curve_public(secret.encode()).decode() != public:
+    if (
+        not is_key(public)
+        or not is_key(secret)
+        or zmq.curve_public(secret.encode()).decode() != public
+    ):
         raise AgentError(
-            f"{path} does not hold a key pair. Restore it from a backup; or delete it, and every notebook pairs again."
+            f"{path} does not hold a key pair. Restore it from a backup; or delete it, and every "
+            "notebook pairs again."
         )
     return Identity(public=public, secret=secret)
 
@@ -94,21 +100,30 @@ def load_peers(state: Path) -> tuple[Peer, ...]:
     document = _read(path)
     try:
         peers = tuple(Peer(**row) for row in document)
-        sound = all(is_device_name(peer.name) and is_key(peer.key) and peer.role == OWNER for peer in peers)
+        sound = all(
+            is_device_name(peer.name) and is_key(peer.key) and peer.role == OWNER for peer in peers
+        )
     except TypeError:
         sound = False
     if not sound:
         raise AgentError(
-            f"{path} is not a list of peers. Restore it; or delete it, and every notebook must pair again."
+            f"{path} is not a list of peers. Restore it; or delete it, and every notebook must "
+            "pair again."
         )
     return peers
 
 
 def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
-    """Trust this peer from now on; it replaces one of the same key. A second one of a name gets a number behind it."""
+    """Trust this peer from now on; it replaces one of the same key.
+
+    A second one of a name gets a number behind it.
+    """
     others = tuple(other for other in load_peers(state) if other.key != peer.key)
     if len(others) >= MAX_PEERS:
-        raise AgentError(f"this device already trusts {MAX_PEERS} notebooks. Forget one: potluck agent forget NAME.")
+        raise AgentError(
+            f"this device already trusts {MAX_PEERS} notebooks. Forget one: potluck agent "
+            "forget NAME."
+        )
     taken = {other.name for other in others}
     names = (peer.name, *(f"{peer.name[:36]}-{number}" for number in range(2, MAX_PEERS + 2)))
     free = next(name for name in names if name not in taken)
@@ -144,7 +159,10 @@ def _read(path: Path) -> Any:
 
 
 def write_private(path: Path, document: Any, *, only_if_new: bool = False) -> None:
-    """All of it or nothing, never readable by others. `only_if_new`: two agents that start at once get one file."""
+    """All of it or nothing, never readable by others.
+
+    `only_if_new`: two agents that start at once get one file.
+    """
     import json
 
     part = path.with_name(f"{path.name}.{os.getpid()}.part")

@@ -1,4 +1,7 @@
-"""What brings the packages that the light install leaves out; the SDK has the same words in `potluck/optional.py`."""
+"""What brings the packages that the light install leaves out.
+
+The SDK has the same words in `potluck/optional.py`.
+"""
 
 
 def install(extra: str) -> str:

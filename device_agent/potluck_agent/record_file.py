@@ -1,6 +1,9 @@
-"""The file of a recording: a first line, then entries, each behind its length and checksum. It stops when it is full.
+"""The file of a recording: a first line, then entries, each behind its length and checksum.
 
-Everything that an agent's core was given is in it, but no tensor, no model, no secret key and no pairing code.
+It stops when it is full.
+
+Everything that an agent's core was given is in it, but no tensor, no model, no secret key and no
+pairing code.
 """
 
 import os
@@ -18,7 +21,9 @@ _HEAD = struct.Struct("<II")  # length, checksum
 
 
 class RecordFile:
-    """A recording that is being written. It never ends the agent: where it cannot go on it says so, once.
+    """A recording that is being written.
+
+    It never ends the agent: where it cannot go on it says so, once.
 
     Parameters
     ----------
@@ -35,15 +40,21 @@ class RecordFile:
         Where the file cannot be made, or is there already.
     """
 
-    def __init__(self, path: Path, note: Callable[[str], None], max_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self, path: Path, note: Callable[[str], None], max_bytes: int = MAX_FILE_BYTES
+    ) -> None:
         self._path, self._note, self._left_bytes = path, note, max_bytes - len(FIRST_LINE)
         try:
             self._file = open(path, "xb", buffering=0, opener=_for_its_owner)  # noqa: SIM115 - as long as the agent
             self._file.write(FIRST_LINE)
         except FileExistsError:
-            raise AgentError(f"{path} is there already. Record to another file, or remove it.") from None
+            raise AgentError(
+                f"{path} is there already. Record to another file, or remove it."
+            ) from None
         except OSError as error:
-            raise AgentError(f"{path} cannot be written: {error.strerror}. Record to another file.") from None
+            raise AgentError(
+                f"{path} cannot be written: {error.strerror}. Record to another file."
+            ) from None
 
     def write(self, data: bytes, last: bytes) -> None:
         """Append this entry; where it and `last` do not fit any more, append `last` and stop."""
@@ -78,7 +89,8 @@ def read(path: Path) -> Iterator[bytes]:
     Raises
     ------
     AgentError
-        Where the file cannot be read, is no recording, or is broken; then after all entries before the broken one.
+        Where the file cannot be read, is no recording, or is broken; then after all entries before
+        the broken one.
     """
     try:
         file = path.open("rb")
@@ -87,7 +99,8 @@ def read(path: Path) -> Iterator[bytes]:
     with file:
         if file.read(len(FIRST_LINE)) != FIRST_LINE:
             raise AgentError(
-                f"{path} is no recording of this version: it does not begin with {FIRST_LINE.decode().strip()!r}. "
+                f"{path} is no recording of this version: it does not begin with "
+                f"{FIRST_LINE.decode().strip()!r}. "
                 "Make one with: potluck agent start --record FILE."
             )
         while head := file.read(_HEAD.size):
@@ -97,7 +110,11 @@ def read(path: Path) -> Iterator[bytes]:
                 raise AgentError(f"{path} is corrupt at byte {at}: an entry of {length} bytes.")
             data = file.read(length)
             if len(head) < _HEAD.size or len(data) < length:
-                raise AgentError(f"{path} is cut off: its last entry begins at byte {at} and is not whole.")
+                raise AgentError(
+                    f"{path} is cut off: its last entry begins at byte {at} and is not whole."
+                )
             if zlib.crc32(data) != checksum:
-                raise AgentError(f"{path} is corrupt at byte {at}: the checksum of the entry does not fit.")
+                raise AgentError(
+                    f"{path} is corrupt at byte {at}: the checksum of the entry does not fit."
+                )
             yield data

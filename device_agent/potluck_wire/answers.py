@@ -1,6 +1,8 @@
-"""What devices and workers answer in documents and in lists that belong together, each with its check.
+"""What devices and workers answer in documents and in lists that belong together, each with its
+check.
 
-Whoever answers may have been taken over: an agent believes its worker, and a notebook its agents, no further than this.
+Whoever answers may have been taken over: an agent believes its worker, and a notebook its agents,
+no further than this.
 """
 
 from typing import Any, cast
@@ -40,8 +42,11 @@ def read_timeline(document: Buffer) -> Timeline:
     return cast(Timeline, parse(document, "the timeline", _TIMELINE, MAX_BUFFER_BYTES))
 
 
-def read_exports(document: Buffer, expected: tuple[str, ...], arena_bytes: int) -> tuple[Export, ...]:
-    """Buffer 0 of `Computed`: where in the outbound memory of `arena_bytes` the values `expected` lie.
+def read_exports(
+    document: Buffer, expected: tuple[str, ...], arena_bytes: int
+) -> tuple[Export, ...]:
+    """Buffer 0 of `Computed`: where in the outbound memory of `arena_bytes` the values `expected`
+    lie.
 
     Parameters
     ----------
@@ -55,7 +60,8 @@ def read_exports(document: Buffer, expected: tuple[str, ...], arena_bytes: int) 
     Raises
     ------
     WireError
-        Where other values are told, one does not lie within the memory, or type, shape and bytes do not fit.
+        Where other values are told, one does not lie within the memory, or type, shape and bytes do
+        not fit.
     """
     if not expected and len(document) == 2:  # nothing to be told, and nothing is: most tasks
         document = bytes(document)
@@ -63,11 +69,15 @@ def read_exports(document: Buffer, expected: tuple[str, ...], arena_bytes: int) 
             return ()
     exports = cast(tuple[Export, ...], parse(document, "what a task has made", _EXPORTS))
     if tuple([export[0] for export in exports]) != expected:
-        raise WireError(WireCode.DOCUMENT, f"{len(exports)} values are told, {len(expected)} others were asked for")
+        raise WireError(
+            WireCode.DOCUMENT,
+            f"{len(exports)} values are told, {len(expected)} others were asked for",
+        )
     for key, offset, count, dtype, shape in exports:
         if nbytes(dtype, shape) != count or offset + count > arena_bytes:
             raise WireError(
-                WireCode.TENSOR, f"{key:.60}: {count} bytes at {offset} are no {dtype} of {list(shape)} here"
+                WireCode.TENSOR,
+                f"{key:.60}: {count} bytes at {offset} are no {dtype} of {list(shape)} here",
             )
     return exports
 
@@ -83,7 +93,9 @@ def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
     n_rows = len(asked.rows)
     lengths = len(told.forward_s), len(told.memory_bytes), len(told.backward_s)
     if told.rows != asked.rows or lengths != (n_rows, n_rows, n_rows if asked.train else 0):
-        raise WireError(WireCode.FIELD, f"times for {len(told.rows)} batch sizes, {n_rows} were asked for")
+        raise WireError(
+            WireCode.FIELD, f"times for {len(told.rows)} batch sizes, {n_rows} were asked for"
+        )
     if min((told.update_s, *told.forward_s, *told.backward_s)) < 0:
         raise WireError(WireCode.FIELD, "a time below zero")
 
@@ -121,4 +133,7 @@ def check_moments(told: Computed, now_s: float) -> None:
         It was not.
     """
     if not 0 <= told.start_s <= told.stop_s <= now_s + SLACK_S:
-        raise WireError(WireCode.FIELD, f"a task done from {told.start_s:g} to {told.stop_s:g} s, at {now_s:g} s")
+        raise WireError(
+            WireCode.FIELD,
+            f"a task done from {told.start_s:g} to {told.stop_s:g} s, at {now_s:g} s",
+        )

@@ -1,7 +1,9 @@
-"""Checks of values from outside, put together from small ones: the fields of a header, the documents behind it.
+"""Checks of values from outside, put together from small ones: the fields of a header, the
+documents behind it.
 
-A check takes a value as it came and gives it as its reader holds it (lists become tuples); what does not hold raises
-`Unfit`, and nothing else ever does. They nest as deep as they are written, never as deep as what came.
+A check takes a value as it came and gives it as its reader holds it (lists become tuples); what
+does not hold raises `Unfit`, and nothing else ever does. They nest as deep as they are written,
+never as deep as what came.
 """
 
 from collections.abc import Callable, Collection
@@ -38,7 +40,9 @@ class Unfit(Exception):
 
 
 def shown(value: Any) -> str:
-    """A value in an error's text. Only the size of what holds others: it may be nested deeper than `repr` goes."""
+    """A value in an error's text. Only the size of what holds others: it may be nested deeper than
+    `repr` goes.
+    """
     if value is None or isinstance(value, bool | int | float):
         return repr(value)[:40]
     if isinstance(value, str | bytes | memoryview):

@@ -1,15 +1,24 @@
-"""One tensor in chunks: how the sender cuts it and waits for credit, what the receiver accepts, and what it owes.
+"""One tensor in chunks: how the sender cuts it and waits for credit, what the receiver accepts, and
+what it owes.
 
-Chunks come in order, each exactly once, all of `chunk_bytes` but the last. ZeroMQ keeps the order and never repeats, so
-anything else is a broken peer, not a bad network.
+Chunks come in order, each exactly once, all of `chunk_bytes` but the last. ZeroMQ keeps the order
+and never repeats, so anything else is a broken peer, not a bad network.
 """
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CREDIT_BYTES, CREDIT_CHUNKS, MAX_CHUNK_BYTES, MAX_ITEMS, MAX_VALUE_BYTES, MIB
+from potluck_wire.limits import (
+    CREDIT_BYTES,
+    CREDIT_CHUNKS,
+    MAX_CHUNK_BYTES,
+    MAX_ITEMS,
+    MAX_VALUE_BYTES,
+    MIB,
+)
 from potluck_wire.messages import Credit, Value
 from potluck_wire.tensors import nbytes as tensor_nbytes
 
-PARTS = 8  # above 1 MiB no larger than such a part of the value: while one is encrypted another is on its way
+# above 1 MiB no larger than such a part of the value: while one is encrypted another is on its way
+PARTS = 8
 
 
 def split(nbytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
@@ -32,7 +41,9 @@ def split(nbytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
     """
     if chunk_bytes < 1 or nbytes < 0:
         raise WireError(WireCode.CHUNK, f"cannot cut {nbytes} bytes into chunks of {chunk_bytes}")
-    return tuple((start, min(start + chunk_bytes, nbytes)) for start in range(0, max(nbytes, 1), chunk_bytes))
+    return tuple(
+        (start, min(start + chunk_bytes, nbytes)) for start in range(0, max(nbytes, 1), chunk_bytes)
+    )
 
 
 def largest_chunk_bytes(nbytes: int) -> int:
@@ -56,12 +67,18 @@ class Reassembler:
         if value.nbytes != expected:
             raise WireError(
                 WireCode.TENSOR,
-                f"{value.dtype} of shape {list(value.shape)} has {expected} bytes, the value says {value.nbytes}",
+                f"{value.dtype} of shape {list(value.shape)} has {expected} bytes, the value says "
+                f"{value.nbytes}",
             )
         if value.nbytes > MAX_VALUE_BYTES:
-            raise WireError(WireCode.SIZE, f"a value of {value.nbytes} bytes, at most {MAX_VALUE_BYTES}")
+            raise WireError(
+                WireCode.SIZE, f"a value of {value.nbytes} bytes, at most {MAX_VALUE_BYTES}"
+            )
         if not 1 <= value.chunk_bytes <= MAX_CHUNK_BYTES:
-            raise WireError(WireCode.CHUNK, f"chunks of {value.chunk_bytes} bytes, 1 to {MAX_CHUNK_BYTES} are possible")
+            raise WireError(
+                WireCode.CHUNK,
+                f"chunks of {value.chunk_bytes} bytes, 1 to {MAX_CHUNK_BYTES} are possible",
+            )
         self.value = value
         self.received_bytes = self.credited_bytes = self._next = 0
 
@@ -85,7 +102,9 @@ class Reassembler:
         start = self.received_bytes
         stop = min(start + self.value.chunk_bytes, self.value.nbytes)
         if nbytes != stop - start:
-            raise WireError(WireCode.CHUNK, f"chunk {index} has {nbytes} bytes, must have {stop - start}")
+            raise WireError(
+                WireCode.CHUNK, f"chunk {index} has {nbytes} bytes, must have {stop - start}"
+            )
         self.received_bytes = stop
         self._next += 1
         return start, stop
@@ -94,7 +113,8 @@ class Reassembler:
 class CreditLedger:
     """What one sender is owed: credit for what was taken in of its values.
 
-    Over all of them together: a value that a more urgent one overtook must not keep its part of the window.
+    Over all of them together: a value that a more urgent one overtook must not keep its part of the
+    window.
     """
 
     __slots__ = ("_owed",)
@@ -103,14 +123,19 @@ class CreditLedger:
         self._owed: dict[int, Reassembler] = {}
 
     def take(self, assembly: Reassembler, *, may_wait: bool = False) -> list[Credit]:
-        """More of this value was taken in; the credit that is due now: once it is worth a message, and at the end.
+        """More of this value was taken in.
 
-        `may_wait`: at the end of this value, too, only once it is worth a message; `settle` or `whole` comes soon.
+        The credit that is due now: once it is worth a message, and at the end.
+
+        `may_wait`: at the end of this value, too, only once it is worth a message; `settle` or
+        `whole` comes soon.
         """
         self._owed[assembly.value.transfer] = assembly
         if assembly.complete and not may_wait:
             return [self._credit(assembly)]
-        owed_bytes = sum([owed.received_bytes - owed.credited_bytes for owed in self._owed.values()])
+        owed_bytes = sum(
+            [owed.received_bytes - owed.credited_bytes for owed in self._owed.values()]
+        )
         if owed_bytes < min(CREDIT_BYTES, CREDIT_CHUNKS * assembly.value.chunk_bytes):
             return []
         return self.settle()
@@ -120,7 +145,9 @@ class CreditLedger:
         return [self._credit(owed) for owed in tuple(self._owed.values())]
 
     def whole(self) -> tuple[int, ...]:
-        """Transfers that are here in full and owed credit for, as many as one `Value.received` tells; each once."""
+        """Transfers that are here in full and owed credit for, as many as one `Value.received`
+        tells; each once.
+        """
         whole = [transfer for transfer, owed in self._owed.items() if owed.complete][:MAX_ITEMS]
         for transfer in whole:
             self._credit(self._owed[transfer])
@@ -133,11 +160,16 @@ class CreditLedger:
     def _credit(self, assembly: Reassembler) -> Credit:
         del self._owed[assembly.value.transfer]
         assembly.credited_bytes = assembly.received_bytes
-        return Credit(transfer=assembly.value.transfer, received_bytes=assembly.received_bytes, done=assembly.complete)
+        return Credit(
+            transfer=assembly.value.transfer,
+            received_bytes=assembly.received_bytes,
+            done=assembly.complete,
+        )
 
 
 class SendWindow:
-    """The sender's side of one transfer: which chunk goes next, and how much of it is not credited yet.
+    """The sender's side of one transfer: which chunk goes next, and how much of it is not credited
+    yet.
 
     Parameters
     ----------
@@ -156,7 +188,9 @@ class SendWindow:
 
     def __init__(self, nbytes: int, chunk_bytes: int) -> None:
         if not 0 <= nbytes <= MAX_VALUE_BYTES or not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
-            raise WireError(WireCode.CHUNK, f"cannot send {nbytes} bytes in chunks of {chunk_bytes}")
+            raise WireError(
+                WireCode.CHUNK, f"cannot send {nbytes} bytes in chunks of {chunk_bytes}"
+            )
         self.nbytes, self.chunk_bytes = nbytes, chunk_bytes
         self.sent_bytes = self.credited_bytes = self._next = 0
         self.done = False  # the receiver has everything
@@ -172,7 +206,10 @@ class SendWindow:
         return self._next > 0 and self.sent_bytes == self.nbytes
 
     def advance(self, window_bytes: int) -> tuple[int, int, int] | None:
-        """The next chunk as (index, start, stop), if it fits into the free part of the window; else None."""
+        """The next chunk as (index, start, stop), if it fits into the free part of the window.
+
+        Else None.
+        """
         start, stop = self.sent_bytes, min(self.sent_bytes + self.chunk_bytes, self.nbytes)
         if self.all_sent or stop - start > window_bytes:
             return None
@@ -187,12 +224,14 @@ class SendWindow:
         Raises
         ------
         WireError
-            Where it claims fewer than before, more than was sent, or to be done without everything. `done` at once is
-            fine: the receiver had this value already.
+            Where it claims fewer than before, more than was sent, or to be done without everything.
+            `done` at once is fine: the receiver had this value already.
         """
         if not self.credited_bytes <= received_bytes <= self.sent_bytes and not done:
             raise WireError(
-                WireCode.CHUNK, f"credit for {received_bytes} bytes, {self.credited_bytes}..{self.sent_bytes} possible"
+                WireCode.CHUNK,
+                f"credit for {received_bytes} bytes, {self.credited_bytes}..{self.sent_bytes} "
+                "possible",
             )
         if done and received_bytes != self.nbytes:
             raise WireError(WireCode.CHUNK, f"done after {received_bytes} of {self.nbytes} bytes")

@@ -1,11 +1,15 @@
-"""The sockets that open connections: encrypted, bounded, and closed to every server but the one of a known key."""
+"""The sockets that open connections: encrypted, bounded, and closed to every server but the one of
+a known key.
+"""
 
 from typing import Any
 
 from potluck_wire.limits import HANDSHAKE_S, MAX_FRAME_BYTES
 
 
-def set_up_dealer(socket: Any, host: str, server_key: str, public_key: str, secret_key: str) -> None:
+def set_up_dealer(
+    socket: Any, host: str, server_key: str, public_key: str, secret_key: str
+) -> None:
     """Options of a ZeroMQ DEALER before it connects to `host`; keys as Z85 text.
 
     Parameters

@@ -1,7 +1,9 @@
-"""JSON documents that ride in buffers, read strictly: the one place where a document from outside is looked at first.
+"""JSON documents that ride in buffers, read strictly: the one place where a document from outside
+is looked at first.
 
-What JSON leaves open (sizes, depth, repeated keys, NaN, halves of characters) is refused before anything is built of
-it, and a check (`potluck_wire.checks`) has seen every field before anybody reads one.
+What JSON leaves open (sizes, depth, repeated keys, NaN, halves of characters) is refused before
+anything is built of it, and a check (`potluck_wire.checks`) has seen every field before anybody
+reads one.
 """
 
 import json
@@ -33,8 +35,9 @@ def parse(data: Buffer, what: str, check: Check, max_bytes: int = MAX_DOCUMENT_B
     Raises
     ------
     WireError
-        Too long, no UTF-8 or JSON, nested too deep, a key twice in one object, NaN, infinity, an integer past 2**53,
-        half of a character, or not what `check` expects. Nothing else is ever raised.
+        Too long, no UTF-8 or JSON, nested too deep, a key twice in one object, NaN, infinity, an
+        integer past 2**53, half of a character, or not what `check` expects. Nothing else is ever
+        raised.
     """
     if len(data) > max_bytes:
         raise WireError(WireCode.SIZE, f"{what} has {len(data)} bytes, at most {max_bytes}")
@@ -45,11 +48,14 @@ def parse(data: Buffer, what: str, check: Check, max_bytes: int = MAX_DOCUMENT_B
         decode = _decode if _LARGE.search(raw) else _decode_small
         document = decode(raw.decode())
         if b"\\u" in raw:
-            json.dumps(document, ensure_ascii=False).encode()  # half of a character cannot be encoded
+            # half of a character cannot be encoded
+            json.dumps(document, ensure_ascii=False).encode()
     except WireError as error:
         raise WireError(error.code, f"{what}: {error.text}") from None
     except ValueError as error:
-        raise WireError(WireCode.DOCUMENT, f"{what} is not JSON ({type(error).__name__})") from error
+        raise WireError(
+            WireCode.DOCUMENT, f"{what} is not JSON ({type(error).__name__})"
+        ) from error
     return fit(document, what, check)
 
 
@@ -82,7 +88,8 @@ def dump(document: Any) -> bytes:
     return _encode(document).encode()
 
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # an open one goes to the end: no second try
+# an open one goes to the end: no second try
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NOT_COUNTED = bytes(set(_NO_BRACKETS) - set(b'"'))
@@ -90,8 +97,11 @@ _LARGE = re.compile(rb"[0-9]{16}")  # digits that an integer past 2**53 has
 
 
 def _is_deeper(raw: bytes) -> bool:
-    """Whether brackets nest deeper than `MAX_DEPTH`, or do not match: layer after layer is taken off, from inside."""
-    if b"\\" not in raw:  # then two quotes in a row have nothing between them that counts, and most strings go at once
+    """Whether brackets nest deeper than `MAX_DEPTH`, or do not match: layer after layer is taken
+    off, from inside.
+    """
+    # then two quotes in a row have nothing between them that counts, and most strings go at once
+    if b"\\" not in raw:
         raw = raw.translate(None, _NOT_COUNTED).replace(b'""', b"")
     brackets = _STRING.sub(b"", raw).translate(_AS_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
@@ -111,7 +121,8 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _whole(digits: str) -> int:
-    # Twenty characters hold every allowed integer; longer ones are not even converted (that takes quadratic time).
+    # Twenty characters hold every allowed integer; longer ones are not even converted (that takes
+    # quadratic time).
     if len(digits) > 20 or abs(int(digits)) > MAX_INT:
         raise WireError(WireCode.DOCUMENT, f"the integer {digits[:20]} is past 2**53")
     return int(digits)
@@ -128,5 +139,7 @@ def _finite(digits: str) -> float:
 _decode = json.JSONDecoder(
     object_pairs_hook=_once, parse_constant=_refuse, parse_int=_whole, parse_float=_finite
 ).decode
-_decode_small = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite).decode
+_decode_small = json.JSONDecoder(
+    object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite
+).decode
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -1,4 +1,7 @@
-"""The one error of the wire: what came in does not hold. `code` is from `WireCode`, `text` is for people."""
+"""The one error of the wire: what came in does not hold.
+
+`code` is from `WireCode`, `text` is for people.
+"""
 
 
 class WireCode:

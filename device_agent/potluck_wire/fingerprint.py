@@ -2,7 +2,9 @@
 
 
 def fingerprint(key: str) -> str:
-    """25 characters: `k3f2q-...`, the first 125 bits of the SHA-256 of a public key (its Z85 text) in base 32."""
+    """25 characters: `k3f2q-...`, the first 125 bits of the SHA-256 of a public key (its Z85 text)
+    in base 32.
+    """
     import base64  # here: `potluck agent --help` needs neither
     import hashlib
 

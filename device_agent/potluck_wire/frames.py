@@ -1,6 +1,7 @@
 """A message and its raw buffers <-> the frames of one ZeroMQ multipart message.
 
-Frame 0 is the header, msgpack [number, {field: value}]; every further frame is a raw buffer, untouched and uncopied.
+Frame 0 is the header, msgpack [number, {field: value}]; every further frame is a raw buffer,
+untouched and uncopied.
 """
 
 from collections.abc import Sequence
@@ -42,13 +43,16 @@ _UNPACK: dict[Channel, dict[str, Any]] = {
         "max_bin_len": MAX_BIN_BYTES,
         "max_ext_len": 0,
         "strict_map_key": True,
-        "object_pairs_hook": tuple,  # a map arrives as a tuple of pairs: told from a list, repeated fields seen
+        # a map arrives as a tuple of pairs: told from a list, repeated fields seen
+        "object_pairs_hook": tuple,
     }
     for channel in Channel
 }
 
 
-def encode(message: Message, buffers: Sequence[bytes | bytearray | memoryview] = ()) -> list[Buffer]:
+def encode(
+    message: Message, buffers: Sequence[bytes | bytearray | memoryview] = ()
+) -> list[Buffer]:
     """The frames of a message. Buffers are not copied: leave them alone until they are sent.
 
     Raises
@@ -59,14 +63,17 @@ def encode(message: Message, buffers: Sequence[bytes | bytearray | memoryview] =
     schema = SCHEMA_OF[type(message)]
     header: bytes = msgpack.packb([schema.number, schema.pack(message)])
     if len(header) > header_cap(schema.entry.channel):
-        raise WireError(WireCode.SIZE, f"the header of {type(message).__name__} has {len(header)} bytes")
+        raise WireError(
+            WireCode.SIZE, f"the header of {type(message).__name__} has {len(header)} bytes"
+        )
     if not buffers and not schema.entry.buffers[0]:
         return [header]
     return [header, *_checked_buffers(schema.entry, buffers)]
 
 
 def decode(frames: Sequence[Any], channel: Channel) -> tuple[Message, tuple[Buffer, ...]]:
-    """The message in these frames (bytes, memoryviews or anything with the buffer protocol), and its raw buffers.
+    """The message in these frames (bytes, memoryviews or anything with the buffer protocol), and
+    its raw buffers.
 
     Raises
     ------
@@ -77,11 +84,16 @@ def decode(frames: Sequence[Any], channel: Channel) -> tuple[Message, tuple[Buff
         raise WireError(WireCode.HEADER, "no frame at all")
     header = frames[0] if type(frames[0]) is bytes else memoryview(frames[0])
     if len(header) > header_cap(channel):
-        raise WireError(WireCode.SIZE, f"a header of {len(header)} bytes, at most {header_cap(channel)}")
+        raise WireError(
+            WireCode.SIZE, f"a header of {len(header)} bytes, at most {header_cap(channel)}"
+        )
     try:
         document = msgpack.unpackb(header, **_UNPACK[channel])
-    except ValueError as error:  # the base of all that unpackb raises, wrong UTF-8 and too deep nesting too
-        raise WireError(WireCode.HEADER, f"not msgpack within the caps ({type(error).__name__})") from error
+    # the base of all that unpackb raises, wrong UTF-8 and too deep nesting too
+    except ValueError as error:
+        raise WireError(
+            WireCode.HEADER, f"not msgpack within the caps ({type(error).__name__})"
+        ) from error
     if type(document) is not list or len(document) != 2 or type(document[1]) is not tuple:
         raise WireError(WireCode.HEADER, "not [number, {field: value}]")
     number, pairs = document
@@ -90,7 +102,10 @@ def decode(frames: Sequence[Any], channel: Channel) -> tuple[Message, tuple[Buff
         raise WireError(WireCode.NUMBER, f"no message has the number {shown(number)}")
     entry = schema.entry
     if entry.channel is not channel:
-        raise WireError(WireCode.CHANNEL, f"{entry.type.__name__} does not belong on the {channel.value} channel")
+        raise WireError(
+            WireCode.CHANNEL,
+            f"{entry.type.__name__} does not belong on the {channel.value} channel",
+        )
     return schema.unpack(pairs), _checked_buffers(entry, frames[1:])
 
 
@@ -98,12 +113,16 @@ def _checked_buffers(entry: Entry, buffers: Sequence[Any]) -> tuple[Buffer, ...]
     fewest, most = entry.buffers
     if not fewest <= len(buffers) <= most:
         expected = str(fewest) if fewest == most else f"{fewest} to {most}"
-        raise WireError(WireCode.BUFFERS, f"{entry.type.__name__} has {expected} buffers, got {len(buffers)}")
+        raise WireError(
+            WireCode.BUFFERS, f"{entry.type.__name__} has {expected} buffers, got {len(buffers)}"
+        )
     flat = tuple([buffer if type(buffer) is bytes else _flat(buffer) for buffer in buffers])
     total = 0
     for buffer in flat:
         if len(buffer) > MAX_BUFFER_BYTES:
-            raise WireError(WireCode.SIZE, f"a buffer of {len(buffer)} bytes, at most {MAX_BUFFER_BYTES}")
+            raise WireError(
+                WireCode.SIZE, f"a buffer of {len(buffer)} bytes, at most {MAX_BUFFER_BYTES}"
+            )
         total += len(buffer)
     if total > MAX_MESSAGE_BYTES:
         raise WireError(WireCode.SIZE, f"{total} bytes in one message, at most {MAX_MESSAGE_BYTES}")

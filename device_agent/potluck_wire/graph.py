@@ -1,8 +1,9 @@
-"""A piece of a model as data: numbered values, nodes from the list of operators, sizes that depend on symbols.
+"""A piece of a model as data: numbered values, nodes from the list of operators, sizes that depend
+on symbols.
 
-Values are numbered through: inputs, parameters, buffers, then nodes in order; a node may only refer to smaller numbers.
-A symbol (such as `batch`) is read from a dimension of an input: size = symbol * multiple. Nothing here can name code:
-`operators.py` is the list of what a node may do.
+Values are numbered through: inputs, parameters, buffers, then nodes in order; a node may only refer
+to smaller numbers. A symbol (such as `batch`) is read from a dimension of an input: size = symbol *
+multiple. Nothing here can name code: `operators.py` is the list of what a node may do.
 """
 
 import math
@@ -17,9 +18,17 @@ MAX_INT = 2**53
 BATCH = "batch"  # the symbol that counts rows
 
 DTYPE_BYTES: dict[str, int] = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
     "bool": 1,
-}  # fmt: skip
+}
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 _IN_PLACE = "aten.add_.Tensor"
 
@@ -30,8 +39,8 @@ Shape: TypeAlias = "tuple[Expression, ...]"
 class SegmentError(Exception):
     """A graph that does not hold, or a run of it that failed.
 
-    `cause` is a `RefusalCode` (document, operator) where loading failed, a `FailureCause` (bad-input, arithmetic,
-    out-of-memory) where running did.
+    `cause` is a `RefusalCode` (document, operator) where loading failed, a `FailureCause`
+    (bad-input, arithmetic, out-of-memory) where running did.
     """
 
     def __init__(self, cause: str, text: str) -> None:
@@ -66,7 +75,10 @@ Argument: TypeAlias = "bool | int | float | str | Ref | Sym | Dtype | tuple[Argu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbol:
-    """`name` = size of dimension `dim` of input `input`, divided by `multiple`; `hint` is its size in the example."""
+    """`name` = size of dimension `dim` of input `input`, divided by `multiple`.
+
+    `hint` is its size in the example.
+    """
 
     name: str
     input: int
@@ -97,7 +109,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """A constant of the model, or (`updated`) something that training changes, such as running statistics."""
+    """A constant of the model, or (`updated`) something that training changes, such as running
+    statistics.
+    """
 
     name: str
     dtype: str
@@ -107,7 +121,9 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One operator. `number` is its place in the whole model, so that a random mask does not depend on the cut."""
+    """One operator. `number` is its place in the whole model, so that a random mask does not depend
+    on the cut.
+    """
 
     number: int
     op: str
@@ -213,23 +229,36 @@ def validate(graph: Graph) -> None:
     inputs, outputs = [row.name for row in graph.inputs], [row.name for row in graph.outputs]
     for names in (inputs, states, outputs, [symbol.name for symbol in graph.symbols]):
         if len(set(names)) != len(names):
-            raise SegmentError("document", "two inputs, states, outputs or symbols have the same name")
+            raise SegmentError(
+                "document", "two inputs, states, outputs or symbols have the same name"
+            )
     if len(graph.nodes) > MAX_NODES:
-        raise SegmentError("document", f"the graph has {len(graph.nodes)} nodes; at most {MAX_NODES} are allowed")
+        raise SegmentError(
+            "document", f"the graph has {len(graph.nodes)} nodes; at most {MAX_NODES} are allowed"
+        )
     known = frozenset(symbol.name for symbol in graph.symbols)
     for symbol in graph.symbols:
         if symbol.input >= len(graph.inputs) or symbol.dim >= len(graph.inputs[symbol.input].shape):
-            raise SegmentError("document", f"the symbol {symbol.name} is read from a dimension that is not there")
-    for name, shape in [(i.name, i.shape) for i in graph.inputs] + [(o.name, o.shape) for o in graph.outputs]:
+            raise SegmentError(
+                "document", f"the symbol {symbol.name} is read from a dimension that is not there"
+            )
+    for name, shape in [(i.name, i.shape) for i in graph.inputs] + [
+        (o.name, o.shape) for o in graph.outputs
+    ]:
         for size in shape:
             _check_symbols(size, known, name)
     for position, node in enumerate(graph.nodes):
         _check_node(graph, position, node, known)
     for output in graph.outputs:
         if output.ref.value >= graph.first_node + len(graph.nodes):
-            raise SegmentError("document", f"the output {output.name} is value {output.ref.value}, which is not there")
+            raise SegmentError(
+                "document",
+                f"the output {output.name} is value {output.ref.value}, which is not there",
+            )
         if output.ref.item is not None and output.ref.value < graph.first_node:
-            raise SegmentError("document", f"the output {output.name} is an item of a value that is one tensor")
+            raise SegmentError(
+                "document", f"the output {output.name} is an item of a value that is one tensor"
+            )
 
 
 def _check_node(graph: Graph, position: int, node: Node, known: frozenset[str]) -> None:
@@ -238,9 +267,13 @@ def _check_node(graph: Graph, position: int, node: Node, known: frozenset[str]) 
         raise SegmentError("operator", f"{where}: the operator is not on the list of this device")
     for ref in node_refs(node):
         if ref.value >= first + position:
-            raise SegmentError("document", f"{where} refers to value {ref.value}, which does not exist yet")
+            raise SegmentError(
+                "document", f"{where} refers to value {ref.value}, which does not exist yet"
+            )
         if ref.item is not None and ref.value < first:
-            raise SegmentError("document", f"{where} takes an item of value {ref.value}, which is one tensor")
+            raise SegmentError(
+                "document", f"{where} takes an item of value {ref.value}, which is one tensor"
+            )
     for argument in (*node.args, *(value for _, value in node.kwargs)):
         _check_argument(argument, known, where)
     if node.op == _IN_PLACE:
@@ -249,13 +282,17 @@ def _check_node(graph: Graph, position: int, node: Node, known: frozenset[str]) 
         if not (isinstance(target, Ref) and first_buffer <= target.value < first):
             raise SegmentError("document", f"{where} may change a buffer and nothing else")
         if not graph.buffers[target.value - first_buffer].updated:
-            raise SegmentError("document", f"{where} changes a buffer that is not marked as updated")
+            raise SegmentError(
+                "document", f"{where} changes a buffer that is not marked as updated"
+            )
 
 
 def _check_symbols(expression: Expression, known: frozenset[str], where: str) -> None:
     missing = symbols_in(expression) - known
     if missing:
-        raise SegmentError("document", f"{where} uses the symbol {min(missing)}, which is not read from any input")
+        raise SegmentError(
+            "document", f"{where} uses the symbol {min(missing)}, which is not read from any input"
+        )
 
 
 def _check_argument(argument: Argument, known: frozenset[str], where: str) -> None:

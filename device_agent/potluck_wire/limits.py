@@ -8,12 +8,16 @@ import re
 KIB = 1024
 MIB = 1024 * KIB
 
-# --- one message ------------------------------------------------------------------------------------------------------
+# --- one message ----------------------------------------------------------------------------------
 
-MAX_FRAME_BYTES = 8 * MIB  # ZeroMQ's maxmsgsize: without it one 1 GiB frame before the handshake takes 700 MiB
-MAX_BUFFER_BYTES = MAX_FRAME_BYTES - KIB  # CURVE wraps each frame (33 bytes), and the wrapped frame is what is capped
-MAX_HEADER_BYTES = 16 * KIB  # 1 MiB of empty msgpack maps becomes 73 MiB of Python objects; 16 KiB stays near 1 MiB
-MAX_WORKER_HEADER_BYTES = 256 * KIB  # `assign` of a whole segment names some hundred values; never on a network
+# ZeroMQ's maxmsgsize: without it one 1 GiB frame before the handshake takes 700 MiB
+MAX_FRAME_BYTES = 8 * MIB
+# CURVE wraps each frame (33 bytes), and the wrapped frame is what is capped
+MAX_BUFFER_BYTES = MAX_FRAME_BYTES - KIB
+# 1 MiB of empty msgpack maps becomes 73 MiB of Python objects; 16 KiB stays near 1 MiB
+MAX_HEADER_BYTES = 16 * KIB
+# `assign` of a whole segment names some hundred values; never on a network
+MAX_WORKER_HEADER_BYTES = 256 * KIB
 MAX_ITEMS = 64  # entries of one tuple field: dimensions, batch sizes
 MAX_WORKER_ITEMS = 4096  # the same on the worker's pipe: values of one instruction
 MAX_FIELDS = 32  # fields of one message; today's largest has 10
@@ -21,64 +25,80 @@ MAX_STR_BYTES = 512  # names are shorter; texts for people are clipped to it by 
 MAX_BIN_BYTES = 64  # a SPAKE2 share is 33 bytes, an HMAC-SHA256 32
 MAX_INT = 2**53  # what a double holds exactly, so that no reader in any language rounds
 MAX_PAIRING_BYTES = KIB  # one whole pairing message: it is read before anybody is trusted
-MAX_MESSAGE_BYTES = 64 * MIB  # header and buffers together: documents are small, tensors travel in chunks
-MAX_DOCUMENT_BYTES = 4 * MIB  # one JSON document; a program of 20,000 instructions takes about 2 MiB
+# header and buffers together: documents are small, tensors travel in chunks
+MAX_MESSAGE_BYTES = 64 * MIB
+# one JSON document; a program of 20,000 instructions takes about 2 MiB
+MAX_DOCUMENT_BYTES = 4 * MIB
 MAX_DEPTH = 16  # lists and objects in one another in a JSON document; a plan has 8
 
 MAX_CLOCK_S = 1e10  # 300 years: any monotonic clock; what is reckoned with one stays within 2**53
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 MAX_DIMENSIONS = 16
 MAX_VALUE_BYTES = 4096 * MIB  # one tensor: a billion float32 numbers; more is sent in slices
-CHUNK_BYTES = 256 * KIB  # a 4 MiB frame never arrives on an 8 Mbit/s link with 1.5 s heartbeats; 1 MiB still does
-MAX_CHUNK_BYTES = 2 * MIB  # where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
-WINDOW_CHUNKS = 8  # sent and not yet credited, per peer: of two, a fast link stood still until credit came
-WINDOW_BYTES = WINDOW_CHUNKS * MAX_CHUNK_BYTES  # the most: fills 160 MiB/s at 100 ms, and a phone can hold it
-CREDIT_CHUNKS = 4  # taken in and not yet credited, of all values of a peer: then credit is due for each of them
-CREDIT_BYTES = WINDOW_BYTES // 4  # the same for large chunks: credit is back before the window is used up
+# a 4 MiB frame never arrives on an 8 Mbit/s link with 1.5 s heartbeats; 1 MiB still does
+CHUNK_BYTES = 256 * KIB
+# where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
+MAX_CHUNK_BYTES = 2 * MIB
+# sent and not yet credited, per peer: of two, a fast link stood still until credit came
+WINDOW_CHUNKS = 8
+# the most: fills 160 MiB/s at 100 ms, and a phone can hold it
+WINDOW_BYTES = WINDOW_CHUNKS * MAX_CHUNK_BYTES
+# taken in and not yet credited, of all values of a peer: then credit is due for each of them
+CREDIT_CHUNKS = 4
+# the same for large chunks: credit is back before the window is used up
+CREDIT_BYTES = WINDOW_BYTES // 4
 
-# --- what waits at one agent ------------------------------------------------------------------------------------------
+# --- what waits at one agent ----------------------------------------------------------------------
 
 MAX_EXECUTIONS = 256  # under way, or behind another one; a stream of requests has 4, training 2
 MAX_UNDER_WAY = 400_000  # instructions of these executions: four programs of the largest size
-MAX_PLANS_BYTES = 32 * MIB  # JSON documents of all plans that are loaded; each takes some 25 times that of memory
+# JSON documents of all plans that are loaded; each takes some 25 times that of memory
+MAX_PLANS_BYTES = 32 * MIB
 MAX_MEASURES = 256  # layers that one notebook wants timed; profiling asks for one after the other
 MAX_PROBES = 256  # links that one notebook wants timed, likewise
-MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES  # what the worker has not come to yet: it may be busy for minutes
+# what the worker has not come to yet: it may be busy for minutes
+MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES
 
-# --- sockets ----------------------------------------------------------------------------------------------------------
+# --- sockets --------------------------------------------------------------------------------------
 
-HANDSHAKE_S = 2.0  # silent connections are dropped after it (default 30 s: 500 of them held 500 files)
-HIGH_WATER_MARK = 16  # frames queued per peer; the default of 1,000 cost the sender 1 GiB at 1 MiB frames
+# silent connections are dropped after it (default 30 s: 500 of them held 500 files)
+HANDSHAKE_S = 2.0
+# frames queued per peer; the default of 1,000 cost the sender 1 GiB at 1 MiB frames
+HIGH_WATER_MARK = 16
 MAX_HALF_OPEN = 10  # pairing connections waiting their turn
 
-# --- liveness ---------------------------------------------------------------------------------------------------------
+# --- liveness -------------------------------------------------------------------------------------
 
 PULSE_S = 0.5  # between pings
-PULSE_LOST_S = 2.0  # no pong for so long: the device is gone (a stopped process is noticed after 1.5-2.0 s)
-HUNG_S = 5.0  # pongs come, is busy, and `progress` stands still for this and 3 usual steps: the worker hangs
+# no pong for so long: the device is gone (a stopped process is noticed after 1.5-2.0 s)
+PULSE_LOST_S = 2.0
+# pongs come, is busy, and `progress` stands still for this and 3 usual steps: the worker hangs
+HUNG_S = 5.0
 
-# --- pairing ----------------------------------------------------------------------------------------------------------
+# --- pairing --------------------------------------------------------------------------------------
 
 PAIRING_DIGITS = 8  # 26.6 bits: three guesses hit with 3e-8
 PAIRING_WINDOW_S = 180.0
 PAIRING_TRIES = 3
 PAIRING_STEP_S = 5.0  # each message of the exchange has to come within it
 
-# --- where ------------------------------------------------------------------------------------------------------------
+# --- where ----------------------------------------------------------------------------------------
 
-PORT = 47600  # the base port; each channel has its own socket, so that a bulky message never delays an urgent one
+# the base port; each channel has its own socket, so that a bulky message never delays an urgent one
+PORT = 47600
 CONTROL_OFFSET, PAIRING_OFFSET, DATA_OFFSET, PULSE_OFFSET = 0, 1, 2, 3
 ZAP_DOMAIN = "potluck"  # not empty, and enforced: an empty or unenforced domain lets everybody in
 SERVICE_TYPE = "_potluck._tcp.local."
 MAX_SHOWN_DEVICES = 64  # found by mDNS; 100,000 invented ones can be announced in 22 s
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 _DEVICE_NAME = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)  # z85
-_IDENTIFIER = re.compile(r"[!-.0-~]{1,64}", re.ASCII)  # printable, no space, no slash: keys are joined with slashes
+# printable, no space, no slash: keys are joined with slashes
+_IDENTIFIER = re.compile(r"[!-.0-~]{1,64}", re.ASCII)
 _VALUE_NAME = re.compile(r"[!-~]{1,200}", re.ASCII)
 
 
@@ -93,19 +113,25 @@ def is_key(key: object) -> bool:
 
 
 def is_identifier(name: object) -> bool:
-    """Whether this may name a run, program or segment: 1-64 printable ASCII characters, no space and no slash."""
+    """Whether this may name a run, program or segment: 1-64 printable ASCII characters, no space
+    and no slash.
+    """
     return type(name) is str and _IDENTIFIER.fullmatch(name) is not None
 
 
 def is_value_name(name: object) -> bool:
-    """Whether this may name a value, parameter or buffer: 1-200 printable ASCII characters, no space."""
+    """Whether this may name a value, parameter or buffer: 1-200 printable ASCII characters, no
+    space.
+    """
     return type(name) is str and _VALUE_NAME.fullmatch(name) is not None
 
 
 def clip(text: str) -> str:
     """As much of `text` as a text field may carry, cut between characters."""
     raw = text.encode(errors="replace")
-    return raw.decode() if len(raw) <= MAX_STR_BYTES else raw[:MAX_STR_BYTES].decode(errors="ignore")
+    return (
+        raw.decode() if len(raw) <= MAX_STR_BYTES else raw[:MAX_STR_BYTES].decode(errors="ignore")
+    )
 
 
 PROBE = "probe"  # the program of values without a run: they are measured and thrown away

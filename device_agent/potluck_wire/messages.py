@@ -1,9 +1,10 @@
-"""The one table of what may be said: every message, its number, who sends it, where, and how many raw buffers follow
-it.
+"""The one table of what may be said: every message, its number, who sends it, where, and how many
+raw buffers follow it.
 
-A message is a flat frozen record of integers, floats, strings, booleans, bytes and tuples of those. Documents
-(capabilities, graphs, programs, traces) and tensors ride behind it as raw buffers. Every field has a default: a newer
-minor version may add fields at the end, never change one. Numbers are never used twice.
+A message is a flat frozen record of integers, floats, strings, booleans, bytes and tuples of those.
+Documents (capabilities, graphs, programs, traces) and tensors ride behind it as raw buffers. Every
+field has a default: a newer minor version may add fields at the end, never change one. Numbers are
+never used twice.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ class Channel(StrEnum):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _message(record: type[T]) -> type[T]:
-    """A frozen record to whoever checks types. What Python does to keep one frozen makes a `Value` in 6 us, not 1.6."""
+    """A frozen record to whoever checks types.
+
+    What Python does to keep one frozen makes a `Value` in 6 us, not 1.6.
+    """
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(record)
 
 
@@ -36,12 +40,14 @@ class Message:
     """What every message is."""
 
 
-# --- control: a session -----------------------------------------------------------------------------------------------
+# --- control: a session ---------------------------------------------------------------------------
 
 
 @_message
 class Hello(Message):
-    """A controller opens a session. The agent answers `Welcome`, or `Refused` where the major versions differ."""
+    """A controller opens a session. The agent answers `Welcome`, or `Refused` where the major
+    versions differ.
+    """
 
     major: int = 0
     minor: int = 0
@@ -59,10 +65,12 @@ class Welcome(Message):
 
 @_message
 class Refused(Message):
-    """The message with number `about` was not carried out. `code` is from `RefusalCode`; `text` is for people.
+    """The message with number `about` was not carried out. `code` is from `RefusalCode`.
 
-    `needed_bytes`, `available_bytes` (since 1.6): of a plan larger than what is left of the owner's limit; 0 and 0 of
-    any other refusal.
+    `text` is for people.
+
+    `needed_bytes`, `available_bytes` (since 1.6): of a plan larger than what is left of the owner's
+    limit; 0 and 0 of any other refusal.
     """
 
     about: int = 0
@@ -76,7 +84,9 @@ class Refused(Message):
 
 @_message
 class Roster(Message):
-    """The members of this home, so that they may stream to each other. Buffer 0: JSON list of {name, key, address}.
+    """The members of this home, so that they may stream to each other.
+
+    Buffer 0: JSON list of {name, key, address}.
 
     The whole list each time; whoever is no longer on it is cut off.
     """
@@ -98,17 +108,18 @@ class Goodbye(Message):
     reason: str = ""
 
 
-# --- control: runs ----------------------------------------------------------------------------------------------------
+# --- control: runs --------------------------------------------------------------------------------
 
 
 @_message
 class Prepare(Message):
     """Load the segments and programs of plan number `epoch` beside whatever runs now.
 
-    Buffer 0: JSON {"segments": [{"name", "kind": "aten" | "onnx"}], "programs": [Program.to_json()]}; then one buffer
-    per segment, in that order (a graph document or an ONNX model). A segment with "weights": NAME, or EPOCH/NAME of
-    this run, has the state of that earlier one, and only runs forward. `memory_bytes` is what the plan says it needs
-    here. `credit_along` (since 1.5): all devices of the run know `Value.received`.
+    Buffer 0: JSON {"segments": [{"name", "kind": "aten" | "onnx"}], "programs":
+    [Program.to_json()]}; then one buffer per segment, in that order (a graph document or an ONNX
+    model). A segment with "weights": NAME, or EPOCH/NAME of this run, has the state of that earlier
+    one, and only runs forward. `memory_bytes` is what the plan says it needs here. `credit_along`
+    (since 1.5): all devices of the run know `Value.received`.
     """
 
     run: str = ""
@@ -128,10 +139,11 @@ class Prepared(Message):
 
 @_message
 class Commit(Message):
-    """From now on `epoch` is the plan of `run`: older epochs are dropped and their messages counted and ignored.
+    """From now on `epoch` is the plan of `run`: older epochs are dropped and their messages counted
+    and ignored.
 
-    `memory_bytes` (since 1.4): what it needs alone, where it was prepared with more for the time beside the older ones;
-    0: what it was prepared with.
+    `memory_bytes` (since 1.4): what it needs alone, where it was prepared with more for the time
+    beside the older ones; 0: what it was prepared with.
     """
 
     run: str = ""
@@ -149,7 +161,10 @@ class Committed(Message):
 
 @_message
 class Drop(Message):
-    """Forget an epoch of a run, or the whole run (`epoch` = -1): segments, values, programs. Dropping twice is fine."""
+    """Forget an epoch of a run, or the whole run (`epoch` = -1): segments, values, programs.
+
+    Dropping twice is fine.
+    """
 
     run: str = ""
     epoch: int = -1
@@ -165,12 +180,15 @@ class Dropped(Message):
 
 @_message
 class Execute(Message):
-    """Run a loaded program once. (run, epoch, program, step) is executed at most once; a repeat is answered again.
+    """Run a loaded program once. (run, epoch, program, step) is executed at most once.
 
-    `begin_s`: when all devices begin this step together, by this device's own clock (that of its `Pong`); the
-    program's `release_s` count from then. 0: nobody knows, nothing is held back.
-    `after_step`: begin behind the execution of this program at that step, if that is under way or waits here: once
-    nothing is left of it but tasks that its worker has. Where that one fails, this one is cancelled.
+    A repeat is answered again.
+
+    `begin_s`: when all devices begin this step together, by this device's own clock (that of its
+    `Pong`); the program's `release_s` count from then. 0: nobody knows, nothing is held back.
+    `after_step`: begin behind the execution of this program at that step, if that is under way or
+    waits here: once nothing is left of it but tasks that its worker has. Where that one fails, this
+    one is cancelled.
     """
 
     run: str = ""
@@ -183,9 +201,11 @@ class Execute(Message):
 
 @_message
 class Done(Message):
-    """The program ran to its end. Buffer 0: JSON list of [instruction id, start_s, stop_s], this device's own clock.
+    """The program ran to its end. Buffer 0: JSON list of [instruction id, start_s, stop_s], this
+    device's own clock.
 
-    `busy_s` is the time the compute lane worked, `peak_bytes` the worker's peak of tensor memory in this execution.
+    `busy_s` is the time the compute lane worked, `peak_bytes` the worker's peak of tensor memory in
+    this execution.
     """
 
     run: str = ""
@@ -198,7 +218,10 @@ class Done(Message):
 
 @_message
 class Failed(Message):
-    """The execution ended at `instruction` (-1: none in particular). `cause` is from `FailureCause`."""
+    """The execution ended at `instruction` (-1: none in particular).
+
+    `cause` is from `FailureCause`.
+    """
 
     run: str = ""
     epoch: int = 0
@@ -211,7 +234,8 @@ class Failed(Message):
 
 @_message
 class Abort(Message):
-    """End one execution, begun or not, and nothing else: its values are given back, and none is taken any more.
+    """End one execution, begun or not, and nothing else: its values are given back, and none is
+    taken any more.
 
     Answered by its `Failed` (cause `cancelled`), unless it is over and so answered already.
     """
@@ -222,14 +246,17 @@ class Abort(Message):
     step: int = 0
 
 
-# --- control: measuring -----------------------------------------------------------------------------------------------
+# --- control: measuring ---------------------------------------------------------------------------
 
 
 @_message
 class Measure(Message):
-    """Time one layer on this device, forward and (if `train`) backward. Buffer 0: the graph document or ONNX model.
+    """Time one layer on this device, forward and (if `train`) backward.
 
-    For each of `rows` (batch sizes): one warm-up, then `repeats` timed runs on made-up inputs; weights are made up too.
+    Buffer 0: the graph document or ONNX model.
+
+    For each of `rows` (batch sizes): one warm-up, then `repeats` timed runs on made-up inputs;
+    weights are made up too.
     """
 
     task: str = ""
@@ -256,7 +283,9 @@ class Measured(Message):
 
 @_message
 class Probe(Message):
-    """Send `repeats` values of `nbytes` to `peer` (a member's name, or `home`) one after the other and time each."""
+    """Send `repeats` values of `nbytes` to `peer` (a member's name, or `home`) one after the other
+    and time each.
+    """
 
     task: str = ""
     peer: str = ""
@@ -266,7 +295,9 @@ class Probe(Message):
 
 @_message
 class Probed(Message):
-    """Seconds from handing over the first chunk to the receiver's acknowledgement of the last, for each repeat."""
+    """Seconds from handing over the first chunk to the receiver's acknowledgement of the last, for
+    each repeat.
+    """
 
     task: str = ""
     peer: str = ""
@@ -293,16 +324,17 @@ class Reading(Message):
     busy_frac: float = 0.0
 
 
-# --- data -------------------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 @_message
 class Value(Message):
-    """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the sender's values on this
-    link.
+    """A tensor begins. Buffer 0: chunk 0 (all of it, where it fits). `transfer` numbers the
+    sender's values on this link.
 
-    A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and ignored. `received`
-    (since 1.5, between devices): transfers of the receiver's own that are here in full, as a `Credit` would say.
+    A value is applied once per (run, epoch, program, step, name); a repeat is acknowledged and
+    ignored. `received` (since 1.5, between devices): transfers of the receiver's own that are here
+    in full, as a `Credit` would say.
     """
 
     transfer: int = 0
@@ -320,7 +352,10 @@ class Value(Message):
 
 @_message
 class Chunk(Message):
-    """Chunk `index` >= 1 of a value; all but the last have exactly `chunk_bytes`. Buffer 0: the bytes."""
+    """Chunk `index` >= 1 of a value; all but the last have exactly `chunk_bytes`.
+
+    Buffer 0: the bytes.
+    """
 
     transfer: int = 0
     index: int = 0
@@ -328,7 +363,10 @@ class Chunk(Message):
 
 @_message
 class Credit(Message):
-    """`received_bytes` of `transfer` have arrived, so the sender may send as many more; `done` when all have."""
+    """`received_bytes` of `transfer` have arrived, so the sender may send as many more.
+
+    `done` when all have.
+    """
 
     transfer: int = 0
     received_bytes: int = 0
@@ -344,7 +382,7 @@ class Rejected(Message):
     text: str = ""
 
 
-# --- pulse ------------------------------------------------------------------------------------------------------------
+# --- pulse ----------------------------------------------------------------------------------------
 
 
 @_message
@@ -358,8 +396,8 @@ class Ping(Message):
 class Pong(Message):
     """Alive.
 
-    `clock_s` is the device's monotonic clock, `progress` counts finished instructions and chunks that came or
-    were credited: it tells hung from busy.
+    `clock_s` is the device's monotonic clock, `progress` counts finished instructions and chunks
+    that came or were credited: it tells hung from busy.
     """
 
     seq: int = 0
@@ -368,7 +406,7 @@ class Pong(Message):
     busy: bool = False
 
 
-# --- pairing (plain TCP, before any key is trusted) -------------------------------------------------------------------
+# --- pairing (plain TCP, before any key is trusted) -----------------------------------------------
 
 
 @_message
@@ -397,19 +435,23 @@ class PairConfirm(Message):
 
 @_message
 class PairRefused(Message):
-    """No pairing: `code` is closed, expired, wrong-code, busy, version or malformed; `tries_left` in this window."""
+    """No pairing: `code` is closed, expired, wrong-code, busy, version or malformed.
+
+    `tries_left` in this window.
+    """
 
     code: str = ""
     text: str = ""
     tries_left: int = 0
 
 
-# --- worker (a pipe between the agent and its own worker process) -----------------------------------------------------
+# --- worker (a pipe between the agent and its own worker process) ---------------------------------
 
 
 @_message
 class Configure(Message):
-    """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to that many times.
+    """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to
+    that many times.
 
     `backends`: which to compute with; empty: all that are there.
     """
@@ -424,12 +466,17 @@ class Configure(Message):
 
 @_message
 class WorkerReady(Message):
-    """The worker is up. Buffer 0: JSON {"backends": {"torch": version, ...}, "operators": [...], "dtypes": [...]}."""
+    """The worker is up. Buffer 0: JSON {"backends": {"torch": version, ...}, "operators": [...],
+    "dtypes": [...]}.
+    """
 
 
 @_message
 class LoadSegment(Message):
-    """Make a segment from buffer 0, called `slot` from now on: run/epoch/segment. `weights`: whose state it has."""
+    """Make a segment from buffer 0, called `slot` from now on: run/epoch/segment.
+
+    `weights`: whose state it has.
+    """
 
     slot: str = ""
     kind: str = "aten"
@@ -467,12 +514,12 @@ class Put(Message):
 
 @_message
 class Compute(Message):
-    """Carry out one instruction; tasks are done in the order they come. Buffer 0: the instruction's attrs (JSON
-    object).
+    """Carry out one instruction; tasks are done in the order they come. Buffer 0: the instruction's
+    attrs (JSON object).
 
-    `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees` are dropped
-    afterwards. `scope` begins every key of the execution that it belongs to. `lasts_s` > 0: how long it shall last on
-    an emulated device.
+    `slot` is the segment (or empty); `exports` are outputs to copy to the outbound arena; `frees`
+    are dropped afterwards. `scope` begins every key of the execution that it belongs to. `lasts_s`
+    > 0: how long it shall last on an emulated device.
     """
 
     tag: int = 0
@@ -489,7 +536,8 @@ class Compute(Message):
 
 @_message
 class Computed(Message):
-    """Task `tag` is done. Buffer 0: JSON list of [value, offset, nbytes, dtype, shape] in the outbound arena.
+    """Task `tag` is done. Buffer 0: JSON list of [value, offset, nbytes, dtype, shape] in the
+    outbound arena.
 
     `freed`: places of the inbound arena that nothing looks at any more.
     """
@@ -503,7 +551,10 @@ class Computed(Message):
 
 @_message
 class ComputeFailed(Message):
-    """Task `tag` (or the loading of `slot`) failed; the worker goes on. `cause` is from `FailureCause`."""
+    """Task `tag` (or the loading of `slot`) failed; the worker goes on.
+
+    `cause` is from `FailureCause`.
+    """
 
     tag: int = -1
     slot: str = ""
@@ -527,7 +578,10 @@ class Freed(Message):
 
 @_message
 class MeasureTask(Message):
-    """`Measure`, handed on to the worker, in turn with its other tasks. Buffer 0: the graph document or ONNX model."""
+    """`Measure`, handed on to the worker, in turn with its other tasks.
+
+    Buffer 0: the graph document or ONNX model.
+    """
 
     task: str = ""
     kind: str = "aten"
@@ -538,7 +592,10 @@ class MeasureTask(Message):
 
 @_message
 class MeasuredTask(Message):
-    """The answer, with the fields of `Measured`; a failure is `ComputeFailed` with `slot` = `task`."""
+    """The answer, with the fields of `Measured`.
+
+    A failure is `ComputeFailed` with `slot` = `task`.
+    """
 
     task: str = ""
     rows: tuple[int, ...] = ()
@@ -578,7 +635,10 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the table: `sender` is controller, agent, either, or worker; `buffers` is (fewest, most)."""
+    """One row of the table: `sender` is controller, agent, either, or worker.
+
+    `buffers` is (fewest, most).
+    """
 
     type: type[Message]
     channel: Channel

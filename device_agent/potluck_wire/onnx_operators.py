@@ -1,7 +1,7 @@
 """The ONNX operators (of the domain ai.onnx alone) that a device runs, by what they are.
 
-Left out on purpose: control flow (Loop, Scan, If), because a loop need not end; random numbers, because a split would
-change them; sequences, maps, strings and custom domains.
+Left out on purpose: control flow (Loop, Scan, If), because a loop need not end; random numbers,
+because a split would change them; sequences, maps, strings and custom domains.
 """
 
 _WORDS: dict[str, str] = {
@@ -9,31 +9,38 @@ _WORDS: dict[str, str] = {
     "product": "Gemm MatMul Einsum MatMulInteger QLinearMatMul",
     "recurrent": "LSTM GRU RNN",
     "normalisation": (
-        "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization LpNormalization LRN "
+        "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization "
+        "LpNormalization LRN "
         "MeanVarianceNormalization RMSNormalization"
     ),
     "activation": (
-        "Relu LeakyRelu PRelu Elu Selu Celu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Mish Softmax "
+        "Relu LeakyRelu PRelu Elu Selu Celu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus "
+        "Softsign Mish Softmax "
         "LogSoftmax Clip ThresholdedRelu Swish"
     ),
     "pooling": (
-        "MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool GlobalLpPool Resize Upsample DepthToSpace "
+        "MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool GlobalLpPool Resize Upsample "
+        "DepthToSpace "
         "SpaceToDepth"
     ),
     "shape": (
-        "Reshape Flatten Transpose Squeeze Unsqueeze Expand Tile Concat Split Slice Gather GatherElements GatherND Pad "
+        "Reshape Flatten Transpose Squeeze Unsqueeze Expand Tile Concat Split Slice Gather "
+        "GatherElements GatherND Pad "
         "Identity Dropout Shape Size Trilu"
     ),
     "creation": "Constant ConstantOfShape Range EyeLike OneHot",
     "arithmetic": (
-        "Add Sub Mul Div Neg Abs Sign Exp Log Sqrt Reciprocal Pow Sin Cos Tan Erf Floor Ceil Round Mod Min Max Sum "
+        "Add Sub Mul Div Neg Abs Sign Exp Log Sqrt Reciprocal Pow Sin Cos Tan Erf Floor Ceil Round "
+        "Mod Min Max Sum "
         "Mean Cast CastLike CumSum QuantizeLinear DequantizeLinear DynamicQuantizeLinear"
     ),
     "comparison": (
-        "Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor Where IsNaN IsInf BitwiseAnd BitwiseOr BitwiseNot"
+        "Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor Where IsNaN IsInf BitwiseAnd "
+        "BitwiseOr BitwiseNot"
     ),
     "reduction": (
-        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
+        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum "
+        "ReduceLogSumExp "
         "ReduceSumSquare ArgMax ArgMin TopK"
     ),
 }

@@ -1,8 +1,10 @@
-"""Pairing: both sides prove that they know one secret (an 8-digit code or a token) and learn each other's CURVE key.
+"""Pairing: both sides prove that they know one secret (an 8-digit code or a token) and learn each
+other's CURVE key.
 
-SPAKE2 over the secret, with both CURVE keys as identities, then HMAC-SHA256 over the whole transcript as key
-confirmation. A wrong code, an exchanged key or name, or a reflected message ends in a wrong MAC; nothing that is sent
-helps to guess the secret offline. Pure: messages in, messages out; one object per attempt.
+SPAKE2 over the secret, with both CURVE keys as identities, then HMAC-SHA256 over the whole
+transcript as key confirmation. A wrong code, an exchanged key or name, or a reflected message ends
+in a wrong MAC; nothing that is sent helps to guess the secret offline. Pure: messages in, messages
+out; one object per attempt.
 
     controller                    agent
     PairHello  ------------------>
@@ -87,8 +89,13 @@ def read_secret(text: str) -> str:
         It can be neither.
     """
     secret = re.sub(r"[\s-]", "", text).lower()
-    if not re.fullmatch(rf"[0-9]{{{PAIRING_DIGITS}}}|[0-9a-f]{{{2 * TOKEN_BYTES}}}", secret, re.ASCII):
-        raise ValueError(f"a pairing code has {PAIRING_DIGITS} digits (a token {2 * TOKEN_BYTES} hexadecimal digits)")
+    if not re.fullmatch(
+        rf"[0-9]{{{PAIRING_DIGITS}}}|[0-9a-f]{{{2 * TOKEN_BYTES}}}", secret, re.ASCII
+    ):
+        raise ValueError(
+            f"a pairing code has {PAIRING_DIGITS} digits (a token {2 * TOKEN_BYTES} "
+            "hexadecimal digits)"
+        )
     return secret
 
 
@@ -118,15 +125,20 @@ class _Side:
         self._peer = hello
         ours, theirs = (self._hello, hello) if self._controller else (hello, self._hello)
         side = SPAKE2_A if self._controller else SPAKE2_B
-        self._spake = side(self._secret.encode(), idA=b"nb|" + ours.key.encode(), idB=b"ag|" + theirs.key.encode())
+        self._spake = side(
+            self._secret.encode(), idA=b"nb|" + ours.key.encode(), idB=b"ag|" + theirs.key.encode()
+        )
         self._share = self._spake.start()
 
     def _finish(self, share: bytes) -> None:
         """The agreed key, from the other one's SPAKE2 element."""
         try:
             self._key = self._spake.finish(share)
-        except Exception as error:  # the library raises a dozen unrelated kinds on malformed elements
-            raise PairingFailed(MALFORMED, f"a malformed SPAKE2 element ({type(error).__name__})") from error
+        # the library raises a dozen unrelated kinds on malformed elements
+        except Exception as error:
+            raise PairingFailed(
+                MALFORMED, f"a malformed SPAKE2 element ({type(error).__name__})"
+            ) from error
         assert self._peer is not None
         first, second = (self._hello, self._peer) if self._controller else (self._peer, self._hello)
         shares = (self._share, share) if self._controller else (share, self._share)
@@ -142,7 +154,9 @@ class _Side:
 
 
 class ControllerSide(_Side):
-    """The notebook's side of one attempt. Send `first()`, then feed each answer to `receive`; `paired` when it stands.
+    """The notebook's side of one attempt. Send `first()`, then feed each answer to `receive`.
+
+    `paired` when it stands.
 
     Parameters
     ----------
@@ -187,14 +201,18 @@ class ControllerSide(_Side):
                 return PairConfirm(mac=self._mac(b"confirm A"))
             case PairConfirm() if self._key and self.paired is None:
                 if not hmac.compare_digest(message.mac, self._mac(b"confirm B")):
-                    raise PairingFailed(WRONG_CODE, "the device could not prove that it knows the code")
+                    raise PairingFailed(
+                        WRONG_CODE, "the device could not prove that it knows the code"
+                    )
                 self.paired = self._paired()
                 return None
         raise PairingFailed(MALFORMED, f"the device sent {type(message).__name__} out of turn")
 
 
 class AgentSide(_Side):
-    """The device's side of one attempt. Feed each message to `receive` and send its answer; then look at `paired`.
+    """The device's side of one attempt. Feed each message to `receive` and send its answer.
+
+    Then look at `paired`.
 
     Parameters
     ----------
@@ -240,4 +258,9 @@ class AgentSide(_Side):
 
 
 def _fields(hello: PairHello) -> tuple[bytes, ...]:
-    return str(hello.major).encode(), str(hello.minor).encode(), hello.name.encode(), hello.key.encode()
+    return (
+        str(hello.major).encode(),
+        str(hello.minor).encode(),
+        hello.name.encode(),
+        hello.key.encode(),
+    )

@@ -1,11 +1,11 @@
-"""A Program: what one device does in one step, as data. The agent interprets it; so does the simulator, under virtual
-time.
+"""A Program: what one device does in one step, as data. The agent interprets it; so does the
+simulator, under virtual time.
 
-All intelligence is in the notebook: training pipelines, split inference, all-reduce and moving weights are all
-programs over this closed set of operations. An instruction runs when its inputs are there and everything in `after` is
-done; both name earlier instructions only. There is one compute lane and one network lane per device, so computing and
-sending overlap; among the ready instructions of a lane the smallest `priority` goes first. A value is freed after its
-last use.
+All intelligence is in the notebook: training pipelines, split inference, all-reduce and moving
+weights are all programs over this closed set of operations. An instruction runs when its inputs are
+there and everything in `after` is done; both name earlier instructions only. There is one compute
+lane and one network lane per device, so computing and sending overlap; among the ready instructions
+of a lane the smallest `priority` goes first. A value is freed after its last use.
 """
 
 import math
@@ -19,30 +19,34 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
 from potluck_wire.limits import MAX_DIMENSIONS, MAX_INT, is_identifier, is_value_name
 
-# op -> names of its attributes. `send` and `recv` are done by the agent, all others by its worker, in the compute lane.
+# op -> names of its attributes. `send` and `recv` are done by the agent, all others by its worker,
+# in the compute lane.
 OPERATIONS: dict[str, frozenset[str]] = {
-    # Network. send: one input, to `peer`, where it is called `name`. recv: one output, the value of that name from
-    # `peer`. A send may also say `to` = "EPOCH/PROGRAM": the value is for the same step of that program of the same
-    # run, over there; this program goes on at once, and does not fail where the value cannot be had.
+    # Network. send: one input, to `peer`, where it is called `name`. recv: one output, the value of
+    # that name from `peer`. A send may also say `to` = "EPOCH/PROGRAM": the value is for the same
+    # step of that program of the same run, over there; this program goes on at once, and does not
+    # fail where the value cannot be had.
     "send": frozenset({"peer", "name"}),
     "recv": frozenset({"peer"}),
-    # `segment` names a segment of the program's own epoch; "EPOCH/NAME" (as in "3/stage1") one of another epoch of the
-    # same run that still stands, which is how state moves on a switch of plans. A name itself never holds a slash.
-    # Segments. run: the segment's inputs -> its outputs; with `train`, what backward needs is kept under `key`.
-    # `rows` = [start, stop, total]: which rows of micro-batch `micro_batch` these are (makes dropout independent of
-    # the split). `takes`, where it is there, says of each input which of its entries [start, stop) along the first
+    # `segment` names a segment of the program's own epoch; "EPOCH/NAME" (as in "3/stage1") one of
+    # another epoch of the same run that still stands, which is how state moves on a switch of
+    # plans. A name itself never holds a slash. Segments. run: the segment's inputs -> its outputs;
+    # with `train`, what backward needs is kept under `key`. `rows` = [start, stop, total]: which
+    # rows of micro-batch `micro_batch` these are (makes dropout independent of the split). `takes`,
+    # where it is there, says of each input which of its entries [start, stop) along the first
     # dimension are meant; null: all of them. So the inputs of a whole batch may come as one value.
     "run": frozenset({"segment", "key", "train", "rows", "micro_batch"}),
-    # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs; adds to the
-    # segment's own gradients. With no inputs, the segment's first output is the loss and `scale` its gradient.
+    # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs;
+    # adds to the segment's own gradients. With no inputs, the segment's first output is the loss
+    # and `scale` its gradient.
     "backward": frozenset({"segment", "key", "scale"}),
-    # gradients: all gradients, then all float buffers times `share_frac`, as one flat float32 vector. step: one
-    # optimizer step; an input replaces the gradients (and buffers) by such a vector first. Both leave the gradients as
-    # zeros after `step`.
+    # gradients: all gradients, then all float buffers times `share_frac`, as one flat float32
+    # vector. step: one optimizer step; an input replaces the gradients (and buffers) by such a
+    # vector first. Both leave the gradients as zeros after `step`.
     "gradients": frozenset({"segment", "share_frac"}),
     "step": frozenset({"segment", "optimizer"}),
-    # state / assign: read or write named state of a segment: a parameter or buffer by its name, optimizer state as
-    # `exp_avg:NAME`, `exp_avg_sq:NAME`, `momentum_buffer:NAME`, `step:NAME`.
+    # state / assign: read or write named state of a segment: a parameter or buffer by its name,
+    # optimizer state as `exp_avg:NAME`, `exp_avg_sq:NAME`, `momentum_buffer:NAME`, `step:NAME`.
     "state": frozenset({"segment", "names"}),
     "assign": frozenset({"segment", "names"}),
     # Tensors. All along `dim`; `concat` takes a scalar for a vector of one.
@@ -58,7 +62,8 @@ SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
 # op -> ((fewest, most) inputs, (fewest, most) outputs)
 MAX_VALUES = 4096  # inputs or outputs of one instruction: `state` of a whole segment
-SURELY_TOLD = 200  # so many, with the longest names, fit into the message by which a worker is told an instruction
+# so many, with the longest names, fit into the message by which a worker is told an instruction
+SURELY_TOLD = 200
 _ONE, _NONE, _ANY, _SOME = (1, 1), (0, 0), (0, MAX_VALUES), (1, MAX_VALUES)
 ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "send": (_ONE, _NONE),
@@ -79,7 +84,11 @@ MAX_LASTS_S = 3600.0  # no instruction of a real model takes an hour
 MAX_RELEASE_S = 3600.0  # nor does a step
 MAX_PACE_BYTES_PER_S = 1e12  # no link of a home carries a terabyte per second
 # Columns that a program may have besides its rows -> the largest number in it.
-COLUMNS = {"lasts_s": MAX_LASTS_S, "release_s": MAX_RELEASE_S, "pace_bytes_per_s": MAX_PACE_BYTES_PER_S}
+COLUMNS = {
+    "lasts_s": MAX_LASTS_S,
+    "release_s": MAX_RELEASE_S,
+    "pace_bytes_per_s": MAX_PACE_BYTES_PER_S,
+}
 MAX_INSTRUCTIONS = 100_000  # 64 micro-batches on 8 stages with a 64-way all-reduce are some 20,000
 MAX_OPTIMIZER_ENTRIES = 16
 
@@ -104,11 +113,12 @@ class Instruction:
 class Program:
     """The instructions of one device for one step; instruction ids are their positions.
 
-    Each of `COLUMNS` holds one number per instruction or is empty. `lasts_s` is for emulated devices: how long each
-    computing instruction shall last by the device's profile; others pay no attention to it. `release_s`: how long after
-    the step's common begin (`Execute.begin_s`) a send had better wait, so that more urgent transfers of other devices
-    have the shared medium; a hint, see PROTOCOL.md. `pace_bytes_per_s`: no faster than that (0: as fast as it goes),
-    so that what waits does so in the agent, where something more urgent can overtake it.
+    Each of `COLUMNS` holds one number per instruction or is empty. `lasts_s` is for emulated
+    devices: how long each computing instruction shall last by the device's profile; others pay no
+    attention to it. `release_s`: how long after the step's common begin (`Execute.begin_s`) a send
+    had better wait, so that more urgent transfers of other devices have the shared medium; a hint,
+    see PROTOCOL.md. `pace_bytes_per_s`: no faster than that (0: as fast as it goes), so that what
+    waits does so in the agent, where something more urgent can overtake it.
     """
 
     name: str
@@ -118,9 +128,12 @@ class Program:
     pace_bytes_per_s: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The program as plain JSON data: short rows [op, inputs, outputs, after, priority, attrs]."""
+        """The program as plain JSON data: short rows [op, inputs, outputs, after, priority,
+        attrs].
+        """
         rows = [
-            [i.op, list(i.inputs), list(i.outputs), list(i.after), i.priority, dict(i.attrs)] for i in self.instructions
+            [i.op, list(i.inputs), list(i.outputs), list(i.after), i.priority, dict(i.attrs)]
+            for i in self.instructions
         ]
         columns = {name: list(getattr(self, name)) for name in COLUMNS if getattr(self, name)}
         return {"name": self.name, "instructions": rows, **columns}
@@ -144,9 +157,10 @@ def loads(data: Buffer) -> Program:
 def from_json(document: Any) -> Program:
     """The program in this parsed document (`Program.to_json` gives one).
 
-    It holds when every operation is known and has exactly its attributes and its numbers of inputs and outputs; every
-    value is made once, by an instruction before those that use it; and `after` names earlier instructions. So there
-    are no circles, and every value that is not made here is received here.
+    It holds when every operation is known and has exactly its attributes and its numbers of inputs
+    and outputs; every value is made once, by an instruction before those that use it; and `after`
+    names earlier instructions. So there are no circles, and every value that is not made here is
+    received here.
 
     Raises
     ------
@@ -155,12 +169,17 @@ def from_json(document: Any) -> Program:
     """
     if type(document) is not dict or document.keys() - COLUMNS.keys() != {"name", "instructions"}:
         known = ", ".join(COLUMNS)
-        raise WireError(WireCode.DOCUMENT, f'a program is {{"name", "instructions"}}, and perhaps {known}')
+        raise WireError(
+            WireCode.DOCUMENT, f'a program is {{"name", "instructions"}}, and perhaps {known}'
+        )
     name, rows = document["name"], document["instructions"]
     if not is_identifier(name):
         raise WireError(WireCode.DOCUMENT, f"{name!r:.40} cannot name a program")
     if type(rows) is not list or len(rows) > MAX_INSTRUCTIONS:
-        raise WireError(WireCode.DOCUMENT, f"program {name}: not a list of at most {MAX_INSTRUCTIONS} instructions")
+        raise WireError(
+            WireCode.DOCUMENT,
+            f"program {name}: not a list of at most {MAX_INSTRUCTIONS} instructions",
+        )
     made: set[str] = set()
     sent: set[tuple[str, str, str]] = set()
     loose: dict[str, bool] = {}
@@ -171,24 +190,36 @@ def from_json(document: Any) -> Program:
             _connect(instruction, made, sent, loose)
         except _Wrong as wrong:
             op = f" ({row[0]!r:.20})" if type(row) is list and row else ""
-            raise WireError(WireCode.DOCUMENT, f"program {name}, instruction {index}{op}: {wrong}") from None
+            raise WireError(
+                WireCode.DOCUMENT, f"program {name}, instruction {index}{op}: {wrong}"
+            ) from None
         instructions.append(instruction)
-    columns = {column: _column(name, document.get(column, []), column, len(rows)) for column in COLUMNS}
+    columns = {
+        column: _column(name, document.get(column, []), column, len(rows)) for column in COLUMNS
+    }
     return Program(name=name, instructions=tuple(instructions), **columns)
 
 
 def _column(name: str, numbers: Any, column: str, n_rows: int) -> tuple[float, ...]:
     """One number per instruction, or none at all."""
     limit = COLUMNS[column]
-    if type(numbers) is not list or not all(type(n) in (int, float) and 0 <= n <= limit for n in numbers):
-        raise WireError(WireCode.DOCUMENT, f"program {name}: {column} are numbers of 0 to {limit:g}")
+    if type(numbers) is not list or not all(
+        type(n) in (int, float) and 0 <= n <= limit for n in numbers
+    ):
+        raise WireError(
+            WireCode.DOCUMENT, f"program {name}: {column} are numbers of 0 to {limit:g}"
+        )
     if numbers and len(numbers) != n_rows:
-        raise WireError(WireCode.DOCUMENT, f"program {name}: {len(numbers)} {column} for {n_rows} instructions")
+        raise WireError(
+            WireCode.DOCUMENT, f"program {name}: {len(numbers)} {column} for {n_rows} instructions"
+        )
     return tuple(map(float, numbers))
 
 
 def is_segment(name: object) -> bool:
-    """Whether this may stand in the attribute `segment`: a name, or `EPOCH/NAME` for an epoch that is still loaded."""
+    """Whether this may stand in the attribute `segment`: a name, or `EPOCH/NAME` for an epoch that
+    is still loaded.
+    """
     return is_identifier(name) or is_of_epoch(name)
 
 
@@ -221,17 +252,27 @@ def _instruction(index: int, row: Any) -> Instruction:
     op, inputs, outputs, after, priority, attrs = row
     if type(op) is not str or op not in OPERATIONS:
         raise _Wrong("unknown operation")
-    for word, values, (fewest, most) in zip(("inputs", "outputs"), (inputs, outputs), ARITY[op], strict=True):
-        if type(values) is not list or not fewest <= len(values) <= most or not set(map(type, values)) <= _STRINGS:
+    for word, values, (fewest, most) in zip(
+        ("inputs", "outputs"), (inputs, outputs), ARITY[op], strict=True
+    ):
+        if (
+            type(values) is not list
+            or not fewest <= len(values) <= most
+            or not set(map(type, values)) <= _STRINGS
+        ):
             raise _Wrong(f"{word} must be {fewest} to {most} names of values")
     if not all(map(is_value_name, outputs)):  # an input is one of them, see `_connect`
         raise _Wrong("outputs must be names of values")
-    if type(after) is not list or (after and (set(map(type, after)) != _INTEGERS or not _are_within(after, index))):
+    if type(after) is not list or (
+        after and (set(map(type, after)) != _INTEGERS or not _are_within(after, index))
+    ):
         raise _Wrong("after must name earlier instructions")
     if not _is_int(priority, -MAX_INT, MAX_INT):
         raise _Wrong("priority must be an integer within 2**53")
     if type(attrs) is not dict or attrs.keys() - OPTIONAL.get(op, frozenset()) != OPERATIONS[op]:
-        raise _Wrong(f"its attributes must be exactly {', '.join(sorted(OPERATIONS[op])) or 'none'}")
+        raise _Wrong(
+            f"its attributes must be exactly {', '.join(sorted(OPERATIONS[op])) or 'none'}"
+        )
     for name, value in attrs.items():
         fits, expected = _ATTRIBUTES[name]
         if not fits(value):
@@ -254,14 +295,26 @@ def _check_together(op: str, inputs: list[str], outputs: list[str], attrs: dict[
         raise _Wrong(f"slice [{attrs['start']}, {attrs['stop']}) ends before it starts")
     if "takes" in attrs and len(attrs["takes"]) != len(inputs):
         raise _Wrong(f"takes of {len(attrs['takes'])} inputs, there are {len(inputs)}")
-    if op in ("state", "assign") and len(attrs["names"]) != len(outputs if op == "state" else inputs):
-        raise _Wrong(f"{len(attrs['names'])} names for {len(outputs if op == 'state' else inputs)} values")
+    if op in ("state", "assign") and len(attrs["names"]) != len(
+        outputs if op == "state" else inputs
+    ):
+        raise _Wrong(
+            f"{len(attrs['names'])} names for {len(outputs if op == 'state' else inputs)} values"
+        )
 
 
-def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str, str]], loose: dict[str, bool]) -> None:
-    """Values are used after they are made, and made once; nothing is sent twice under one name to one peer.
+def _connect(
+    instruction: Instruction,
+    made: set[str],
+    sent: set[tuple[str, str, str]],
+    loose: dict[str, bool],
+) -> None:
+    """Values are used after they are made, and made once.
 
-    `loose` tells of each value that was sent whether that was to another program; such a value is sent once.
+    Nothing is sent twice under one name to one peer.
+
+    `loose` tells of each value that was sent whether that was to another program; such a value is
+    sent once.
     """
     if not made.issuperset(instruction.inputs):
         missing = next(value for value in instruction.inputs if value not in made)
@@ -271,7 +324,11 @@ def _connect(instruction: Instruction, made: set[str], sent: set[tuple[str, str,
             raise _Wrong(f"the value {value!r:.60} is made twice")
         made.add(value)
     if instruction.op == "send":
-        target = (instruction.attrs["peer"], instruction.attrs["name"], instruction.attrs.get("to", ""))
+        target = (
+            instruction.attrs["peer"],
+            instruction.attrs["name"],
+            instruction.attrs.get("to", ""),
+        )
         if target in sent:
             raise _Wrong(f"{target[1]!r:.60} is sent to {target[0]} twice")
         sent.add(target)
@@ -311,7 +368,13 @@ def _is_takes(value: Any) -> bool:
     if type(value) is not list or len(value) > MAX_VALUES:
         return False
     return all(
-        take is None or (type(take) is list and len(take) == 2 and all(map(_is_count, take)) and take[0] <= take[1])
+        take is None
+        or (
+            type(take) is list
+            and len(take) == 2
+            and all(map(_is_count, take))
+            and take[0] <= take[1]
+        )
         for take in value
     )
 
@@ -321,7 +384,10 @@ def _is_names(value: Any) -> bool:
 
 
 def _is_optimizer(value: Any) -> bool:
-    """A flat object of numbers, booleans and names; which of them it needs is the optimizer's own affair."""
+    """A flat object of numbers, booleans and names.
+
+    Which of them it needs is the optimizer's own affair.
+    """
     if type(value) is not dict or not 1 <= len(value) <= MAX_OPTIMIZER_ENTRIES:
         return False
     return all(

@@ -1,7 +1,7 @@
 """The strict check of a header's fields, compiled once from the annotations of the message table.
 
-A field at its default is left out on the wire. So a newer minor version's new field is invisible to an older peer
-until somebody uses it, and the header of a chunk takes a dozen bytes.
+A field at its default is left out on the wire. So a newer minor version's new field is invisible to
+an older peer until somebody uses it, and the header of a chunk takes a dozen bytes.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from potluck_wire.messages import MESSAGES, Channel, Entry, Message
 
 Plain = Callable[[Any], Any]
 
-TEXTS = frozenset({"text", "reason"})  # fields for people: clipped by the sender rather than refused
+# fields for people: clipped by the sender rather than refused
+TEXTS = frozenset({"text", "reason"})
 
 
 _PLAIN: dict[Any, Check] = {
@@ -30,7 +31,9 @@ _PLAIN: dict[Any, Check] = {
 
 
 def _compile(field: "dataclasses.Field[Any]", channel: Channel) -> Check:
-    """The check of one field. Integers are not negative, unless -1 is the field's default (it stands for "none")."""
+    """The check of one field. Integers are not negative, unless -1 is the field's default (it
+    stands for "none").
+    """
     most = MAX_WORKER_ITEMS if channel is Channel.WORKER else MAX_ITEMS
     if field.type is int and field.default == -1:
         return checks.integer(-1)
@@ -49,9 +52,12 @@ class Schema:
     def __init__(self, number: int, entry: Entry) -> None:
         fields = dataclasses.fields(entry.type)
         self.number, self.entry = number, entry
-        self.checks: dict[str, Check] = {field.name: _compile(field, entry.channel) for field in fields}
+        self.checks: dict[str, Check] = {
+            field.name: _compile(field, entry.channel) for field in fields
+        }
         self.fields: tuple[tuple[str, Any, type, Plain | None, Check], ...] = tuple(
-            (field.name, field.default, type(field.default), _plain(field), self.checks[field.name]) for field in fields
+            (field.name, field.default, type(field.default), _plain(field), self.checks[field.name])
+            for field in fields
         )
         self.get: Callable[[Any], tuple[Any, ...]] = _getter(tuple(self.checks))
 
@@ -66,7 +72,9 @@ class Schema:
         packed: dict[str, Any] = {}
         name = ""
         try:
-            for (name, default, kind, plain, check), value in zip(self.fields, self.get(message), strict=True):
+            for (name, default, kind, plain, check), value in zip(
+                self.fields, self.get(message), strict=True
+            ):
                 if value != default or type(value) is not kind:
                     packed[name] = value = value if plain is None else plain(value)
                     check(value)
@@ -92,7 +100,11 @@ class Schema:
         try:
             for name, value in pairs:
                 if name in values or name not in known:
-                    how = f"has {name!r:.40} twice" if name in values else f"has no field {name!r:.40}"
+                    how = (
+                        f"has {name!r:.40} twice"
+                        if name in values
+                        else f"has no field {name!r:.40}"
+                    )
                     raise WireError(WireCode.FIELD, f"{self.entry.type.__name__} {how}")
                 values[name] = known[name](value)
         except Unfit as unfit:
@@ -105,7 +117,9 @@ class Schema:
 
 
 def _plain(field: "dataclasses.Field[Any]") -> Plain | None:
-    """What makes the form that goes into msgpack: lists of tuples, floats where floats are meant, clipped texts."""
+    """What makes the form that goes into msgpack: lists of tuples, floats where floats are meant,
+    clipped texts.
+    """
     if type(field.default) is float:
         return lambda value: float(value) if type(value) is int else value
     if type(field.default) is tuple:

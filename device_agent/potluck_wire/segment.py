@@ -1,8 +1,9 @@
 """The graph document: the strict JSON form of a `Graph`.
 
-An argument is a plain null, boolean, number or string, a list of arguments, or an object with one key: {"r": [value]}
-or {"r": [value, item]} a value or an item of a tuple, {"s": expression} an integer of the symbols, {"d": dtype},
-{"f": "inf" | "-inf"}. An expression is an integer, a symbol's name, or [operation, operand, ...].
+An argument is a plain null, boolean, number or string, a list of arguments, or an object with one
+key: {"r": [value]} or {"r": [value, item]} a value or an item of a tuple, {"s": expression} an
+integer of the symbols, {"d": dtype}, {"f": "inf" | "-inf"}. An expression is an integer, a symbol's
+name, or [operation, operand, ...].
 """
 
 import json
@@ -54,7 +55,8 @@ def _document(graph: Graph) -> dict[str, Any]:
         "parameters": [[p.name, p.dtype, p.shape, p.trainable] for p in graph.parameters],
         "buffers": [[b.name, b.dtype, b.shape, b.updated] for b in graph.buffers],
         "nodes": [
-            [n.number, n.op, [_plain(a) for a in n.args], {k: _plain(a) for k, a in n.kwargs}] for n in graph.nodes
+            [n.number, n.op, [_plain(a) for a in n.args], {k: _plain(a) for k, a in n.kwargs}]
+            for n in graph.nodes
         ],
         "outputs": [[o.name, _plain(o.ref), o.dtype, o.shape, o.gradient] for o in graph.outputs],
     }
@@ -91,11 +93,17 @@ def loads(data: bytes | memoryview) -> Graph:
         Something does not hold; names the node.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise SegmentError("document", f"the graph has {len(data)} bytes; at most {MAX_DOCUMENT_BYTES} are read")
+        raise SegmentError(
+            "document", f"the graph has {len(data)} bytes; at most {MAX_DOCUMENT_BYTES} are read"
+        )
     try:
-        document = json.loads(bytes(data).decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        document = json.loads(
+            bytes(data).decode(), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
     except (ValueError, RecursionError) as error:
-        raise SegmentError("document", f"the graph is not JSON as we write it: {error}"[:300]) from error
+        raise SegmentError(
+            "document", f"the graph is not JSON as we write it: {error}"[:300]
+        ) from error
     keys = {"version", "symbols", "inputs", "parameters", "buffers", "nodes", "outputs"}
     if not isinstance(document, dict) or set(document) != keys:
         raise SegmentError("document", f"a graph has exactly the keys {sorted(keys)}")
@@ -105,7 +113,10 @@ def loads(data: bytes | memoryview) -> Graph:
         inputs=tuple(_input(row) for row in _rows(document, "inputs", 4)),
         parameters=tuple(_parameter(row) for row in _rows(document, "parameters", 4)),
         buffers=tuple(_buffer(row) for row in _rows(document, "buffers", 4)),
-        nodes=tuple(_node(position, row) for position, row in enumerate(_rows(document, "nodes", 4, MAX_NODES))),
+        nodes=tuple(
+            _node(position, row)
+            for position, row in enumerate(_rows(document, "nodes", 4, MAX_NODES))
+        ),
         outputs=tuple(_output(row) for row in _rows(document, "outputs", 5)),
         symbols=tuple(_symbol(row) for row in _rows(document, "symbols", 5)),
     )
@@ -159,12 +170,16 @@ def _count(value: Any, least: int = 0, most: int = MAX_INT) -> int:
 
 
 def _sizes(value: Any, where: str) -> tuple[int, ...]:
-    """A fixed shape, small enough that its number of bytes is an ordinary integer, beside a size of zero too."""
+    """A fixed shape, small enough that its number of bytes is an ordinary integer, beside a size of
+    zero too.
+    """
     if not isinstance(value, list) or len(value) > MAX_DIMS:
         raise SegmentError("document", f"{where}: a shape is a list of at most {MAX_DIMS} sizes")
     sizes = tuple(_count(size) for size in value)
     if math.prod(max(size, 1) for size in sizes) > MAX_INT:
-        raise SegmentError("document", f"{where} has the shape {list(sizes)}, beyond any tensor"[:200])
+        raise SegmentError(
+            "document", f"{where} has the shape {list(sizes)}, beyond any tensor"[:200]
+        )
     return sizes
 
 
@@ -173,7 +188,12 @@ def _expression(value: Any, depth: int = 0) -> Expression:
         return _name(value)
     if not isinstance(value, list):
         return _count(value, -MAX_INT)
-    if depth >= MAX_DEPTH or not value or not isinstance(value[0], str) or value[0] not in OPERATIONS:
+    if (
+        depth >= MAX_DEPTH
+        or not value
+        or not isinstance(value[0], str)
+        or value[0] not in OPERATIONS
+    ):
         raise SegmentError("document", f"not an expression: {value!r}"[:120])
     _, least, most = OPERATIONS[value[0]]
     if not least <= len(value) - 1 <= most:
@@ -190,35 +210,53 @@ def _shape(value: Any) -> Shape:
 def _symbol(row: list[Any]) -> Symbol:
     name, source, dim, multiple, hint = row
     return Symbol(
-        name=_name(name), input=_count(source), dim=_count(dim), multiple=_count(multiple, 1), hint=_count(hint, 1)
+        name=_name(name),
+        input=_count(source),
+        dim=_count(dim),
+        multiple=_count(multiple, 1),
+        hint=_count(hint, 1),
     )
 
 
 def _input(row: list[Any]) -> Input:
-    return Input(name=_name(row[0]), dtype=_dtype(row[1]), shape=_shape(row[2]), gradient=_flag(row[3]))
+    return Input(
+        name=_name(row[0]), dtype=_dtype(row[1]), shape=_shape(row[2]), gradient=_flag(row[3])
+    )
 
 
 def _parameter(row: list[Any]) -> Parameter:
     name = _name(row[0])
-    return Parameter(name=name, dtype=_dtype(row[1]), shape=_sizes(row[2], name), trainable=_flag(row[3]))
+    return Parameter(
+        name=name, dtype=_dtype(row[1]), shape=_sizes(row[2], name), trainable=_flag(row[3])
+    )
 
 
 def _buffer(row: list[Any]) -> Buffer:
     name = _name(row[0])
-    return Buffer(name=name, dtype=_dtype(row[1]), shape=_sizes(row[2], name), updated=_flag(row[3]))
+    return Buffer(
+        name=name, dtype=_dtype(row[1]), shape=_sizes(row[2], name), updated=_flag(row[3])
+    )
 
 
 def _output(row: list[Any]) -> Output:
     ref = _argument(row[1])
     if not isinstance(ref, Ref):
         raise SegmentError("document", f"the output {row[0]!r} is not a value"[:120])
-    return Output(name=_name(row[0]), ref=ref, dtype=_dtype(row[2]), shape=_shape(row[3]), gradient=_flag(row[4]))
+    return Output(
+        name=_name(row[0]),
+        ref=ref,
+        dtype=_dtype(row[2]),
+        shape=_shape(row[3]),
+        gradient=_flag(row[4]),
+    )
 
 
 def _node(position: int, row: list[Any]) -> Node:
     number, op, args, kwargs = row
     if not isinstance(op, str) or not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise SegmentError("document", f"node at position {position} is not [number, operator, list, object]")
+        raise SegmentError(
+            "document", f"node at position {position} is not [number, operator, list, object]"
+        )
     try:
         arguments = tuple(_argument(value) for value in args)
         named = tuple((_name(key), _argument(value)) for key, value in kwargs.items())

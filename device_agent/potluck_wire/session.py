@@ -1,8 +1,10 @@
-"""What may be said when: the states of a session between a controller and an agent, and of each plan epoch in it.
+"""What may be said when: the states of a session between a controller and an agent, and of each
+plan epoch in it.
 
-Two tables, (state, message) -> state; whatever they lack is refused. Both sides ask `check` about every control message
-that they hear. `Session` is the whole of it: told every message in order, it knows what may come next, epochs included;
-the tests hold real conversations against it. PROTOCOL.md draws the tables from here.
+Two tables, (state, message) -> state; whatever they lack is refused. Both sides ask `check` about
+every control message that they hear. `Session` is the whole of it: told every message in order, it
+knows what may come next, epochs included; the tests hold real conversations against it. PROTOCOL.md
+draws the tables from here.
 """
 
 from enum import Enum
@@ -44,7 +46,8 @@ class EpochState(Enum):
 
     ABSENT = "absent"
     PREPARING = "preparing"
-    PREPARED = "prepared"  # loaded; its push and move programs may run, so that weights are there at the commit
+    # loaded; its push and move programs may run, so that weights are there at the commit
+    PREPARED = "prepared"
     COMMITTING = "committing"
     COMMITTED = "committed"  # in force
     DROPPING = "dropping"
@@ -88,9 +91,15 @@ EPOCH: dict[tuple[EpochState, type[Message]], EpochState] = {
 EPOCH |= {(state, Drop): _E.DROPPING for state in EpochState}  # from anywhere, and twice is fine
 _RUNNING: tuple[type[Message], ...] = (Execute, Done, Failed, Abort)
 _LATE: tuple[type[Message], ...] = (Prepared, Committed, Done, Failed)
-EPOCH |= {(state, kind): state for state in (_E.PREPARED, _E.COMMITTING, _E.COMMITTED) for kind in _RUNNING}
-EPOCH |= {(_E.DROPPING, kind): _E.DROPPING for kind in _LATE}  # said before the agent heard the Drop
-EPOCH |= {(_E.ABSENT, kind): _E.ABSENT for kind in _RUNNING}  # it went with a newer commit, or the worker was lost
+EPOCH |= {
+    (state, kind): state
+    for state in (_E.PREPARED, _E.COMMITTING, _E.COMMITTED)
+    for kind in _RUNNING
+}
+# said before the agent heard the Drop
+EPOCH |= {(_E.DROPPING, kind): _E.DROPPING for kind in _LATE}
+# it went with a newer commit, or the worker was lost
+EPOCH |= {(_E.ABSENT, kind): _E.ABSENT for kind in _RUNNING}
 
 # (state, the refused message) -> state. Any other refusal changes nothing.
 REFUSED: dict[tuple[EpochState, type[Message]], EpochState] = {
@@ -126,7 +135,10 @@ def check(state: State, message: Message, sender: str) -> State:
 
 
 class Session:
-    """The state of one session, from either side. `epochs` lists the epochs that are not absent, by (run, epoch)."""
+    """The state of one session, from either side.
+
+    `epochs` lists the epochs that are not absent, by (run, epoch).
+    """
 
     __slots__ = ("epochs", "state")
 
@@ -180,7 +192,8 @@ class Session:
         after = EPOCH.get((before, event))
         if after is None:
             raise WireError(
-                WireCode.STATE, f"{event.__name__} while epoch {name[1]} of run {name[0]:.64} is {before.value}"
+                WireCode.STATE,
+                f"{event.__name__} while epoch {name[1]} of run {name[0]:.64} is {before.value}",
             )
         self._set(name, after)
 

@@ -1,4 +1,6 @@
-"""The capability statement: what a device tells a controller about itself before anything is loaded."""
+"""The capability statement: what a device tells a controller about itself before anything is
+loaded.
+"""
 
 from collections.abc import Callable
 from copy import copy
@@ -22,7 +24,8 @@ def read(data: Buffer) -> dict[str, Any]:
     Raises
     ------
     WireError
-        With code `document`: no JSON object, a required key is missing, or a known key has another type.
+        With code `document`: no JSON object, a required key is missing, or a known key has another
+        type.
     """
     statement: dict[str, Any] = parse(data, "the capability statement", _check)
     for key, (_, _, default, _) in FIELDS.items():
@@ -33,7 +36,8 @@ def read(data: Buffer) -> dict[str, Any]:
 
 
 def read_facts(data: Buffer) -> dict[str, Any]:
-    """What a worker says of itself with `WorkerReady`: its part of the statement, what bounds it and what it counts.
+    """What a worker says of itself with `WorkerReady`: its part of the statement, what bounds it
+    and what it counts.
 
     Raises
     ------
@@ -74,12 +78,18 @@ def _is_texts(value: Any) -> bool:
 
 
 def _is_numbers(value: Any, keys: set[str]) -> bool:
-    return type(value) is dict and set(value) <= keys and all(n is None or _is_number(n) for n in value.values())
+    return (
+        type(value) is dict
+        and set(value) <= keys
+        and all(n is None or _is_number(n) for n in value.values())
+    )
 
 
 def _is_meters(value: Any) -> bool:
     return (
-        type(value) is list and len(value) <= 64 and all(_is_texts(m) and {"name", "source"} <= set(m) for m in value)
+        type(value) is list
+        and len(value) <= 64
+        and all(_is_texts(m) and {"name", "source"} <= set(m) for m in value)
     )
 
 
@@ -91,21 +101,47 @@ REQUIRED = object()
 
 # key -> (check, what it must be, default, what it says)
 FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
-    "name": (is_device_name, "a device's name", REQUIRED, "as announced; two devices of one home never share it"),
+    "name": (
+        is_device_name,
+        "a device's name",
+        REQUIRED,
+        "as announced; two devices of one home never share it",
+    ),
     "memory_bytes": (_is_count, "a count", REQUIRED, "what the owner lets potluck use for tensors"),
-    "backends": (_is_texts, "{name: version}", REQUIRED, "what can compute here: `torch`, `onnxruntime`"),
+    "backends": (
+        _is_texts,
+        "{name: version}",
+        REQUIRED,
+        "what can compute here: `torch`, `onnxruntime`",
+    ),
     "dtypes": (_is_list, "a list of names", REQUIRED, "element types that the worker takes"),
-    "operators": (_is_list, "a list of names", REQUIRED, "operators that a graph document may use here"),
+    "operators": (
+        _is_list,
+        "a list of names",
+        REQUIRED,
+        "operators that a graph document may use here",
+    ),
     "host": (_is_text, "a text", "", "the machine: devices of one host share its processor"),
     "platform": (_is_text, "a text", "", "operating system and processor, for people"),
     "cores": (_or_none(_is_count), "a count or null", None, "processor cores"),
-    "threads": (_or_none(_is_count), "a count or null", None, "threads that the worker computes with"),
-    "battery_frac": (_or_none(_is_number), "a number or null", None, "charge, 0 to 1; null without a battery"),
+    "threads": (
+        _or_none(_is_count),
+        "a count or null",
+        None,
+        "threads that the worker computes with",
+    ),
+    "battery_frac": (
+        _or_none(_is_number),
+        "a number or null",
+        None,
+        "charge, 0 to 1; null without a battery",
+    ),
     "meters": (
         _is_meters,
         "a list of {name, source, reason, remedy}",
         [],
-        "where power comes from (`measured`, `estimated`, `simulated`), or why a meter is absent and what would help",
+        "where power comes from (`measured`, `estimated`, `simulated`), or why a meter is absent "
+        "and what would help",
     ),
     "power": (
         _or_none(lambda value: _is_numbers(value, {"idle_w", "busy_w", "radio_w"})),
@@ -117,15 +153,32 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         _or_none(lambda value: _is_numbers(value, {"slowdown", "link_bytes_per_s"})),
         "{slowdown, link_bytes_per_s} or null",
         None,
-        "null: a real device. Otherwise how much slower than this machine it plays, and its paced link",
+        "null: a real device. Otherwise how much slower than this machine it plays, and its "
+        "paced link",
     ),
-    "overhead_s": (_or_none(_is_number), "a number or null", None, "fixed cost of one instruction, measured"),
-    "copy_bytes_per_s": (_or_none(_is_number), "a number or null", None, "speed of copying tensors, measured"),
+    "overhead_s": (
+        _or_none(_is_number),
+        "a number or null",
+        None,
+        "fixed cost of one instruction, measured",
+    ),
+    "copy_bytes_per_s": (
+        _or_none(_is_number),
+        "a number or null",
+        None,
+        "speed of copying tensors, measured",
+    ),
     "version": (_is_text, "a text", "", "of the protocol, as `major.minor`"),
-    "max_value_bytes": (_or_none(_is_count), "a count or null", None, "the largest single value it takes"),
+    "max_value_bytes": (
+        _or_none(_is_count),
+        "a count or null",
+        None,
+        "the largest single value it takes",
+    ),
 }
 
-_OWN = ("backends", "dtypes", "operators", "overhead_s", "copy_bytes_per_s")  # what the worker knows of all that
+# what the worker knows of all that
+_OWN = ("backends", "dtypes", "operators", "overhead_s", "copy_bytes_per_s")
 _FACTS = record(
     (*_OWN, "bounds", "memory_counted"),
     **{key: which(FIELDS[key][0], FIELDS[key][1]) for key in _OWN},

@@ -1,7 +1,7 @@
 """The same messages over a byte stream: the pairing connection and the pipe to the worker.
 
-Length-framed: the number of frames, then the length of each, then the frames; all lengths are unsigned 32-bit
-big-endian. Every length is checked before its bytes are waited for.
+Length-framed: the number of frames, then the length of each, then the frames; all lengths are
+unsigned 32-bit big-endian. Every length is checked before its bytes are waited for.
 """
 
 import struct
@@ -14,7 +14,8 @@ from potluck_wire.messages import MESSAGES, Channel, Message
 
 _LENGTH = struct.Struct(">I")
 _MOST_FRAMES = {
-    channel: 1 + max(entry.buffers[1] for entry in MESSAGES.values() if entry.channel is channel) for channel in Channel
+    channel: 1 + max(entry.buffers[1] for entry in MESSAGES.values() if entry.channel is channel)
+    for channel in Channel
 }
 
 
@@ -28,7 +29,8 @@ def pack(message: Message, buffers: Sequence[bytes | bytearray | memoryview] = (
 class Reader:
     """Bytes in, however they were cut; whole messages out.
 
-    After an error nothing more can be told apart: the reader stays broken and the connection is to be closed.
+    After an error nothing more can be told apart: the reader stays broken and the connection is to
+    be closed.
     """
 
     def __init__(self, channel: Channel, max_bytes: int | None = None) -> None:
@@ -41,7 +43,9 @@ class Reader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a message that is not whole yet: not 0 at the end of a stream means that it was cut off."""
+        """Bytes of a message that is not whole yet: not 0 at the end of a stream means that it was
+        cut off.
+        """
         return len(self._held)
 
     def feed(self, data: Buffer | bytearray) -> list[tuple[Message, tuple[Buffer, ...]]]:
@@ -50,7 +54,8 @@ class Reader:
         Raises
         ------
         WireError
-            At the first thing that does not hold; messages before it in the same `data` are lost with the connection.
+            At the first thing that does not hold; messages before it in the same `data` are lost
+            with the connection.
         """
         if self._broken is not None:
             raise self._broken
@@ -68,11 +73,17 @@ class Reader:
         return whole
 
     def _next(self) -> list[bytes] | None:
-        """The frames of the first message, taken out of what is held; or None, and `_needed` says how much is."""
+        """The frames of the first message, taken out of what is held.
+
+        Or None, and `_needed` says how much is.
+        """
         held = self._held
         (count,) = _LENGTH.unpack_from(held)
         if not 1 <= count <= _MOST_FRAMES[self._channel]:
-            raise WireError(WireCode.BUFFERS, f"{count} frames, 1 to {_MOST_FRAMES[self._channel]} are possible here")
+            raise WireError(
+                WireCode.BUFFERS,
+                f"{count} frames, 1 to {_MOST_FRAMES[self._channel]} are possible here",
+            )
         start = _LENGTH.size * (1 + count)
         if len(held) < start:
             self._needed = start
@@ -94,8 +105,16 @@ class Reader:
 
     def _check(self, lengths: tuple[int, ...], start: int) -> None:
         if lengths[0] > header_cap(self._channel):
-            raise WireError(WireCode.SIZE, f"a header of {lengths[0]} bytes, at most {header_cap(self._channel)}")
+            raise WireError(
+                WireCode.SIZE,
+                f"a header of {lengths[0]} bytes, at most {header_cap(self._channel)}",
+            )
         if max(lengths) > MAX_BUFFER_BYTES:
-            raise WireError(WireCode.SIZE, f"a buffer of {max(lengths)} bytes, at most {MAX_BUFFER_BYTES}")
+            raise WireError(
+                WireCode.SIZE, f"a buffer of {max(lengths)} bytes, at most {MAX_BUFFER_BYTES}"
+            )
         if start + sum(lengths) > self._max_bytes:
-            raise WireError(WireCode.SIZE, f"a message of {start + sum(lengths)} bytes, at most {self._max_bytes}")
+            raise WireError(
+                WireCode.SIZE,
+                f"a message of {start + sum(lengths)} bytes, at most {self._max_bytes}",
+            )

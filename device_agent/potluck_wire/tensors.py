@@ -1,4 +1,6 @@
-"""What a tensor is on the wire: the name of its element type, its shape, and its bytes in C order, little-endian."""
+"""What a tensor is on the wire: the name of its element type, its shape, and its bytes in C order,
+little-endian.
+"""
 
 from collections.abc import Sequence
 
@@ -47,8 +49,11 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
     for size in shape:
         if type(size) is not int or not 0 <= size <= MAX_INT:
             raise WireError(WireCode.TENSOR, f"a dimension is {size!r:.40}")
-        # A later zero may not hide an earlier overflow, so the product is checked as if sizes were at least 1.
+        # A later zero may not hide an earlier overflow, so the product is checked as if sizes were
+        # at least 1.
         if total * max(size, 1) > MAX_INT:
-            raise WireError(WireCode.TENSOR, f"shape {list(shape)} of {dtype} has more than 2**53 bytes")
+            raise WireError(
+                WireCode.TENSOR, f"shape {list(shape)} of {dtype} has more than 2**53 bytes"
+            )
         total *= max(size, 1)
     return 0 if 0 in shape else total

@@ -1,7 +1,7 @@
 """The version of the protocol, and which versions understand each other.
 
-The same major version: they do, and both speak the smaller minor one. Another major version: they do not, and the agent
-says so with `Refused(code="version")` instead of guessing.
+The same major version: they do, and both speak the smaller minor one. Another major version: they
+do not, and the agent says so with `Refused(code="version")` instead of guessing.
 """
 
 import re
@@ -40,7 +40,8 @@ def agree(major: int, minor: int, ours: tuple[int, int] = VERSION) -> tuple[int,
     if major != ours[0]:
         newer = "this side" if major > ours[0] else "the other side"
         raise WireError(
-            WireCode.VERSION, f"it speaks {major}.{minor}, we speak {ours[0]}.{ours[1]}; update potluck on {newer}"
+            WireCode.VERSION,
+            f"it speaks {major}.{minor}, we speak {ours[0]}.{ours[1]}; update potluck on {newer}",
         )
     return ours[0], min(minor, ours[1])
 

@@ -1,8 +1,9 @@
-"""`python sdk/docs/build.py OUT`: the guide and the API reference as HTML in the folder OUT, without a network.
+"""`python sdk/docs/build.py OUT`: the guide and the API reference as HTML in the folder OUT,
+without a network.
 
-Pages are Markdown: those of `pages/`, and documents that live beside the code they describe. The tutorial's code is
-run, and what it prints and draws is put in. The reference is made by pdoc from the docstrings of `modules.txt`. Every
-warning is an error, and so is every link that leads nowhere.
+Pages are Markdown: those of `pages/`, and documents that live beside the code they describe. The
+tutorial's code is run, and what it prints and draws is put in. The reference is made by pdoc from
+the docstrings of `modules.txt`. Every warning is an error, and so is every link that leads nowhere.
 """
 
 import re
@@ -32,7 +33,9 @@ BETWEEN = "\x1e"  # record separator: printed between the outputs of two pieces 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of the guide: `source` is a document below the root, `file` its place in the output."""
+    """One page of the guide: `source` is a document below the root, `file` its place in the
+    output.
+    """
 
     title: str
     source: str
@@ -67,7 +70,9 @@ def build(out: Path) -> None:
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    pdoc.render.configure(docformat="numpy", template_directory=HERE / "templates", show_source=False)
+    pdoc.render.configure(
+        docformat="numpy", template_directory=HERE / "templates", show_source=False
+    )
     for page in PAGES:
         write_page(page, out)
     write_reference(out / "reference")
@@ -75,7 +80,7 @@ def build(out: Path) -> None:
         raise SystemExit("links that lead nowhere:\n  " + "\n  ".join(lost))
 
 
-# --- the guide --------------------------------------------------------------------------------------------------------
+# --- the guide ------------------------------------------------------------------------------------
 
 
 def write_page(page: Page, out: Path) -> None:
@@ -114,7 +119,9 @@ def with_results(text: str, pictures: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "page.py"
         script.write_text(f"\nprint({BETWEEN!r}, flush=True)\n".join(pieces), encoding="utf-8")
-        done = subprocess.run([sys.executable, str(script)], cwd=pictures, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd=pictures, capture_output=True, text=True, check=False
+        )
     if done.returncode:
         raise SystemExit(f"the code of a page fails:\n{done.stdout}{done.stderr}")
     printed = iter(done.stdout.split(BETWEEN))
@@ -126,14 +133,15 @@ def shown(printed: str) -> str:
     return f"\n```text\n{printed.strip()}\n```\n" if printed.strip() else ""
 
 
-# --- the reference ----------------------------------------------------------------------------------------------------
+# --- the reference --------------------------------------------------------------------------------
 
 
 def write_reference(out: Path) -> None:
     """The API reference, one page per module."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "Error parsing type annotation")  # a class that names itself: shown as text
+        # a class that names itself: shown as text
+        warnings.filterwarnings("ignore", "Error parsing type annotation")
         documented = {name: loaded(name) for name in modules()}
         for name, module in documented.items():
             path = out / (name.replace(".", "/") + ".html")
@@ -151,7 +159,7 @@ def loaded(name: str) -> pdoc.doc.Module:
     return pdoc.doc.Module(module)
 
 
-# --- links ------------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 class Anchors(HTMLParser):
@@ -174,7 +182,9 @@ class Anchors(HTMLParser):
 
 def lost_links(out: Path) -> list[str]:
     """Links between pages below `out` that lead nowhere, as `page: target`."""
-    found = {path.resolve(): Anchors(path.read_text(encoding="utf-8")) for path in out.rglob("*.html")}
+    found = {
+        path.resolve(): Anchors(path.read_text(encoding="utf-8")) for path in out.rglob("*.html")
+    }
     return [
         f"{path.relative_to(out.resolve())}: {link}"
         for path, page in sorted(found.items())

@@ -1,6 +1,6 @@
 """potluck: everyone brings what they have. See ARCHITECTURE.md for the flow.
 
-    home = potluck.Home.local()                  # or Home.lab(), Home.discover(), Home(peers=["192.168.1.7"])
+    home = potluck.Home.local()  # or Home.lab(), Home.discover(), Home(peers=["192.168.1.7"])
     model = potluck.Model.from_torch(net, example)
     profile = home.profile(model)
     plans = potluck.plan(profile, potluck.Training(batch=128), potluck.QoE(latency_s=0.5))

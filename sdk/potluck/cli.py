@@ -1,7 +1,9 @@
-"""The `potluck` command: finds the module of a subcommand, runs it, and turns errors into one line and an exit code.
+"""The `potluck` command: finds the module of a subcommand, runs it, and turns errors into one line
+and an exit code.
 
-Exit codes: 0 well, 1 an error that is explained in one line, 2 wrong usage, 130 interrupted. Each subcommand is a
-module of `potluck.commands` with `add_arguments(parser)` and `main(args) -> int | None`, imported only when asked for.
+Exit codes: 0 well, 1 an error that is explained in one line, 2 wrong usage, 130 interrupted. Each
+subcommand is a module of `potluck.commands` with `add_arguments(parser)` and `main(args) -> int |
+None`, imported only when asked for.
 """
 
 import argparse
@@ -51,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"potluck: {error.filename}: {error.strerror}. Is it this user's own?", file=sys.stderr)
+        print(
+            f"potluck: {error.filename}: {error.strerror}. Is it this user's own?", file=sys.stderr
+        )
         return 1
 
 
@@ -68,16 +72,25 @@ def _command(name: str, arguments: list[str]) -> int:
     module = importlib.import_module(f"potluck.commands.{name}")
     if name == "agent":  # it has a parser of its own, in its own package
         return int(module.main(arguments))
-    parser = argparse.ArgumentParser(prog=f"potluck {name}", description=COMMANDS[name].capitalize() + ".")
+    parser = argparse.ArgumentParser(
+        prog=f"potluck {name}", description=COMMANDS[name].capitalize() + "."
+    )
     module.add_arguments(parser)
     return int(module.main(parser.parse_args(_with_values(arguments))) or 0)
 
 
 def _with_values(arguments: list[str]) -> list[str]:
-    """The arguments with a value such as `-1s` tied to its option: alone it would be taken for an option."""
+    """The arguments with a value such as `-1s` tied to its option: alone it would be taken for an
+    option.
+    """
     found: list[str] = []
     for argument in arguments:
-        is_value = re.match(r"-[0-9.]", argument) and found and found[-1].startswith("--") and "=" not in found[-1]
+        is_value = (
+            re.match(r"-[0-9.]", argument)
+            and found
+            and found[-1].startswith("--")
+            and "=" not in found[-1]
+        )
         if is_value:
             found[-1] += f"={argument}"
         else:
@@ -96,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
         usage="potluck [--help] [--version] COMMAND ...",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "command", choices=COMMANDS, metavar="COMMAND", nargs="?", help=argparse.SUPPRESS
+    )
     return parser
 
 

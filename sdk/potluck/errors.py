@@ -2,7 +2,7 @@
 
 PotluckError
 ├── UserError              the caller can mend it
-│   ├── ModelError             a model that cannot be exported, cut or run (operator, control flow, shape)
+│   ├── ModelError             a model that cannot be exported, cut or run (operator, shape)
 │   ├── PlanError              a plan that does not hold, or belongs to another model or home
 │   └── FileError              a cache, profile, plan or checkpoint file that cannot be used
 ├── HomeError              the home is not as expected
@@ -36,7 +36,9 @@ class PotluckError(Exception):
         Numbers and names of the message as values, for programs. Each class says which it has.
     """
 
-    def __init__(self, message: str, *, device: str = "", next_step: str = "", **facts: object) -> None:
+    def __init__(
+        self, message: str, *, device: str = "", next_step: str = "", **facts: object
+    ) -> None:
         parts = [f"{device}: {message}" if device else message, next_step]
         super().__init__(" ".join(part for part in parts if part))
         self.device, self.next_step, self.facts = device, next_step, facts
@@ -95,7 +97,10 @@ class WorkerFailed(DeviceError):
 
 
 class RequestFailed(WorkerFailed):
-    """One request could not be answered, because of its values; all others can, and the run goes on."""
+    """One request could not be answered, because of its values.
+
+    All others can, and the run goes on.
+    """
 
 
 class Refused(DeviceError):

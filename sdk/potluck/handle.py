@@ -1,4 +1,6 @@
-"""A Handle: work that goes on in the background, shows its progress, and turns into its result where it is used."""
+"""A Handle: work that goes on in the background, shows its progress, and turns into its result
+where it is used.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,11 +14,14 @@ from potluck.optional import missing
 T = TypeVar("T")
 R = TypeVar("R")
 
-CANCEL_GRACE_S = 30.0  # how long Ctrl-C waits for the work to reach a point where it can stop without harm
+# how long Ctrl-C waits for the work to reach a point where it can stop without harm
+CANCEL_GRACE_S = 30.0
 
 
 class Task:
-    """What the work itself sees of its handle: where to report progress, and whether it should stop."""
+    """What the work itself sees of its handle: where to report progress, and whether it should
+    stop.
+    """
 
     def __init__(self) -> None:
         self.progress: tuple[float, str] = (0.0, "")
@@ -67,7 +72,8 @@ class Task:
 
 
 class Handle(Generic[T]):
-    """Background work of type `T`. Reading an attribute, calling, indexing or iterating it waits for the result.
+    """Background work of type `T`. Reading an attribute, calling, indexing or iterating it waits
+    for the result.
 
     Parameters
     ----------
@@ -82,7 +88,9 @@ class Handle(Generic[T]):
         self._task = Task()
         self._future: Future[T] = Future()
         self._seen = False
-        self._thread = threading.Thread(target=self._carry_out, args=(work,), name=f"potluck {title}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._carry_out, args=(work,), name=f"potluck {title}", daemon=True
+        )
         _show(self)
         self._thread.start()
 
@@ -124,7 +132,10 @@ class Handle(Generic[T]):
         self._future.add_done_callback(lambda _future: callback(self))
 
     def cancel(self) -> None:
-        """Ask the work to stop where nothing is half done; `wait()` then raises `CancelledError`."""
+        """Ask the work to stop where nothing is half done.
+
+        `wait()` then raises `CancelledError`.
+        """
         self._task.cancel()
 
     def wait(self, timeout_s: float | None = None) -> T:
@@ -152,7 +163,9 @@ class Handle(Generic[T]):
         return self._seen
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether the work has ended, well or not, after at most `timeout_s` seconds of waiting for it."""
+        """Whether the work has ended, well or not, after at most `timeout_s` seconds of waiting for
+        it.
+        """
         return bool(wait([self._future], timeout_s).done)
 
     @property
@@ -160,16 +173,19 @@ class Handle(Generic[T]):
         """Whether this thread is the one that does the work, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
-    # --- resolving on use ---------------------------------------------------------------------------------------------
+    # --- resolving on use -------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Jupyter and copy probe for many private names: they must not block
+        # Jupyter and copy probe for many private names: they must not block
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.wait(), name)
 
     def __dir__(self) -> list[str]:  # what a notebook completes after a dot
         own = super().__dir__()
-        return [*own] if not self.done or self._failed else sorted({*own, *dir(self._future.result())})
+        return (
+            [*own] if not self.done or self._failed else sorted({*own, *dir(self._future.result())})
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the result answers when it is called."""
@@ -194,13 +210,21 @@ class Handle(Generic[T]):
         if self._future.cancelled() or isinstance(self._future.exception(), CancelledError):
             return f"<{self._title}: cancelled>"
         error = self._future.exception()
-        return f"<{self._title}: {type(error).__name__}: {error}>" if error else repr(self._future.result())
+        return (
+            f"<{self._title}: {type(error).__name__}: {error}>"
+            if error
+            else repr(self._future.result())
+        )
 
     def _repr_html_(self) -> str | None:
         if self.done and not self._failed:
             render = getattr(self._future.result(), "_repr_html_", None)
             return render() if render else None
-        return shown.words(repr(self)) if self.done else shown.progress_bar(self._title, *self.progress)
+        return (
+            shown.words(repr(self))
+            if self.done
+            else shown.progress_bar(self._title, *self.progress)
+        )
 
     def _ipython_display_(self) -> None:
         shown.show_in_cell(self)

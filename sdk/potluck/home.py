@@ -29,19 +29,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DISCOVER_S = 3.0  # 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
+# 0.1 s on one machine; a phone with a sleeping radio answers the second query, after a second
+DISCOVER_S = 3.0
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
 
 
 class Home(Shown):
-    """The devices of one home, and this notebook's connection to each. Close it, or use it as a context manager.
+    """The devices of one home, and this notebook's connection to each.
+
+    Close it, or use it as a context manager.
 
     Parameters
     ----------
     peers
-        Where agents listen: "192.168.1.7", "jetson.local:47600". Those not paired yet wait for `pair`.
+        Where agents listen: "192.168.1.7", "jetson.local:47600". Those not paired yet wait for
+        `pair`.
     state
-        Directory of this notebook's keys and known devices; default $POTLUCK_HOME or the configuration directory.
+        Directory of this notebook's keys and known devices; default $POTLUCK_HOME or the
+        configuration directory.
     """
 
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
@@ -66,21 +71,29 @@ class Home(Shown):
         self._link = Link(keys, name=name)
         self._members = Members(self._link)
 
-    # --- making one ---------------------------------------------------------------------------------------------------
+    # --- making one -------------------------------------------------------------------------------
 
     @classmethod
     def local(cls, n: int = 2, *, extra: Sequence[str] = ()) -> "Home":
-        """A home of `n` agents on this machine, each as fast as it is, paired silently with keys made for it."""
+        """A home of `n` agents on this machine, each as fast as it is, paired silently with keys
+        made for it.
+        """
         from potluck.sessions.agent_specs import local_specs
 
         return cls._of_lab(local_specs(n), extra=extra)
 
     @classmethod
     def lab(
-        cls, devices: "str | Path | Iterable[Spec]" = "demo", *, time_scale: float = 1.0,
-        script: "Script | None" = None, links: str = "", extra: Sequence[str] = (),
-    ) -> "Home":  # fmt: skip
-        """A home of emulated devices on this machine: real agents and sockets, stretched times, shaped links.
+        cls,
+        devices: "str | Path | Iterable[Spec]" = "demo",
+        *,
+        time_scale: float = 1.0,
+        script: "Script | None" = None,
+        links: str = "",
+        extra: Sequence[str] = (),
+    ) -> "Home":
+        """A home of emulated devices on this machine: real agents and sockets, stretched times,
+        shaped links.
 
         One of that name that `potluck lab up` has started is joined.
 
@@ -93,14 +106,16 @@ class Home(Shown):
         script
             What happens when, see `potluck.lab.scenario`; `home.play` begins another.
         links
-            How links are emulated: "namespaces" (Linux, root) or "relay"; by default the better one that is possible.
+            How links are emulated: "namespaces" (Linux, root) or "relay"; by default the better one
+            that is possible.
         extra
             More options for the command line of every agent.
 
         Raises
         ------
         UserError
-            Nobody knows the home, a device cannot be emulated, or the script names what is not there.
+            Nobody knows the home, a device cannot be emulated, or the script names what is not
+            there.
         """
         return cls._of_lab(devices, time_scale=time_scale, script=script, links=links, extra=extra)
 
@@ -115,7 +130,9 @@ class Home(Shown):
             home._lab = lab
             lab.claim(home._give_way)
             for agent in lab.started:
-                home._members.add(Member(name=agent.name, key=agent.key, addresses=(agent.address,)))
+                home._members.add(
+                    Member(name=agent.name, key=agent.key, addresses=(agent.address,))
+                )
             home._members.join()
             home._members.need(home._members)
         except BaseException:
@@ -127,10 +144,14 @@ class Home(Shown):
 
     @classmethod
     def discover(
-        cls, timeout_s: float = DISCOVER_S, *, state: str | Path | None = None, enough: Enough | None = None
+        cls,
+        timeout_s: float = DISCOVER_S,
+        *,
+        state: str | Path | None = None,
+        enough: Enough | None = None,
     ) -> "Home":
-        """Everybody who announces itself here within `timeout_s` seconds, or until `enough({name: addresses})` says so,
-        and every device paired before at its last addresses.
+        """Everybody who announces itself here within `timeout_s` seconds, or until `enough({name:
+        addresses})` says so, and every device paired before at its last addresses.
 
         Parameters
         ----------
@@ -152,13 +173,16 @@ class Home(Shown):
         try:
             found = browse(timeout_s, enough=enough)
             for known in home._need_ring().devices():
-                home._members.add(Member(name=known.name, key=known.key, addresses=candidates(known, found)))
+                home._members.add(
+                    Member(name=known.name, key=known.key, addresses=candidates(known, found))
+                )
             home._members.join()
             add_strangers(home._members, home._need_ring(), found)
             if not home._members:
                 raise EmptyHome(
                     f"nobody was found within {timeout_s:g} s.",
-                    next_step="Is `potluck agent` running there? Multicast may be blocked: try Home(peers=[ADDRESS]); "
+                    next_step="Is `potluck agent` running there? Multicast may be blocked: try "
+                    "Home(peers=[ADDRESS]); "
                     "`potluck doctor` looks closer.",
                 )
         except BaseException:
@@ -166,7 +190,7 @@ class Home(Shown):
             raise
         return home
 
-    # --- who is there -------------------------------------------------------------------------------------------------
+    # --- who is there -----------------------------------------------------------------------------
 
     @property
     def devices(self) -> Members:
@@ -196,7 +220,9 @@ class Home(Shown):
         return self.pair_all({device: code})[0]
 
     def pair_all(self, codes: Mapping[str, str]) -> tuple[Member, ...]:
-        """Pair with several devices, {name or address: code}, then open the sessions with all of them at once."""
+        """Pair with several devices, {name or address: code}, then open the sessions with all of
+        them at once.
+        """
         paired = [self._pair(device, code) for device, code in codes.items()]
         self._members.join(paired)
         return tuple(self._members[name] for name in paired)
@@ -214,7 +240,8 @@ class Home(Shown):
         return known.name
 
     def trust(self, device: str, key: str, name: str = "") -> Member:
-        """Trust a device whose key you copied yourself (`potluck agent --json` prints it), at this name or address.
+        """Trust a device whose key you copied yourself (`potluck agent --json` prints it), at this
+        name or address.
 
         The device must trust this notebook too: give `home.key` to its `--trust`.
 
@@ -239,7 +266,9 @@ class Home(Shown):
         if not is_key(key):
             raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
         member, addresses = whom(self._members, device)
-        known = self._need_ring().remember(Known(name=name or as_name(device), key=key, addresses=addresses))
+        known = self._need_ring().remember(
+            Known(name=name or as_name(device), key=key, addresses=addresses)
+        )
         if member is not None:
             self._members.remove(member.name)
         return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
@@ -256,8 +285,12 @@ class Home(Shown):
         self._members.remove(device)
 
     def _give_way(self) -> bool:
-        """Whether another home may have these keys by now: one with nothing under way closes for it."""
-        if not self._closed and (any(run.is_open for run in self._runs) or not all(work.done for work in self._work)):
+        """Whether another home may have these keys by now: one with nothing under way closes for
+        it.
+        """
+        if not self._closed and (
+            any(run.is_open for run in self._runs) or not all(work.done for work in self._work)
+        ):
             return False
         self.close()
         return True
@@ -274,23 +307,33 @@ class Home(Shown):
 
     def _need_ring(self) -> "Keyring":
         if self._ring is None:
-            raise HomeError("the agents of a local home are paired already.", next_step="Use Home.discover().")
+            raise HomeError(
+                "the agents of a local home are paired already.", next_step="Use Home.discover()."
+            )
         return self._ring
 
-    # --- the flow -----------------------------------------------------------------------------------------------------
+    # --- the flow ---------------------------------------------------------------------------------
 
     def profile(
-        self, model: "Model", *, train: bool = True, rows: Sequence[int] = ROWS, repeats: int = 3, fresh: bool = False,
+        self,
+        model: "Model",
+        *,
+        train: bool = True,
+        rows: Sequence[int] = ROWS,
+        repeats: int = 3,
+        fresh: bool = False,
         devices: Sequence[str] | None = None,
-    ) -> "Handle[Profile]":  # fmt: skip
-        """Measure how fast each device runs each layer of `model`, and how the devices are connected.
+    ) -> "Handle[Profile]":
+        """Measure how fast each device runs each layer of `model`, and how the devices are
+        connected.
 
         Parameters
         ----------
         model
             What is measured: layer by layer, forward and (for training) backward.
         train
-            Measure training, too. A model without a loss, and a device without torch, are measured for inference.
+            Measure training, too. A model without a loss, and a device without torch, are measured
+            for inference.
         rows
             Batch sizes to measure.
         repeats
@@ -318,14 +361,29 @@ class Home(Shown):
             emulation = self._lab.emulation if self._lab is not None else None
             if emulation is not None:
                 measured = profiling.profile(
-                    self._link, self._members, model, task, emulation, train=train, rows=rows, repeats=repeats,
+                    self._link,
+                    self._members,
+                    model,
+                    task,
+                    emulation,
+                    train=train,
+                    rows=rows,
+                    repeats=repeats,
                     devices=devices,
-                )  # fmt: skip
+                )
             else:
                 measured = profile(
-                    self._link, self._members, model, task, train=train, rows=rows, repeats=repeats,
-                    store=None if fresh else store, save=store, devices=devices,
-                )  # fmt: skip
+                    self._link,
+                    self._members,
+                    model,
+                    task,
+                    train=train,
+                    rows=rows,
+                    repeats=repeats,
+                    store=None if fresh else store,
+                    save=store,
+                    devices=devices,
+                )
             if devices is None:
                 self._profiles[model.signature] = measured
             return measured
@@ -333,7 +391,9 @@ class Home(Shown):
         return self._follow(Handle(work, f"profiling {name_of(model)}"))
 
     def learn(self, run: "Run") -> "Profile":
-        """What this run showed goes into the profile of its model, here and in the cache: see `profile.learning`."""
+        """What this run showed goes into the profile of its model, here and in the cache: see
+        `profile.learning`.
+        """
         from potluck.profile.measure import keep
         from potluck.profile.store import Store
 
@@ -344,21 +404,34 @@ class Home(Shown):
 
     @property
     def network(self) -> Network:
-        """How the devices are connected: as the latest profile measured it, as the lab plays it, or as they say."""
+        """How the devices are connected: as the latest profile measured it, as the lab plays it, or
+        as they say.
+        """
         from potluck.profile.network import network_of
 
         if self._profiles:
             return next(reversed(self._profiles.values())).network
         if self._lab is not None and self._lab.network is not None:
             return self._lab.network
-        return network_of({name: self._members[name].capability for name in self._members.ready}, {})
+        return network_of(
+            {name: self._members[name].capability for name in self._members.ready}, {}
+        )
 
     def deploy(
-        self, plan: Plan, model: "Model | None" = None, *, optimizer: "Optimizer | None" = None, seed: int = 0,
-        resume: str | Path | None = None, schedule: "str | Policy | None" = None,
-        order_transfers: bool | None = None, refine_s: float = 0.0, profile: "Profile | None" = None,
-    ) -> "Handle[Run]":  # fmt: skip
-        """Load `plan` on its devices, weights and all: memory is checked first, then everything or nothing.
+        self,
+        plan: Plan,
+        model: "Model | None" = None,
+        *,
+        optimizer: "Optimizer | None" = None,
+        seed: int = 0,
+        resume: str | Path | None = None,
+        schedule: "str | Policy | None" = None,
+        order_transfers: bool | None = None,
+        refine_s: float = 0.0,
+        profile: "Profile | None" = None,
+    ) -> "Handle[Run]":
+        """Load `plan` on its devices, weights and all: memory is checked first, then everything or
+        nothing.
 
         Parameters
         ----------
@@ -373,11 +446,13 @@ class Home(Shown):
         resume
             A file from `run.save`: goes on where that run was.
         schedule
-            In which order the stages act: "1f1b" (the default for training), "fill-drain", "interleaved",
-            "forward-only" (for inference), or a function from a plan to a `potluck.schedule.ir.Schedule`.
+            In which order the stages act: "1f1b" (the default for training), "fill-drain",
+            "interleaved", "forward-only" (for inference), or a function from a plan to a
+            `potluck.schedule.ir.Schedule`.
         order_transfers, refine_s
-            Whether transfers take turns on shared media, in the order that ends a step soonest (by a profile); default:
-            turns, that order as priorities, or neither, as simulated. CP-SAT (ortools) may better it for `refine_s`.
+            Whether transfers take turns on shared media, in the order that ends a step soonest (by
+            a profile); default: turns, that order as priorities, or neither, as simulated. CP-SAT
+            (ortools) may better it for `refine_s`.
         profile
             What the run is foretold by; default: the latest one of this model here.
 
@@ -394,7 +469,10 @@ class Home(Shown):
         from potluck.run.deploy import deploy
 
         if not isinstance(plan, Plan):
-            raise UserError(f"one plan is deployed, got {type(plan).__name__}.", next_step="home.deploy(plans.best)")
+            raise UserError(
+                f"one plan is deployed, got {type(plan).__name__}.",
+                next_step="home.deploy(plans.best)",
+            )
         chosen = model if model is not None else self._models.get(plan.model)
         if chosen is None:
             raise UserError(
@@ -442,10 +520,12 @@ class Home(Shown):
             This is a real home.
         """
         if self._lab is None:
-            raise HomeError("what happens in a real home cannot be scripted.", next_step="Use Home.lab().")
+            raise HomeError(
+                "what happens in a real home cannot be scripted.", next_step="Use Home.lab()."
+            )
         self._lab.play(script)
 
-    # --- closing ------------------------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -470,4 +550,8 @@ class Home(Shown):
         self.close()
 
     def __repr__(self) -> str:
-        return "<Home, closed>" if self._closed else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
+        return (
+            "<Home, closed>"
+            if self._closed
+            else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
+        )

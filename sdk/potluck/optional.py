@@ -22,7 +22,8 @@ EXTRAS = {
 
 
 def install(extra: str) -> str:
-    """What brings an extra: potluck is in no package registry, so that its own folder is what pip installs.
+    """What brings an extra: potluck is in no package registry, so that its own folder is what pip
+    installs.
 
     The agent has the same words in `potluck_agent/optional.py`.
     """

@@ -1,9 +1,10 @@
-"""The records that flow through the six steps: frozen, validated where they are made, SI units in their names.
+"""The records that flow through the six steps: frozen, validated where they are made, SI units in
+their names.
 
-Device, Medium, Path, Network: the home. Layer, LayerCost: the model and what it costs where. Training, Inference, QoE,
-Problem: what is asked. Stage, Plan: the answer. Tensor, Segment: a cut model's pieces. Event, Trace: what a plan did,
-predicted or measured.
-Pure: the standard library only. In notebooks, records show themselves: see `shown.py`.
+Device, Medium, Path, Network: the home. Layer, LayerCost: the model and what it costs where.
+Training, Inference, QoE, Problem: what is asked. Stage, Plan: the answer. Tensor, Segment: a cut
+model's pieces. Event, Trace: what a plan did, predicted or measured. Pure: the standard library
+only. In notebooks, records show themselves: see `shown.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from potluck.shown import Shown
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
 
-HOME = "home"  # the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
+# the notebook: it feeds inputs and targets and collects losses and outputs, but computes nothing
+HOME = "home"
 
 
 def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
@@ -31,7 +33,9 @@ def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
     except OverflowError:  # a whole number beyond every float
         finite = False
     if value is not None and (not finite or value < 0 or (value == 0 and not zero)):
-        raise UserError(f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}.")
+        raise UserError(
+            f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}."
+        )
 
 
 def _given(what: str, value: float | None, *, zero: bool = False) -> None:
@@ -51,18 +55,21 @@ def _rows(what: str, value: int | None) -> None:
 def _unique(what: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"{what}: {twice[0]!r} appears more than once.", next_step="Give each its own name.")
+        raise UserError(
+            f"{what}: {twice[0]!r} appears more than once.", next_step="Give each its own name."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One device as the planner sees it. A number that nobody knows is None, never a guess.
 
-    `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w` computing, `radio_w` on
-    top while sending or receiving. `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of
-    slicing and adding tensors, in bytes of result (by default that of a slow processor's core). `host` names the
-    physical machine: devices of one host share its processor. `host_cores`: how many of them it lets compute at full
-    speed at once; None: no other one is in its way.
+    `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w`
+    computing, `radio_w` on top while sending or receiving. `overhead_s` is the fixed cost of one
+    instruction, `copy_bytes_per_s` the speed of slicing and adding tensors, in bytes of result (by
+    default that of a slow processor's core). `host` names the physical machine: devices of one host
+    share its processor. `host_cores`: how many of them it lets compute at full speed at once; None:
+    no other one is in its way.
     """
 
     name: str
@@ -80,7 +87,10 @@ class Device:
 
     def __post_init__(self) -> None:
         if not self.name or self.name == HOME:
-            raise UserError(f"A device cannot be called {self.name!r}: that name is taken.", next_step="Rename it.")
+            raise UserError(
+                f"A device cannot be called {self.name!r}: that name is taken.",
+                next_step="Rename it.",
+            )
         _positive(f"{self.name}: memory_bytes", self.memory_bytes)
         _positive(f"{self.name}: copy_bytes_per_s", self.copy_bytes_per_s)
         _positive(f"{self.name}: host_cores", self.host_cores)
@@ -101,10 +111,11 @@ class Medium:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """How data gets from one device to another: the media that it crosses, each with how often, and the latency.
+    """How data gets from one device to another: the media that it crosses, each with how often, and
+    the latency.
 
-    WiFi through an access point crosses the same air twice: `(("air", 2),)`. Inside one machine, `host` names it: what
-    goes there is work for the processor that its devices share.
+    WiFi through an access point crosses the same air twice: `(("air", 2),)`. Inside one machine,
+    `host` names it: what goes there is work for the processor that its devices share.
     """
 
     media: tuple[tuple[str, int], ...]
@@ -127,11 +138,16 @@ class Network:
 
     def __post_init__(self) -> None:
         _unique("network media", [medium.name for medium in self.media])
-        object.__setattr__(self, "_capacity", {medium.name: medium.capacity_bytes_per_s for medium in self.media})
+        object.__setattr__(
+            self, "_capacity", {medium.name: medium.capacity_bytes_per_s for medium in self.media}
+        )
         for (source, target), path in self.paths.items():
             for name, _ in path.media:
                 if name not in self._capacity:
-                    raise UserError(f"The path from {source} to {target} crosses {name!r}, which is not a medium.")
+                    raise UserError(
+                        f"The path from {source} to {target} crosses {name!r}, which is not "
+                        "a medium."
+                    )
 
     def bandwidth(self, source: str, target: str) -> float:
         """Bytes per second of one flow alone on its path; infinite from a device to itself."""
@@ -156,13 +172,17 @@ class Network:
             return self.paths[source, target]
         except KeyError:
             raise UserError(
-                f"The network has no path from {source} to {target}.", next_step="Connect them or leave one out."
+                f"The network has no path from {source} to {target}.",
+                next_step="Connect them or leave one out.",
             ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """What a layer hands to the later layers `to`, the same to each; bytes per row, and the part with a gradient."""
+    """What a layer hands to the later layers `to`, the same to each.
+
+    Bytes per row, and the part with a gradient.
+    """
 
     to: tuple[int, ...]
     output_bytes: int = 0
@@ -171,26 +191,29 @@ class Edge:
     def __post_init__(self) -> None:
         if not self.to or not 0 <= self.gradient_bytes <= self.output_bytes:
             raise UserError(
-                f"an edge to the layers {self.to} needs somebody who takes it, and a gradient within its output: got "
+                f"an edge to the layers {self.to} needs somebody who takes it, and a gradient "
+                "within its output: got "
                 f"gradient_bytes {self.gradient_bytes} and output_bytes {self.output_bytes}."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A run of neighbouring operators that is never cut. Sizes are per row (sample) of the batch unless they say
-    otherwise.
+    """A run of neighbouring operators that is never cut. Sizes are per row (sample) of the batch
+    unless they say otherwise.
 
-    `output_bytes` counts every tensor alive at the cut behind this layer, skip connections and other branches too.
-    `gradient_bytes` is the part of it that carries a gradient back. `activation_bytes` is kept from forward to
-    backward. `parameter_bytes` and `buffer_bytes` are totals. `edges`: to whom it hands what, where the model has
-    parallel branches; none in a chain, where all goes to the next layer. Along a branch tensors are handed on from
-    layer to layer, into another branch they go directly. `feed_bytes`: inputs of the model that no earlier layer reads
-    (those of the first layer are not stated). `norm_values`: values of a channel that its batch norms have to learn by,
-    the fewest of them; 0 where it has none. A layer of 1 cannot train on a single row. `widest_parameter_bytes`: the
-    parameters of that operator which has most, which backward makes a second gradient of before it adds it to that of
-    the micro-batches before; None where nobody knows, so that all parameters count. `reused_bytes`: the parameters that
-    several operators read, which have a gradient more within one backward.
+    `output_bytes` counts every tensor alive at the cut behind this layer, skip connections and
+    other branches too. `gradient_bytes` is the part of it that carries a gradient back.
+    `activation_bytes` is kept from forward to backward. `parameter_bytes` and `buffer_bytes` are
+    totals. `edges`: to whom it hands what, where the model has parallel branches; none in a chain,
+    where all goes to the next layer. Along a branch tensors are handed on from layer to layer, into
+    another branch they go directly. `feed_bytes`: inputs of the model that no earlier layer reads
+    (those of the first layer are not stated). `norm_values`: values of a channel that its batch
+    norms have to learn by, the fewest of them; 0 where it has none. A layer of 1 cannot train on a
+    single row. `widest_parameter_bytes`: the parameters of that operator which has most, which
+    backward makes a second gradient of before it adds it to that of the micro-batches before; None
+    where nobody knows, so that all parameters count. `reused_bytes`: the parameters that several
+    operators read, which have a gradient more within one backward.
     """
 
     name: str
@@ -208,18 +231,28 @@ class Layer:
     reused_bytes: int = 0
 
     def __post_init__(self) -> None:
-        sizes = ("parameter_bytes", "buffer_bytes", "output_bytes", "gradient_bytes", "activation_bytes", "feed_bytes")
+        sizes = (
+            "parameter_bytes",
+            "buffer_bytes",
+            "output_bytes",
+            "gradient_bytes",
+            "activation_bytes",
+            "feed_bytes",
+        )
         for field_name in (*sizes, "norm_values", "widest_parameter_bytes", "reused_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         if self.gradient_bytes > self.output_bytes:
             raise UserError(
-                f"layer {self.name}: gradient_bytes {self.gradient_bytes} exceed output_bytes {self.output_bytes}."
+                f"layer {self.name}: gradient_bytes {self.gradient_bytes} exceed output_bytes "
+                f"{self.output_bytes}."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """Seconds of one layer on one device at several batch sizes (`rows`, ascending); not linear in between.
+    """Seconds of one layer on one device at several batch sizes (`rows`, ascending).
+
+    Not linear in between.
 
     `update_s`: one step of AdamW on its parameters; None where nobody measured or estimated it.
     """
@@ -231,11 +264,16 @@ class LayerCost:
     update_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.rows or self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
+        if (
+            not self.rows
+            or self.rows[0] < 1
+            or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False))
+        ):
             raise UserError(f"Costs need ascending batch sizes from 1 up, got rows={self.rows}.")
         if len(self.forward_s) != len(self.rows) or len(self.backward_s) not in (0, len(self.rows)):
             raise UserError(
-                f"Costs need one time per batch size: {len(self.rows)} batch sizes, {len(self.forward_s)} forward and "
+                f"Costs need one time per batch size: {len(self.rows)} batch sizes, "
+                f"{len(self.forward_s)} forward and "
                 f"{len(self.backward_s)} backward times."
             )
         for seconds in (*self.forward_s, *self.backward_s, self.update_s or 0.0):
@@ -246,7 +284,8 @@ class LayerCost:
 class Training:
     """Train on batches of `batch` rows.
 
-    `micro_batch` None lets the planner choose; `optimizer_copies`: parameter-sized tensors of state.
+    `micro_batch` None lets the planner choose; `optimizer_copies`: parameter-sized tensors of
+    state.
     """
 
     batch: int
@@ -259,7 +298,8 @@ class Training:
         _positive("optimizer_copies", self.optimizer_copies, zero=True)
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise UserError(
-                f"A batch of {self.batch} rows cannot be split into micro-batches of {self.micro_batch}.",
+                f"A batch of {self.batch} rows cannot be split into micro-batches of "
+                f"{self.micro_batch}.",
                 next_step="Choose a micro-batch that divides the batch.",
             )
 
@@ -280,7 +320,10 @@ class Inference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QoE:
-    """What the user wants: seconds per step or request, joules and bytes in total or per device. None: no limit."""
+    """What the user wants: seconds per step or request, joules and bytes in total or per device.
+
+    None: no limit.
+    """
 
     latency_s: float | None = None
     energy_j: float | None = None
@@ -306,10 +349,11 @@ class QoE:
 class Problem(Shown):
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
-    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage (inputs that a later
-    layer is the first to read, its `feed_bytes`, to that one's stage); `result_bytes` comes back. `home` names a
-    home of the library, where it is one. `excluded`: devices of the home that cannot do this at all, and why.
-    `weight_copies`: how often a device holds its weights for inference.
+    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage
+    (inputs that a later layer is the first to read, its `feed_bytes`, to that one's stage);
+    `result_bytes` comes back. `home` names a home of the library, where it is one. `excluded`:
+    devices of the home that cannot do this at all, and why. `weight_copies`: how often a device
+    holds its weights for inference.
     """
 
     model: str
@@ -360,18 +404,31 @@ class Problem(Shown):
         for device in self.devices:
             if device.name == name:
                 return device
-        raise UserError(f"There is no device {name!r}; this home has {', '.join(d.name for d in self.devices)}.")
+        raise UserError(
+            f"There is no device {name!r}; this home has {', '.join(d.name for d in self.devices)}."
+        )
 
 
 def _check_edges(layers: Sequence[Layer]) -> None:
-    """Raise `UserError` unless every edge leads to later layers, and every layer but the last has one."""
+    """Raise `UserError` unless every edge leads to later layers, and every layer but the last has
+    one.
+    """
     for index, layer in enumerate(layers):
         for to in (to for edge in layer.edges for to in edge.to):
             if not index < to < len(layers):
-                fault = f"there are {len(layers)} layers" if to >= len(layers) else "that would be a cycle"
-                raise UserError(f"layer {layer.name} (number {index}) hands its output to layer {to}: {fault}.")
+                fault = (
+                    f"there are {len(layers)} layers"
+                    if to >= len(layers)
+                    else "that would be a cycle"
+                )
+                raise UserError(
+                    f"layer {layer.name} (number {index}) hands its output to layer {to}: {fault}."
+                )
         if not layer.edges and index < len(layers) - 1:
-            raise UserError(f"layer {layer.name} (number {index}) hands its output to nobody; other layers have edges.")
+            raise UserError(
+                f"layer {layer.name} (number {index}) hands its output to nobody; other layers "
+                "have edges."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,7 +452,8 @@ class Stage:
             raise PlanError(f"{where}: it needs devices, each once; got {self.devices}.")
         if len(self.shares) != len(self.devices) or any(share < 1 for share in self.shares):
             raise PlanError(
-                f"{where}: each of its {len(self.devices)} devices needs a share of 1 row or more; got {self.shares}."
+                f"{where}: each of its {len(self.devices)} devices needs a share of 1 row or more; "
+                f"got {self.shares}."
             )
         if self.warm_up < 1:
             raise PlanError(f"{where}: warm_up must be 1 or more, got {self.warm_up}.")
@@ -410,12 +468,12 @@ class Stage:
 class Plan(Shown):
     """Which layers where, in what shares: a document to read, edit and post back.
 
-    `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are taken in micro-batches
-    of the same size and a smaller one (`schedule.division`). Predictions come from the simulator. `unused`
-    says why, per device. `gap_frac`: no plan is faster by more than this part of `latency_s` (of a chain: none in which
-    each device has one stage at most); `energy_gap_frac`: none that is on time takes fewer joules by more than this
-    part of `energy_j`. `problem` is what it was judged for; a plan
-    from a file has none yet.
+    `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are
+    taken in micro-batches of the same size and a smaller one (`schedule.division`). Predictions
+    come from the simulator. `unused` says why, per device. `gap_frac`: no plan is faster by more
+    than this part of `latency_s` (of a chain: none in which each device has one stage at most);
+    `energy_gap_frac`: none that is on time takes fewer joules by more than this part of `energy_j`.
+    `problem` is what it was judged for; a plan from a file has none yet.
     """
 
     planner: str
@@ -439,11 +497,17 @@ class Plan(Shown):
         if not self.stages:
             raise PlanError("A plan needs at least one stage.")
         if self.micro_batch < 1 or self.n_micro_batches < 1:
-            raise PlanError(f"A plan needs micro-batches: got {self.n_micro_batches} of {self.micro_batch} rows.")
+            raise PlanError(
+                f"A plan needs micro-batches: got {self.n_micro_batches} of "
+                f"{self.micro_batch} rows."
+            )
         expected = 0
         for index, stage in enumerate(self.stages):
             if stage.start != expected:
-                raise PlanError(f"stage {index} starts at layer {stage.start}; expected {expected}, without a gap.")
+                raise PlanError(
+                    f"stage {index} starts at layer {stage.start}; expected {expected}, "
+                    "without a gap."
+                )
             expected = stage.stop
             if sum(stage.shares) != self.micro_batch:
                 raise PlanError(
@@ -472,10 +536,12 @@ class Plan(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor at the edge of a segment: its first dimension has `multiple` entries per row of the batch.
+    """A tensor at the edge of a segment: its first dimension has `multiple` entries per row of the
+    batch.
 
-    `row_bytes` per row of the batch. `gradient`: a gradient flows back through it in training. `multiple` 0: it has no
-    batch dimension, every device needs all of it, `row_bytes` is its whole size, and no gradient flows through it.
+    `row_bytes` per row of the batch. `gradient`: a gradient flows back through it in training.
+    `multiple` 0: it has no batch dimension, every device needs all of it, `row_bytes` is its whole
+    size, and no gradient flows through it.
     """
 
     name: str
@@ -489,10 +555,10 @@ class Tensor:
 class Segment:
     """Layers [start, stop) as one piece that a device can load, seen from outside.
 
-    Its inputs in order: `feeds`, model inputs and targets that home sends to this very stage, then `inputs` from the
-    stages that hold the layers `sources` (one for each input; none: the layer before `start`). `outputs` go to the
-    stages that take them; those of the last stage go home (in training the first is the loss). `norm_values`: as of
-    its layers.
+    Its inputs in order: `feeds`, model inputs and targets that home sends to this very stage, then
+    `inputs` from the stages that hold the layers `sources` (one for each input; none: the layer
+    before `start`). `outputs` go to the stages that take them; those of the last stage go home (in
+    training the first is the loss). `norm_values`: as of its layers.
     """
 
     name: str
@@ -530,8 +596,8 @@ class Event:
 class Trace(Shown):
     """What happened, predicted or measured; time 0 is the start of the first step.
 
-    `step_s`: each step (or request) from its start, or from the end of the one before where that was later: of a
-    stream, from answer to answer. Energy is None where nobody knows the power.
+    `step_s`: each step (or request) from its start, or from the end of the one before where that
+    was later: of a stream, from answer to answer. Energy is None where nobody knows the power.
     """
 
     source: str  # "predicted" or "measured"
@@ -558,5 +624,7 @@ class Trace(Shown):
 
     @property
     def whole_s(self) -> tuple[float, ...]:
-        """Seconds of each step from its first event to its last, whatever else is under way meanwhile."""
+        """Seconds of each step from its first event to its last, whatever else is under way
+        meanwhile.
+        """
         return tuple(stop_s - start_s for start_s, stop_s in self.spans)

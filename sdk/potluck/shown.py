@@ -1,6 +1,8 @@
-"""How values show themselves, and what a plan says of itself: asked for here, answered by what stands above.
+"""How values show themselves, and what a plan says of itself: asked for here, answered by what
+stands above.
 
-Values stand below the code that draws them. This file alone looks up, and only when somebody looks at a value.
+Values stand below the code that draws them. This file alone looks up, and only when somebody looks
+at a value.
 """
 
 from pathlib import Path

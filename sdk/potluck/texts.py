@@ -3,15 +3,18 @@
 import re
 from collections.abc import Iterable
 
-# What is drawn as nothing at all and yet is a letter or a mark to Unicode: fillers, joiners, variation selectors.
-_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+# What is drawn as nothing at all and yet is a letter or a mark to Unicode: fillers, joiners,
+# variation selectors.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def harmless(text: str) -> str:
     """The text with blanks for line breaks and the like, and a mark for what a reader cannot see.
 
-    That is what a terminal would obey, what turns the direction of writing, what has no width, and halves of
-    characters.
+    That is what a terminal would obey, what turns the direction of writing, what has no width, and
+    halves of characters.
 
     >>> harmless("dev\\u202eice\\t1")
     'dev\\ufffdice 1'

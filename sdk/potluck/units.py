@@ -1,4 +1,6 @@
-"""Amounts as people write them: "100 Mbit/s" in, bytes per second out; and SI numbers as short text. Pure.
+"""Amounts as people write them: "100 Mbit/s" in, bytes per second out.
+
+And SI numbers as short text. Pure.
 
 The only place where a millisecond or a mebibyte appears.
 """
@@ -8,7 +10,17 @@ import re
 
 from potluck.errors import UserError
 
-_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_PREFIXES = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+}
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ/]*)\s*")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0, "": 1.0}
 
@@ -62,7 +74,16 @@ def _unreadable(amount: str, expected: str) -> UserError:
 UNKNOWN = "–"
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SMALL_TO_LARGE = ((1e-9, "n"), (1e-6, "µ"), (1e-3, "m"), (1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
+_SMALL_TO_LARGE = (
+    (1e-9, "n"),
+    (1e-6, "µ"),
+    (1e-3, "m"),
+    (1.0, ""),
+    (1e3, "k"),
+    (1e6, "M"),
+    (1e9, "G"),
+    (1e12, "T"),
+)
 
 
 def three_digits(value: float) -> str:
@@ -77,12 +98,17 @@ def three_digits(value: float) -> str:
 def _scaled(value: float | None, unit: str, smallest: float = 1e-9) -> str:
     if value is None or math.isnan(value):
         return UNKNOWN
-    if abs(value) < smallest * 1e-3:  # less than a thousandth of the smallest unit is nothing to people
+    # less than a thousandth of the smallest unit is nothing to people
+    if abs(value) < smallest * 1e-3:
         value = 0.0
     if value == 0 or math.isinf(value):
         return f"{three_digits(value)} {unit}"
-    fitting = [pair for pair in _SMALL_TO_LARGE if pair[0] >= smallest and pair[0] <= abs(value) * 1.0005]
-    factor, prefix = fitting[-1] if fitting else next(pair for pair in _SMALL_TO_LARGE if pair[0] >= smallest)
+    fitting = [
+        pair for pair in _SMALL_TO_LARGE if pair[0] >= smallest and pair[0] <= abs(value) * 1.0005
+    ]
+    factor, prefix = (
+        fitting[-1] if fitting else next(pair for pair in _SMALL_TO_LARGE if pair[0] >= smallest)
+    )
     return f"{three_digits(value / factor)} {prefix}{unit}"
 
 
@@ -95,7 +121,11 @@ def size(nbytes: float | None) -> str:
     power = 0
     while abs(nbytes) / 1024**power >= 999.5 and power < len(_BINARY) - 1:
         power += 1
-    return f"{nbytes:.0f} B" if power == 0 else f"{three_digits(nbytes / 1024**power)} {_BINARY[power]}"
+    return (
+        f"{nbytes:.0f} B"
+        if power == 0
+        else f"{three_digits(nbytes / 1024**power)} {_BINARY[power]}"
+    )
 
 
 def rate(bytes_per_s: float | None) -> str:
@@ -108,7 +138,11 @@ def duration(seconds: float | None) -> str:
     if seconds is None or math.isnan(seconds):
         return UNKNOWN
     if math.isinf(seconds) or abs(seconds) < 99.95:
-        return _scaled(seconds, "s") if abs(seconds) < 1 or math.isinf(seconds) else f"{three_digits(seconds)} s"
+        return (
+            _scaled(seconds, "s")
+            if abs(seconds) < 1 or math.isinf(seconds)
+            else f"{three_digits(seconds)} s"
+        )
     minutes, rest_s = divmod(round(abs(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     sign = "-" if seconds < 0 else ""

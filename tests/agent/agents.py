@@ -1,4 +1,7 @@
-"""Real agents on loopback for tests, and raw peers that talk to them; whatever is started is ended."""
+"""Real agents on loopback for tests, and raw peers that talk to them.
+
+Whatever is started is ended.
+"""
 
 import json
 import os
@@ -35,7 +38,9 @@ class Keys:
 class RunningAgent:
     """An agent's process."""
 
-    def __init__(self, process: subprocess.Popen[str], facts: dict[str, Any], directory: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], facts: dict[str, Any], directory: Path
+    ) -> None:
         self.process, self.directory = process, directory
         self.port, self.key, self.code = int(facts["port"]), str(facts["key"]), str(facts["code"])
 
@@ -55,14 +60,40 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @contextmanager
 def agent(
-    directory: Path, *arguments: str, name: str = "jetson", port: int = 0, program: Sequence[str] = ("potluck_agent",)
+    directory: Path,
+    *arguments: str,
+    name: str = "jetson",
+    port: int = 0,
+    program: Sequence[str] = ("potluck_agent",),
 ) -> Iterator[RunningAgent]:
-    """An agent that is ready; afterwards it is stopped, nothing of it may be left, and no fault may have happened."""
-    fixed = ["--name", name, "--port", str(port), "--bind", "127.0.0.1", "--state", str(directory), "--json"]
+    """An agent that is ready; afterwards it is stopped, nothing of it may be left, and no fault may
+    have happened.
+    """
+    fixed = [
+        "--name",
+        name,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--state",
+        str(directory),
+        "--json",
+    ]
     mdns = [] if "--mdns" in arguments else ["--no-mdns"]
     module = [] if program[0].endswith(".py") else ["-m"]
-    line = [sys.executable, *module, *program, "start", *fixed, *mdns, *(a for a in arguments if a != "--mdns")]
-    process = subprocess.Popen([*line, "--die-with-parent"], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    line = [
+        sys.executable,
+        *module,
+        *program,
+        "start",
+        *fixed,
+        *mdns,
+        *(a for a in arguments if a != "--mdns"),
+    ]
+    process = subprocess.Popen(
+        [*line, "--die-with-parent"], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
     assert process.stdout is not None
     try:
         ready = process.stdout.readline()
@@ -91,7 +122,10 @@ def faults_of(directory: Path) -> str:
 
 
 class RawPeer:
-    """A peer with three DEALERs, that can also say what it must not. `keys` None: without encryption."""
+    """A peer with three DEALERs, that can also say what it must not.
+
+    `keys` None: without encryption.
+    """
 
     def __init__(self, port: int, server_key: str, keys: Keys | None) -> None:
         self.context: Any = zmq.Context()
@@ -101,7 +135,10 @@ class RawPeer:
             dealer.linger = 0
             if keys is not None:
                 dealer.curve_serverkey = server_key.encode()
-                dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+                dealer.curve_publickey, dealer.curve_secretkey = (
+                    keys.public.encode(),
+                    keys.secret.encode(),
+                )
             dealer.probe_router = channel is Channel.DATA
             dealer.connect(f"tcp://127.0.0.1:{port + offset}")
             self.sockets[channel] = dealer
@@ -114,7 +151,8 @@ class RawPeer:
 
     def say(self, message: Message, *buffers: bytes) -> None:
         channel = MESSAGES[NUMBER_OF[type(message)]].channel
-        with suppress(zmq.Again):  # whoever was refused by now has no connection left to say it over
+        # whoever was refused by now has no connection left to say it over
+        with suppress(zmq.Again):
             self.sockets[channel].send_multipart(encode(message, buffers), zmq.DONTWAIT)
 
     def hear(self, channel: Channel = Channel.CONTROL) -> tuple[Message, tuple[Any, ...]]:

@@ -1,4 +1,6 @@
-"""A real agent from start to end: pairing and forgetting, ports, state directories, signals, its parent's death."""
+"""A real agent from start to end: pairing and forgetting, ports, state directories, signals, its
+parent's death.
+"""
 
 import json
 import os
@@ -23,7 +25,7 @@ ADA, STRANGER = Keys(), Keys()
 TRUST = ("--trust", f"{ADA.public}:ada")
 
 
-# --- pairing ----------------------------------------------------------------------------------------------------------
+# --- pairing --------------------------------------------------------------------------------------
 
 
 def test_pairing_over_the_wire_lets_exactly_that_key_in(tmp_path):
@@ -48,7 +50,10 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
     bob = Keys()
     with agent(tmp_path, "--pair", *TRUST) as running:
         pair(running.port, running.code, bob, "bob")
-        with RawPeer(running.port, running.key, bob) as peer, RawPeer(running.port, running.key, ADA) as other:
+        with (
+            RawPeer(running.port, running.key, bob) as peer,
+            RawPeer(running.port, running.key, ADA) as other,
+        ):
             assert isinstance(peer.ask(Ping(seq=1)), Pong)
             assert isinstance(other.ask(Ping(seq=1)), Pong)
             monitor = peer.sockets[Channel.PULSE].get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -89,7 +94,9 @@ def shower(directory):
 
 
 @pytest.mark.parametrize("n_times", [1, 2, 3])
-def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_before(tmp_path, n_times):
+def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_before(
+    tmp_path, n_times
+):
     bob = Keys()
     with agent(tmp_path) as running:
         for _ in range(n_times):
@@ -132,25 +139,30 @@ def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
         assert peer.hears_nothing()
 
 
-# --- starting and ending ----------------------------------------------------------------------------------------------
+# --- starting and ending --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "offset", [limits.CONTROL_OFFSET, limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET]
+    "offset",
+    [limits.CONTROL_OFFSET, limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET],
 )
 def test_each_of_the_four_ports_is_needed_and_one_in_use_is_named(tmp_path, offset):
     with ExitStack() as stack:
         base, sockets = four_free_ports(stack)
         for other in set(range(4)) - {offset}:
             sockets[other].close()
-        answer = command("--port", str(base), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
+        answer = command(
+            "--port", str(base), "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns"
+        )
     assert answer.returncode == 1
     assert f"port {base + offset}" in answer.stderr
     assert "--port" in answer.stderr
 
 
 def four_free_ports(stack):
-    """The first of four ports in a row, where neither connections nor agents get theirs, and sockets that hold them."""
+    """The first of four ports in a row, where neither connections nor agents get theirs, and
+    sockets that hold them.
+    """
     for base in random.SystemRandom().sample(range(10_000, 20_000, 4), 100):
         sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
         with suppress(OSError):
@@ -163,7 +175,9 @@ def four_free_ports(stack):
 
 def test_two_agents_cannot_share_a_state_directory(tmp_path):
     with agent(tmp_path):
-        answer = command("--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns")
+        answer = command(
+            "--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns"
+        )
     assert answer.returncode == 1
     assert "--state" in answer.stderr
 
@@ -172,7 +186,8 @@ def test_two_agents_cannot_share_a_state_directory(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_may_be_started_again_in_the_instant_in_which_it_ends(tmp_path, number):
     with agent(tmp_path) as running:
-        running.process.send_signal(number)  # its parent has not looked yet: it is ending, or a zombie
+        # its parent has not looked yet: it is ending, or a zombie
+        running.process.send_signal(number)
         with agent(tmp_path, port=running.port) as successor:
             assert successor.key == running.key
 
@@ -187,10 +202,22 @@ def test_a_signal_ends_it_in_good_order(tmp_path, number):
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_it_dies_with_whoever_started_it_even_by_kill_9(tmp_path):
-    line = ["--name", "x", "--port", "0", "--bind", "127.0.0.1", "--state", str(tmp_path), "--no-mdns", "--json"]
+    line = [
+        "--name",
+        "x",
+        "--port",
+        "0",
+        "--bind",
+        "127.0.0.1",
+        "--state",
+        str(tmp_path),
+        "--no-mdns",
+        "--json",
+    ]
     script = (
         "import subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, '-m', 'potluck_agent', *{line!r}, '--die-with-parent'])\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'potluck_agent', *{line!r}, "
+        "'--die-with-parent'])\n"
         "print(p.pid, flush=True)\ntime.sleep(1000)\n"
     )
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -214,10 +241,14 @@ def test_two_devices_of_one_name_are_both_announced(tmp_path):
         return sorted(address.port for addresses in found.values() for address in addresses)
 
     def announced(*agents):
-        """What is found once these are; names are told apart by who was first, so each is waited for."""
+        """What is found once these are; names are told apart by who was first, so each is waited
+        for.
+        """
         wanted = {agent.port for agent in agents}
         found = browse(PATIENCE_S, enough=lambda found: wanted <= set(ports(found)))
-        return {name: tuple(a for a in places if a.port in wanted) for name, places in found.items()}
+        return {
+            name: tuple(a for a in places if a.port in wanted) for name, places in found.items()
+        }
 
     with agent(tmp_path / "a", "--mdns", name="twin") as first:
         assert ports(announced(first)) == [first.port]
@@ -236,9 +267,12 @@ def test_the_key_stays_the_same_over_a_restart(tmp_path):
 
 def test_importing_the_agent_loads_nothing_heavy():
     script = (
-        "import sys, potluck_agent.cli.main, potluck_agent.net.event_loop, potluck_agent.core.machine\n"
+        "import sys, potluck_agent.cli.main, potluck_agent.net.event_loop, "
+        "potluck_agent.core.machine\n"
         "heavy = ('torch', 'numpy', 'scipy', 'onnx', 'onnxruntime', 'zeroconf', 'spake2')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "[]"

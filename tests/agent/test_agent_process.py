@@ -1,4 +1,6 @@
-"""A real agent over real sockets: what strangers get (nothing), what bad input does (nothing), how it ends."""
+"""A real agent over real sockets: what strangers get (nothing), what bad input does (nothing), how
+it ends.
+"""
 
 import json
 import os
@@ -65,17 +67,20 @@ def ada(jetson):
         peer.say(Goodbye())
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- strangers ------------------------------------------------------------------------------------
 
 OUTSIDERS = {"unknown key": STRANGER, "no encryption": None}
-NETWORK = [e for e in MESSAGES.values() if e.channel in (Channel.CONTROL, Channel.DATA, Channel.PULSE)]
+NETWORK = [
+    e for e in MESSAGES.values() if e.channel in (Channel.CONTROL, Channel.DATA, Channel.PULSE)
+]
 
 
 @pytest.mark.parametrize("who", OUTSIDERS)
 def test_a_stranger_gets_nothing_whatever_it_says(jetson, who):
     with ExitStack() as stack:
         outsiders = []
-        for entry in NETWORK:  # each over a connection of its own: one that was refused takes no more
+        # each over a connection of its own: one that was refused takes no more
+        for entry in NETWORK:
             outsider = stack.enter_context(RawPeer(jetson.port, jetson.key, OUTSIDERS[who]))
             outsider.say(entry.type(), *[b"{}"] * entry.buffers[0])
             outsiders.append(outsider)
@@ -99,7 +104,7 @@ def test_a_pickle_on_any_socket_is_no_message(jetson, ada):
     assert not os.path.exists("/tmp/potluck-was-here")
 
 
-# --- what a paired peer may get wrong ---------------------------------------------------------------------------------
+# --- what a paired peer may get wrong -------------------------------------------------------------
 
 PING = encode(Ping(seq=1))[0]
 BROKEN = [
@@ -142,7 +147,14 @@ def test_an_oversize_frame_cuts_its_connection_and_nothing_else(jetson, ada):
 def test_a_huge_frame_before_the_handshake_takes_no_memory(jetson, ada):
     before = psutil.Process(jetson.process.pid).memory_info().rss
     with socket.create_connection(("127.0.0.1", jetson.port)) as raw:
-        raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47) + b"\x06" + struct.pack(">Q", 2**62))
+        raw.sendall(
+            b"\xff"
+            + bytes(8)
+            + b"\x7f\x03\x01CURVE"
+            + bytes(47)
+            + b"\x06"
+            + struct.pack(">Q", 2**62)
+        )
         raw.settimeout(PATIENCE_S)
         wait_until_hung_up(raw)
     assert isinstance(ada.ask(Ping(seq=1)), Pong)
@@ -160,7 +172,7 @@ def test_another_major_version_is_refused(ada):
     assert (answer.code, answer.about) == (RefusalCode.VERSION, 1)
 
 
-# --- real work --------------------------------------------------------------------------------------------------------
+# --- real work ------------------------------------------------------------------------------------
 
 
 def floats(*numbers):
@@ -204,7 +216,14 @@ def test_a_program_runs_on_a_real_worker_and_its_values_come_home(ada):
     said = statement.read(document)
     assert (said["name"], said["memory_bytes"]) == ("jetson", 64 * 2**20)
     assert "torch" in said["backends"]
-    rows = [recv("x"), cut("x", "a", 0, 2), cut("x", "b", 2, 4), add("a", "b", "c"), send("c"), send("x", name="echo")]
+    rows = [
+        recv("x"),
+        cut("x", "a", 0, 2),
+        cut("x", "b", 2, 4),
+        add("a", "b", "c"),
+        send("c"),
+        send("x", name="echo"),
+    ]
     assert ada.ask(Prepare(run="r", epoch=1), *plan(*rows)) == Prepared(run="r", epoch=1)
     assert ada.ask(Commit(run="r", epoch=1)) == Committed(run="r", epoch=1)
     data = floats(1, 2, 3, 4)
@@ -228,27 +247,44 @@ def test_failures_in_the_worker_are_named_and_the_agent_lives(jetson, ada):
     assert isinstance(ada.ask(Prepare(run="f", epoch=1), *plan(*rows)), Prepared)
     ada.say(Execute(run="f", epoch=1, program="p"))
     data = floats(1, 2)
-    ada.say(Value(transfer=1, run="f", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64), data)
+    ada.say(
+        Value(
+            transfer=1,
+            run="f",
+            epoch=1,
+            program="p",
+            name="x",
+            shape=(2,),
+            nbytes=8,
+            chunk_bytes=64,
+        ),
+        data,
+    )
     failed, _ = ada.hear()
     assert (type(failed), failed.instruction, failed.cause) == (Failed, 1, FailureCause.INPUT)
     (worker,) = psutil.Process(jetson.process.pid).children()
     ada.say(Execute(run="f", epoch=1, program="p", step=1))
-    assert isinstance(ada.ask(Prepare(run="f", epoch=1), *plan(*rows)), Prepared)  # so the execution has begun
+    # so the execution has begun
+    assert isinstance(ada.ask(Prepare(run="f", epoch=1), *plan(*rows)), Prepared)
     worker.kill()
     failed, _ = ada.hear()
     assert (type(failed), failed.step, failed.cause) == (Failed, 1, FailureCause.CRASHED)
-    assert isinstance(ada.ask(Prepare(run="g", epoch=1), *plan(recv("x"))), Prepared)  # and there is a new one
+    # and there is a new one
+    assert isinstance(ada.ask(Prepare(run="g", epoch=1), *plan(recv("x"))), Prepared)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL])
-def test_native_code_that_crashes_ends_the_step_by_name_and_the_worker_starts_again(jetson, ada, number):
+def test_native_code_that_crashes_ends_the_step_by_name_and_the_worker_starts_again(
+    jetson, ada, number
+):
     assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
     rows = [recv("x"), cut("x", "a", 0, 1)]
     assert isinstance(ada.ask(Prepare(run="c", epoch=1), *plan(*rows)), Prepared)
     ada.say(Execute(run="c", epoch=1, program="p"))
-    assert isinstance(ada.ask(Prepare(run="c", epoch=1), *plan(*rows)), Prepared)  # so the execution has begun
+    # so the execution has begun
+    assert isinstance(ada.ask(Prepare(run="c", epoch=1), *plan(*rows)), Prepared)
     (worker,) = psutil.Process(jetson.process.pid).children()
     worker.send_signal(number)
     failed, _ = ada.hear()
@@ -297,7 +333,9 @@ def test_two_devices_stream_to_each_other(tmp_path):
         for peer in (to_left, to_right):
             assert isinstance(peer.hear()[0], Welcome)
             assert peer.ask(Roster(home="h"), json.dumps(members).encode()) == RosterSet(home="h")
-        assert isinstance(to_left.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "right"))), Prepared)
+        assert isinstance(
+            to_left.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "right"))), Prepared
+        )
         rows = [recv("x", "left"), add("x", "x", "y"), send("y")]
         assert isinstance(to_right.ask(Prepare(run="r", epoch=1), *plan(*rows)), Prepared)
         for peer in (to_left, to_right):
@@ -335,9 +373,14 @@ def test_a_device_that_was_refused_gets_through_as_soon_as_it_is_known(tmp_path)
 
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
-    with agent(tmp_path, *TRUST, "--hang", "2") as running, RawPeer(running.port, running.key, ADA) as peer:
+    with (
+        agent(tmp_path, *TRUST, "--hang", "2") as running,
+        RawPeer(running.port, running.key, ADA) as peer,
+    ):
         assert isinstance(peer.ask(Hello(major=1, name="ada")), Welcome)
-        assert isinstance(peer.ask(Prepare(run="r", epoch=1), *plan(recv("x"), cut("x", "a"))), Prepared)
+        assert isinstance(
+            peer.ask(Prepare(run="r", epoch=1), *plan(recv("x"), cut("x", "a"))), Prepared
+        )
         (worker,) = psutil.Process(running.process.pid).children()
         worker.suspend()
         peer.say(Execute(run="r", epoch=1, program="p"))

@@ -1,4 +1,6 @@
-"""The last line of defence: what raises that nothing may raise costs whoever it came from, and never the agent."""
+"""The last line of defence: what raises that nothing may raise costs whoever it came from, and
+never the agent.
+"""
 
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command, faults_of
@@ -62,7 +64,12 @@ FAULT = TypeError("unhashable")
 
 def at_work():
     """A step whose one task is with the worker."""
-    talk = Talk().begin().roster().load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a", "phone"))
+    talk = (
+        Talk()
+        .begin()
+        .roster()
+        .load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a", "phone"))
+    )
     talk.hear(RUN)
     talk.hear(value(), EIGHT)
     talk.hear(value("y"), EIGHT, sender=MEMBER_SENDER)
@@ -90,7 +97,9 @@ def test_a_notebook_that_caused_it_loses_its_session_and_another_works_on():
     assert actions[0].message == Goodbye(reason="a fault in the agent (TypeError), see its report")
     assert messages(actions, Failed)[0].cause == FailureCause.CANCELLED
     assert talk.core.n_sessions == 1
-    assert talk.hear(Drop(run="s"), sender=OTHER_SENDER) == [ToPeer(OTHER_SENDER.key, Dropped(run="s"))]
+    assert talk.hear(Drop(run="s"), sender=OTHER_SENDER) == [
+        ToPeer(OTHER_SENDER.key, Dropped(run="s"))
+    ]
 
 
 def test_a_member_that_caused_it_costs_the_steps_and_nothing_else():
@@ -100,7 +109,9 @@ def test_a_member_that_caused_it_costs_the_steps_and_nothing_else():
     assert talk.core.n_sessions == 1
 
 
-@pytest.mark.parametrize("event", [FromWorker(Computed(tag=1)), WorkerDied(FailureCause.CRASHED, "x")])
+@pytest.mark.parametrize(
+    "event", [FromWorker(Computed(tag=1)), WorkerDied(FailureCause.CRASHED, "x")]
+)
 def test_a_worker_that_caused_it_is_ended(event):
     talk = at_work()
     actions = survive(talk, event)
@@ -131,11 +142,12 @@ def test_where_the_ordinary_path_fails_too_everything_begins_anew(monkeypatch):
     actions = talk.core.survive(FromPeer(OWNER_SENDER, Drop(run="r")), FAULT, talk.now_s)
     assert talk.core.n_faults == 2
     assert KillWorker("a fault in the agent") in actions
-    assert messages(talk.load(recv("x")).hear(RUN), Refused)  # no session: it has to say hello first
+    # no session: it has to say hello first
+    assert messages(talk.load(recv("x")).hear(RUN), Refused)
     assert messages(talk.begin().load(recv("x")).hear(RUN), Goodbye) == []
 
 
-# --- actions that could not be carried out ----------------------------------------------------------------------------
+# --- actions that could not be carried out --------------------------------------------------------
 
 
 def undone(talk, action):
@@ -186,10 +198,12 @@ def test_a_notebook_that_cannot_be_answered_loses_its_session():
     talk = at_work()
     assert messages(undone(talk, ToPeer(OWNER_KEY, Prepared())), Goodbye)
     assert talk.core.n_sessions == 0
-    assert talk.core.handle(Undone(ToPeer(OWNER_KEY, Goodbye()), "why"), talk.now_s) == [Report("why")]
+    assert talk.core.handle(Undone(ToPeer(OWNER_KEY, Goodbye()), "why"), talk.now_s) == [
+        Report("why")
+    ]
 
 
-# --- the process ------------------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 BREAKS = """
 import sys
@@ -209,7 +223,9 @@ def test_a_real_agent_lives_on_and_keeps_a_report_and_a_recording(tmp_path):
     ada, bob, state, recording = Keys(), Keys(), tmp_path / "state", str(tmp_path / "fault.rec")
     trust = ("--trust", f"{ada.public}:ada", "--trust", f"{bob.public}:bob")
     with (
-        agent(state, *trust, "--record", recording, program=(str(tmp_path / "breaks.py"),)) as jetson,
+        agent(
+            state, *trust, "--record", recording, program=(str(tmp_path / "breaks.py"),)
+        ) as jetson,
         RawPeer(jetson.port, jetson.key, ada) as first,
         RawPeer(jetson.port, jetson.key, bob) as second,
     ):

@@ -1,4 +1,6 @@
-"""A real agent whose worker was taken over: whatever it says down the pipe ends it, and never the agent."""
+"""A real agent whose worker was taken over: whatever it says down the pipe ends it, and never the
+agent.
+"""
 
 import pytest
 import zmq
@@ -43,7 +45,9 @@ def jetson(tmp_path_factory, file):
     """One agent for all rows: it has to outlive them all, without a fault."""
     file.write_text(HONEST)
     program = ("potluck.testing.worker", str(file))
-    with agent(tmp_path_factory.mktemp("jetson"), *TRUST, "--hang", "1", program=program) as running:
+    with agent(
+        tmp_path_factory.mktemp("jetson"), *TRUST, "--hang", "1", program=program
+    ) as running:
         yield running
 
 

@@ -48,7 +48,9 @@ def test_a_corrupt_key_file_is_an_error_and_stays_as_it_is(tmp_path, content):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("content", [b"{", b"5", b'[{"name": "a"}]', b'[{"name": "a", "key": "b", "role": "owner"}]'])
+@pytest.mark.parametrize(
+    "content", [b"{", b"5", b'[{"name": "a"}]', b'[{"name": "a", "key": "b", "role": "owner"}]']
+)
 def test_a_corrupt_peers_file_is_an_error_and_stays_as_it_is(tmp_path, content):
     path = tmp_path / keys.PEERS
     path.write_bytes(content)
@@ -78,7 +80,10 @@ def test_peers_are_added_and_forgotten(tmp_path):
 def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
     for key in (KEYS[0], KEYS[1], KEYS[0]):
         keys.add_peer(tmp_path, Peer(name="laptop", key=key))
-    assert {peer.key: peer.name for peer in keys.load_peers(tmp_path)} == {KEYS[0]: "laptop", KEYS[1]: "laptop-2"}
+    assert {peer.key: peer.name for peer in keys.load_peers(tmp_path)} == {
+        KEYS[0]: "laptop",
+        KEYS[1]: "laptop-2",
+    }
 
 
 def test_fingerprints_are_25_characters_and_differ():
@@ -93,7 +98,7 @@ def test_a_state_directory_that_cannot_be_is_an_error(tmp_path):
         keys.open_state_dir(tmp_path / "file" / "below")
 
 
-# --- how commands reach a running agent -------------------------------------------------------------------------------
+# --- how commands reach a running agent -----------------------------------------------------------
 
 
 def test_one_agent_per_state_directory(tmp_path):
@@ -104,7 +109,9 @@ def test_one_agent_per_state_directory(tmp_path):
     assert control_files.running(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "born_s": 1.0}', b'{"pid": -5}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "born_s": 1.0}', b'{"pid": -5}']
+)
 def test_what_a_killed_agent_left_behind_does_not_count(tmp_path, content):
     (tmp_path / control_files.RUNNING).write_bytes(content)
     assert control_files.running(tmp_path) is None
@@ -119,7 +126,7 @@ def test_a_window_is_asked_for_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 def start(*words):
@@ -127,7 +134,9 @@ def start(*words):
 
 
 def test_start_is_understood_without_saying_so():
-    assert start("--port", "0", "--name", "jetson") == start("start", "--port", "0", "--name", "jetson")
+    assert start("--port", "0", "--name", "jetson") == start(
+        "start", "--port", "0", "--name", "jetson"
+    )
 
 
 @pytest.mark.parametrize("word", ["nope", "stop", "restart"])
@@ -140,7 +149,8 @@ def test_a_command_that_there_is_none_is_named_with_those_that_there_are(word, c
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("2Gi", 2 * 2**30), ("2GiB", 2 * 2**30), ("500MB", 5 * 10**8), ("1.5g", 15 * 10**8)]
+    ("text", "nbytes"),
+    [("2Gi", 2 * 2**30), ("2GiB", 2 * 2**30), ("500MB", 5 * 10**8), ("1.5g", 15 * 10**8)],
 )
 def test_reads_amounts_of_memory(text, nbytes):
     assert start("--memory", text).memory_bytes == nbytes

@@ -1,4 +1,6 @@
-"""`potluck agent start --record FILE` and `potluck agent replay FILE`: a real agent's life, played again."""
+"""`potluck agent start --record FILE` and `potluck agent replay FILE`: a real agent's life, played
+again.
+"""
 
 import stat
 import sys
@@ -40,7 +42,16 @@ def live(running, bob):
         assert isinstance(peer.ask(Prepare(run="r", epoch=1), *rows), Prepared)
         assert isinstance(peer.ask(Commit(run="r", epoch=1)), Committed)
         peer.say(Execute(run="r", epoch=1, program="p"))
-        value = Value(transfer=1, run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64)
+        value = Value(
+            transfer=1,
+            run="r",
+            epoch=1,
+            program="p",
+            name="x",
+            shape=(2,),
+            nbytes=8,
+            chunk_bytes=64,
+        )
         peer.say(value, EIGHT)
         home = peer.hear(Channel.DATA)[0]
         while not isinstance(home, Value):
@@ -111,7 +122,10 @@ def test_where_a_replay_differs_is_said(recorded, tmp_path):
     file_of(path, *entries)
     answer = command("replay", str(path))
     assert answer.returncode == 1
-    assert "DIFFERS: recorded was KillWorker no notebook is listening; the replay has KillWorker" in answer.stdout
+    assert (
+        "DIFFERS: recorded was KillWorker no notebook is listening; the replay has KillWorker"
+        in answer.stdout
+    )
     assert "the replay differs at 1 of them, first at +" in answer.stdout.splitlines()[-1]
 
 
@@ -127,7 +141,7 @@ def test_what_a_stranger_said_cannot_command_the_terminal(tmp_path):
     assert "name=?[2Jbob" in answer.stdout
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def file_of(path, *entries, **how):
@@ -203,7 +217,9 @@ def test_every_cut_is_said_with_what_came_before_it(tmp_path):
             assert list(read) == []
         else:
             begins = max(end for end in ends if end <= length)
-            with pytest.raises(AgentError, match=f"cut off: its last entry begins at byte {begins} "):
+            with pytest.raises(
+                AgentError, match=f"cut off: its last entry begins at byte {begins} "
+            ):
                 next(read)
 
 
@@ -241,7 +257,16 @@ def test_a_broken_recording_is_an_error_in_one_line(tmp_path, data, text):
 def test_a_recording_is_never_written_over(tmp_path):
     path = tmp_path / "precious.rec"
     path.write_bytes(b"evidence")
-    answer = command("start", "--state", str(tmp_path / "state"), "--no-mdns", "--port", "0", "--record", str(path))
+    answer = command(
+        "start",
+        "--state",
+        str(tmp_path / "state"),
+        "--no-mdns",
+        "--port",
+        "0",
+        "--record",
+        str(path),
+    )
     assert answer.returncode == 1
     assert "is there already" in answer.stderr
     assert path.read_bytes() == b"evidence"

@@ -1,9 +1,13 @@
-"""GLOSSARY.md is a table to look words up in: sorted, each term once, each with a meaning and a place."""
+"""GLOSSARY.md is a table to look words up in: sorted, each term once, each with a meaning and a
+place.
+"""
 
 from tests.frame.lint import ROOT
 
 LINES = (ROOT / "sdk" / "GLOSSARY.md").read_text(encoding="utf-8").splitlines()
-ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in LINES if line.startswith("| ")][1:]
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]] for line in LINES if line.startswith("| ")
+][1:]
 
 
 def test_terms_are_sorted_and_unique():

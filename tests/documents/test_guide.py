@@ -1,4 +1,6 @@
-"""The guide and the API reference can be made: every link leads somewhere, and the code on pages runs."""
+"""The guide and the API reference can be made: every link leads somewhere, and the code on pages
+runs.
+"""
 
 import importlib.util
 import re
@@ -32,14 +34,24 @@ def test_everything_is_made_and_every_link_leads_somewhere(tmp_path, monkeypatch
     made = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
     shown = re.findall(r"\]\((pictures/[^)]+)\)", (PAGES / "tutorial.md").read_text())
     assert shown
-    assert {*shown, "index.html", "protocol.html", "reference/potluck.html", "reference/potluck/home.html"} <= made
+    assert {
+        *shown,
+        "index.html",
+        "protocol.html",
+        "reference/potluck.html",
+        "reference/potluck/home.html",
+    } <= made
     tutorial = (tmp_path / "out" / "tutorial.html").read_text()
     assert "largest difference below 1e-5: True" in tutorial
 
 
 def test_a_lost_link_is_named(build, tmp_path):
-    (tmp_path / "a.html").write_text('<h1 id="here">A</h1><a href="b.html#there">b</a> <a href="#here">a</a>')
-    (tmp_path / "b.html").write_text('<a href="a.html#here">a</a> <a href="https://example.org/none">far</a>')
+    (tmp_path / "a.html").write_text(
+        '<h1 id="here">A</h1><a href="b.html#there">b</a> <a href="#here">a</a>'
+    )
+    (tmp_path / "b.html").write_text(
+        '<a href="a.html#here">a</a> <a href="https://example.org/none">far</a>'
+    )
     assert build.lost_links(tmp_path) == ["a.html: b.html#there"]
     (tmp_path / "b.html").write_text('<h1 id="there">B</h1><img src="c.svg">')
     assert build.lost_links(tmp_path) == ["b.html: c.svg"]

@@ -1,4 +1,6 @@
-"""The installs that the README names, each in a bare environment of its own: what it brings is what it says."""
+"""The installs that the README names, each in a bare environment of its own: what it brings is what
+it says.
+"""
 
 import json
 import subprocess
@@ -9,14 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TORCH = "torch==2.13.0"  # the build for a processor alone, as the README advises; others bring gigabytes
+# the build for a processor alone, as the README advises; others bring gigabytes
+TORCH = "torch==2.13.0"
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     into = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-c", "import sys, hatchling.build as b; b.build_wheel(sys.argv[1])", str(into), cwd=ROOT)
+    run(
+        sys.executable,
+        "-c",
+        "import sys, hatchling.build as b; b.build_wheel(sys.argv[1])",
+        str(into),
+        cwd=ROOT,
+    )
     (built,) = into.glob("*.whl")
     return built
 
@@ -30,7 +39,14 @@ def run(*line, **options):
 def environment(folder, wheel, extras):
     """The `bin` of a new environment with the wheel and these extras."""
     run(sys.executable, "-m", "venv", str(folder))
-    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    pip = (
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    )
     if {"torch", "sdk", "demo"} & set(extras.split(",")):
         run(*pip, TORCH)
     run(*pip, f"potluck[{extras}] @ {wheel.as_uri()}" if extras else str(wheel))
@@ -79,7 +95,11 @@ def test_an_agent_says_what_it_computes_with(tmp_path, wheel, extras, says):
 
 def test_the_notebook_s_computer_plans_trains_and_opens_notebooks(tmp_path, wheel):
     folder = environment(tmp_path / "venv", wheel, "sdk,demo,notebook")
-    plan = run(folder / "potluck", "plan", "family", "efficientnet-b1", "--infer", "streaming", "--json")
+    plan = run(
+        folder / "potluck", "plan", "family", "efficientnet-b1", "--infer", "streaming", "--json"
+    )
     assert json.loads(plan)["best"]
-    assert "digits" in run(folder / "potluck", "demo", "--steps", "4", "--out", str(tmp_path / "out"))
+    assert "digits" in run(
+        folder / "potluck", "demo", "--steps", "4", "--out", str(tmp_path / "out")
+    )
     run(folder / "jupyter", "lab", "--version")

@@ -1,4 +1,6 @@
-"""Links between documents lead somewhere, and every path that a document names is in the repository."""
+"""Links between documents lead somewhere, and every path that a document names is in the
+repository.
+"""
 
 import re
 from functools import cache
@@ -8,12 +10,22 @@ import pytest
 from tests.frame.lint import ROOT
 
 FOLDERS = ("sdk", "device_agent", "notebooks", "profiles", "tests")
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))})
+DOCUMENTS = sorted(
+    {*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))}
+)
 # A path may be written from the document, from the root, or from the folder of a package.
-BASES = ("", "sdk", "sdk/potluck", "device_agent", "device_agent/potluck_agent", "device_agent/potluck_wire")
+BASES = (
+    "",
+    "sdk",
+    "sdk/potluck",
+    "device_agent",
+    "device_agent/potluck_agent",
+    "device_agent/potluck_wire",
+)
 SUFFIXES = (".py", ".md", ".toml", ".json", ".ipynb", ".png")
 MADE = {"potluck-demo/"}  # by the demo
-DRAWN = "pictures/"  # by the code of the guide's pages: tests/documents/test_guide.py asks for these
+# by the code of the guide's pages: tests/documents/test_guide.py asks for these
+DRAWN = "pictures/"
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # `devices/NAME.toml`
 
@@ -39,12 +51,21 @@ def anchors(text):
 
 
 def paths(text):
-    """What is written in backticks and looks like a path below the root; a bare name only where it is a module."""
+    """What is written in backticks and looks like a path below the root.
+
+    A bare name only where it is a module.
+    """
     for span in re.findall(r"`([^`\n]+)`", text):
         first = span.partition("/")[0]
-        if not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", span) or span in MADE or PLACEHOLDER.fullmatch(first):
+        if (
+            not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", span)
+            or span in MADE
+            or PLACEHOLDER.fullmatch(first)
+        ):
             continue
-        if span.endswith(("/", ".py", ".md")) or ("/" in span and (span.endswith(SUFFIXES) or is_folder(first))):
+        if span.endswith(("/", ".py", ".md")) or (
+            "/" in span and (span.endswith(SUFFIXES) or is_folder(first))
+        ):
             yield span
 
 
@@ -68,7 +89,9 @@ def test_links_lead_somewhere(document):
         leads_to = (document.parent / target).resolve() if target else document
         assert leads_to.exists(), f"{target} is linked and not there"
         if anchor:
-            assert anchor in anchors(prose(leads_to)), f"{target}#{anchor} is linked; it has no such heading"
+            assert anchor in anchors(prose(leads_to)), (
+                f"{target}#{anchor} is linked; it has no such heading"
+            )
 
 
 @pytest.mark.parametrize("document", **PARAMETERS)
@@ -83,7 +106,11 @@ def test_paths_exist(document):
         ("`planning/search/`", ["planning/search/"]),
         ("`worker/pipe.py` and `pipe.py`", ["worker/pipe.py", "pipe.py"]),
         ("`profiles/homes`", ["profiles/homes"]),
-        ("`100 Mbit/s`, `MB/s`, `plan.toml`, `run(x)`, `/sys/class`, `potluck-demo/`, `RUN/STEP/`", []),
+        (
+            "`100 Mbit/s`, `MB/s`, `plan.toml`, `run(x)`, `/sys/class`, `potluck-demo/`, "
+            "`RUN/STEP/`",
+            [],
+        ),
     ],
 )
 def test_a_path_is_told_from_other_words(text, found):

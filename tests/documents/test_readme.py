@@ -26,8 +26,13 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 LINES = re.findall(r"^    (potluck .*?)(?:\s+#.*| {3,}.*)?$", TEXT, re.MULTILINE)
-PARTIAL = {"potluck bench", "potluck agent --help", "potluck --help"}  # named in a sentence, not to be typed
-INLINE = [words for words in re.findall(r"`(potluck [^`]+)`", TEXT) if "NAME" not in words and words not in PARTIAL]
+# named in a sentence, not to be typed
+PARTIAL = {"potluck bench", "potluck agent --help", "potluck --help"}
+INLINE = [
+    words
+    for words in re.findall(r"`(potluck [^`]+)`", TEXT)
+    if "NAME" not in words and words not in PARTIAL
+]
 COMMANDS = sorted({line.partition(" # ")[0].strip() for line in (*LINES, *INLINE)})
 
 
@@ -47,7 +52,9 @@ def a_jetson(folder):
     """A device of that name as in the README: announced, with a code; its state is its own."""
     line = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--name", "jetson"]
     line += ["--bind", "127.0.0.1", "--port", "0", "--state", str(folder), "--memory", "256Mi"]
-    process = subprocess.Popen([*line, "--parent-pid", str(os.getpid())], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*line, "--parent-pid", str(os.getpid())], stdout=subprocess.PIPE, text=True
+    )
     try:
         yield json.loads(process.stdout.readline())
     finally:
@@ -69,7 +76,9 @@ def snippet(words):
 
 def test_the_eight_lines_train():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+    )
     images, labels = torch.randn(192, 1, 8, 8), torch.randint(0, 10, (192,))
     data = torch.utils.data.TensorDataset(images, labels)
     loader = torch.utils.data.DataLoader(data, batch_size=64)
@@ -93,9 +102,13 @@ def test_a_home_of_the_library_is_played_and_profiled():
 
     with names["home"] as home:
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        net = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+        )
         x, y = torch.randn(4, 64), torch.randint(0, 10, (4,))
-        model = potluck.Model.from_torch(net, x, loss=torch.nn.CrossEntropyLoss(), example_targets=y)
+        model = potluck.Model.from_torch(
+            net, x, loss=torch.nn.CrossEntropyLoss(), example_targets=y
+        )
         assert home.profile(model, rows=(4, 16), repeats=2).wait().devices
 
 
@@ -115,7 +128,10 @@ def test_a_request_is_shared():
     import potluck
 
     with potluck.Home.local(2) as home:
-        net, image = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.randn(1, 3, 16, 16)
+        net, image = (
+            torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()),
+            torch.randn(1, 3, 16, 16),
+        )
         text = snippet("accelerate(").replace(
             'helper=home["desktop"]', 'helper=home["local-2"], device=home["local-1"]'
         )
@@ -144,7 +160,9 @@ def test_planning_examples_run_and_plan_for_several_devices(command, capsys):
 
 @pytest.mark.parametrize("command", [c for c in commands("plan") if c.split()[2] != "share"])
 def test_planning_needs_no_more_than_the_light_install(command):
-    without = f"import sys; sys.modules |= dict.fromkeys({sorted(EXTRAS)}); from potluck import cli; "
+    without = (
+        f"import sys; sys.modules |= dict.fromkeys({sorted(EXTRAS)}); from potluck import cli; "
+    )
     line = [sys.executable, "-c", f"{without}sys.exit(cli.main({arguments_of(command)}))"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -166,7 +184,9 @@ def test_benches_and_their_settings_exist(command):
     assert {frame.parse_setting(text)[0] for text in asked.set} <= set(settings)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] not in ("plan", "agent", "bench")])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.split()[1] not in ("plan", "agent", "bench")]
+)
 def test_other_commands_exist(command, capsys):
     words = arguments_of(command)
     with pytest.raises(SystemExit) as ended:
@@ -195,8 +215,17 @@ def test_what_errors_say_to_install_is_what_the_readme_says_and_exists(extra):
 def test_nobody_is_told_to_get_potluck_from_a_package_registry():
     """There it is not: what works is `pip install ".[EXTRA]"` in its folder."""
     folders = [ROOT / name for name in ("sdk", "device_agent", "notebooks", "profiles")]
-    told = [path for folder in folders for kind in ("py", "md", "ipynb") for path in folder.rglob(f"*.{kind}")]
+    told = [
+        path
+        for folder in folders
+        for kind in ("py", "md", "ipynb")
+        for path in folder.rglob(f"*.{kind}")
+    ]
     wrong = re.compile(r"pip3? install [^\n`]*?\bpotluck(?!['’]s folder)\b|['\"`]potluck\[")
-    found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in [ROOT / "README.md", *told]
-             for line in path.read_text(encoding="utf-8").splitlines() if wrong.search(line)]  # fmt: skip
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [ROOT / "README.md", *told]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if wrong.search(line)
+    ]
     assert not found

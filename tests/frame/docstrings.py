@@ -1,4 +1,6 @@
-"""What a docstring in numpy form lacks, read from the source: parameters without a word, errors that come unsaid."""
+"""What a docstring in numpy form lacks, read from the source: parameters without a word, errors
+that come unsaid.
+"""
 
 import ast
 import re
@@ -12,10 +14,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def lacks(source: str) -> list[str]:
     """`function: what is missing`, for the public functions and methods of a module."""
-    return [f"{name}: {fault}" for name, node, doc in functions(ast.parse(source)) for fault in faults(node, doc)]
+    return [
+        f"{name}: {fault}"
+        for name, node, doc in functions(ast.parse(source))
+        for fault in faults(node, doc)
+    ]
 
 
-def functions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, Function, str]]:
+def functions(
+    tree: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, Function, str]]:
     """(name, function, docstring) of what is public; a constructor is explained by its class."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -50,7 +58,13 @@ def faults(node: Function, doc: str) -> Iterator[str]:
 def parameters(node: Function) -> list[str]:
     """The parameters by name, without the object itself."""
     arguments = node.args
-    found = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
+    found = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        arguments.vararg,
+        *arguments.kwonlyargs,
+        arguments.kwarg,
+    ]
     return [argument.arg for argument in found if argument and argument.arg not in ("self", "cls")]
 
 

@@ -1,4 +1,7 @@
-"""The rules of the frame as functions: path and source of a module in, broken rules out. Exceptions carry reasons."""
+"""The rules of the frame as functions: path and source of a module in, broken rules out.
+
+Exceptions carry reasons.
+"""
 
 import ast
 import functools
@@ -11,10 +14,13 @@ PURE = (
     "sdk/potluck/simulate/", "sdk/potluck/contention/", "sdk/potluck/offload/plan/",
 )  # fmt: skip
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
-IMPURE_FILES = {"sdk/potluck/planning/api.py": "reads and writes the files of plans, and keeps to a time"}
+IMPURE_FILES = {
+    "sdk/potluck/planning/api.py": "reads and writes the files of plans, and keeps to a time"
+}
 
 MAX_LINES = 500
 LONG = {
+    "sdk/potluck/offload/rows/row_rules.py": "one table: the rule of every operator",
     "device_agent/potluck_wire/messages.py": "one table: every message beside its neighbours",
     "sdk/potluck/records.py": "one vocabulary: the records that all six steps share",
 }
@@ -35,22 +41,71 @@ WALL_TIME = {
     "sdk/potluck/discover/keyring.py": "notes when a device was paired, for people",
 }
 
-# Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write files).
-UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "msgpack_numpy"}
+# Loading any of these can run code of whoever wrote the bytes (or, for the last, read and write
+# files).
+UNSAFE_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "marshal",
+    "shelve",
+    "joblib",
+    "msgpack_numpy",
+}
 UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
 UNSAFE_ENDINGS = (
-    "recv_pyobj", "send_pyobj", "torch.load", "export.load", "jit.load", "hub.load", "package.PackageImporter",
-    "fx.GraphModule", "GraphModule", "symbolic_trace", "from_file", "load_inline", "builtins.eval", "builtins.exec",
-    "builtins.compile", "os.system", "os.popen",
-)  # fmt: skip
+    "recv_pyobj",
+    "send_pyobj",
+    "torch.load",
+    "export.load",
+    "jit.load",
+    "hub.load",
+    "package.PackageImporter",
+    "fx.GraphModule",
+    "GraphModule",
+    "symbolic_trace",
+    "from_file",
+    "load_inline",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.compile",
+    "os.system",
+    "os.popen",
+)
 SAFE = {"safetensors.torch.load"}  # numbers and nothing else, for all its name
 UNSAFE_KEYWORDS = {"allow_pickle", "shell", "weights_only"}
 
 IMPURE_MODULES = {
-    "asyncio", "ctypes", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "signal", "socket",
-    "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib",
-    "matplotlib", "numpy", "onnx", "onnxruntime", "psutil", "scipy", "torch", "zeroconf", "zmq",
-}  # fmt: skip
+    "asyncio",
+    "ctypes",
+    "datetime",
+    "io",
+    "logging",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "shutil",
+    "signal",
+    "socket",
+    "ssl",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+    "matplotlib",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "psutil",
+    "scipy",
+    "torch",
+    "zeroconf",
+    "zmq",
+}
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -87,10 +142,13 @@ def _aliases(tree: ast.AST) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {
-                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0]
+                for a in node.names
             }
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     return names
 
 
@@ -122,7 +180,9 @@ def unsafe(path: str, source: str) -> list[str]:
 
 
 def _ends(dotted: str) -> bool:
-    return dotted not in SAFE and any(dotted == ending or dotted.endswith(f".{ending}") for ending in UNSAFE_ENDINGS)
+    return dotted not in SAFE and any(
+        dotted == ending or dotted.endswith(f".{ending}") for ending in UNSAFE_ENDINGS
+    )
 
 
 def pure(path: str, source: str) -> list[str]:
@@ -136,7 +196,9 @@ def pure(path: str, source: str) -> list[str]:
             found.append(f"{path}:{line}: imports {name}")
     for node in ast.walk(tree):
         name = _dotted(node.func, aliases) if isinstance(node, ast.Call) else ""
-        if name in ("open", "input", "print") or (name.startswith("random.") and name != "random.Random"):
+        if name in ("open", "input", "print") or (
+            name.startswith("random.") and name != "random.Random"
+        ):
             found.append(f"{path}:{node.lineno}: calls {name}")
         if isinstance(node, ast.Global):
             found.append(f"{path}:{node.lineno}: changes a global")
@@ -144,16 +206,25 @@ def pure(path: str, source: str) -> list[str]:
 
 
 def long(path: str, source: str) -> list[str]:
-    """One file, one idea: past 500 lines it needs a reason. Docstrings may be as long as they need to be."""
+    """One file, one idea: past 500 lines it needs a reason.
+
+    Docstrings may be as long as they need to be.
+    """
     n_lines = source.count("\n") - _docstring_lines(_tree(source))
-    return [f"{path}: {n_lines} lines, at most {MAX_LINES}"] if n_lines > MAX_LINES and path not in LONG else []
+    return (
+        [f"{path}: {n_lines} lines, at most {MAX_LINES}"]
+        if n_lines > MAX_LINES and path not in LONG
+        else []
+    )
 
 
 def _docstring_lines(tree: ast.AST) -> int:
     """Lines of docstrings beyond the first of each."""
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef)
     texts = [
-        node.body[0] for node in ast.walk(tree) if isinstance(node, owners) and ast.get_docstring(node, clean=False)
+        node.body[0]
+        for node in ast.walk(tree)
+        if isinstance(node, owners) and ast.get_docstring(node, clean=False)
     ]
     return sum((text.end_lineno or text.lineno) - text.lineno for text in texts)
 
@@ -165,7 +236,11 @@ def prints(path: str, source: str) -> list[str]:
     tree = _tree(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = [(node.lineno, _dotted(node.func, {})) for node in calls]
-    return [f"{path}:{line}: prints" for line, name in names if name in ("print", "sys.stdout.write", "pprint")]
+    return [
+        f"{path}:{line}: prints"
+        for line, name in names
+        if name in ("print", "sys.stdout.write", "pprint")
+    ]
 
 
 def wall_time(path: str, source: str) -> list[str]:
@@ -190,7 +265,9 @@ def bare(path: str, source: str) -> list[str]:
     for node in ast.walk(_tree(source)):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             found.append(f"{path}:{node.lineno}: bare except")
-        if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Handler", "Util", "Utils", "Helper")):
+        if isinstance(node, ast.ClassDef) and node.name.endswith(
+            ("Manager", "Handler", "Util", "Utils", "Helper")
+        ):
             found.append(f"{path}:{node.lineno}: a class called {node.name}")
     return found
 

@@ -1,4 +1,6 @@
-"""The API reference is whole: every module of it exists, and its docstrings say what callers must know."""
+"""The API reference is whole: every module of it exists, and its docstrings say what callers must
+know.
+"""
 
 import importlib
 import importlib.util
@@ -39,7 +41,9 @@ def test_every_module_is_listed_once():
 def test_what_the_package_offers_is_in_the_reference():
     import potluck
 
-    offered = {getattr(potluck, name) for name in potluck.__all__ if name not in ("__version__", "errors")}
+    offered = {
+        getattr(potluck, name) for name in potluck.__all__ if name not in ("__version__", "errors")
+    }
     assert {value.__module__ for value in offered} <= set(MODULES)
 
 
@@ -84,8 +88,16 @@ class Kept:
         ("    a, b\n", "    a\n", "Kept: the parameter b is not explained"),
         ("a, b, *c)", "a, b, *c, d=1)", "Kept: the parameter d is not explained"),
         ("a, b, *c)", "a, b)", "Kept: it has no parameter c"),
-        ("raise KeyError", "raise ValueError", "Kept.get: it raises ValueError, which Raises does not name"),
-        ("Raises\n        ------", "Never", "Kept.get: it raises KeyError, and has no Raises section"),
+        (
+            "raise KeyError",
+            "raise ValueError",
+            "Kept.get: it raises ValueError, which Raises does not name",
+        ),
+        (
+            "Raises\n        ------",
+            "Never",
+            "Kept.get: it raises KeyError, and has no Raises section",
+        ),
         ("def get", "def _get", None),
         ("class Kept", "class _Kept", None),
     ],

@@ -1,4 +1,6 @@
-"""What an import brings along: pure packages nothing of the world, the agent and the SDK nothing heavy."""
+"""What an import brings along: pure packages nothing of the world, the agent and the SDK nothing
+heavy.
+"""
 
 import json
 import subprocess
@@ -6,8 +8,30 @@ import sys
 
 import pytest
 
-WORLD = {"zmq", "zeroconf", "torch", "numpy", "scipy", "socket", "ssl", "asyncio", "subprocess", "multiprocessing"}
-HEAVY = {"torch", "numpy", "scipy", "matplotlib", "onnx", "onnxruntime", "sklearn", "zeroconf", "spake2", "rich"}
+WORLD = {
+    "zmq",
+    "zeroconf",
+    "torch",
+    "numpy",
+    "scipy",
+    "socket",
+    "ssl",
+    "asyncio",
+    "subprocess",
+    "multiprocessing",
+}
+HEAVY = {
+    "torch",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "sklearn",
+    "zeroconf",
+    "spake2",
+    "rich",
+}
 
 # Imports the modules (and with a star all below them), then prints what has been loaded.
 PROBE = """
@@ -23,7 +47,9 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def loaded_by(*names):
-    done = subprocess.run([sys.executable, "-c", PROBE, *names], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *names], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))
 
@@ -48,7 +74,14 @@ def test_a_pure_package_leaves_the_world_out(name):
 
 
 @pytest.mark.parametrize(
-    "names", [["potluck"], ["potluck_agent"], ["potluck_agent.core.machine"], ["potluck.cli"], ["potluck_wire.pairing"]]
+    "names",
+    [
+        ["potluck"],
+        ["potluck_agent"],
+        ["potluck_agent.core.machine"],
+        ["potluck.cli"],
+        ["potluck_wire.pairing"],
+    ],
 )
 def test_an_app_can_hold_it(names):
     assert loaded_by(*names) & HEAVY == set()

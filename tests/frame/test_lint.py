@@ -99,4 +99,6 @@ def test_every_excuse_has_a_reason_and_is_still_needed():
     for table in lint.EXCUSES:
         assert all(len(reason) > 10 for reason in table.values())
     lines = {path: source.count("\n") for path, source in MODULES}
-    assert [path for path in lint.LONG if lines.get(path, lint.MAX_LINES + 1) <= lint.MAX_LINES] == []
+    assert [
+        path for path in lint.LONG if lines.get(path, lint.MAX_LINES + 1) <= lint.MAX_LINES
+    ] == []

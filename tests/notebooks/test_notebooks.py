@@ -23,14 +23,19 @@ def text_of(cell):
     """All that a cell printed or displayed, as text and as HTML."""
     parts = []
     for output in cell.get("outputs", ()):
-        parts += [output.get("text", ""), *(str(value) for value in output.get("data", {}).values())]
+        parts += [
+            output.get("text", ""),
+            *(str(value) for value in output.get("data", {}).values()),
+        ]
     return "\n".join(parts)
 
 
 def execute(name, folder):
     """The notebook with its outputs; the kernel is this very interpreter."""
     kernels.write_kernel_spec(str(folder / "this"))
-    specs = jupyter_client.kernelspec.KernelSpecManager(kernel_dirs=[str(folder)], ensure_native_kernel=False)
+    specs = jupyter_client.kernelspec.KernelSpecManager(
+        kernel_dirs=[str(folder)], ensure_native_kernel=False
+    )
     manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
     notebook = read(FOLDER / name)
     notebook.cells.append(nbformat.v4.new_code_cell(LEFT))
@@ -100,7 +105,8 @@ def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
     told = "\n".join(text_of(cell) for cell in notebook.cells)
     assert "<-- ERROR HERE" in told
     assert "the same to the last bit: True" in told
-    assert told.count("</svg>") == 2 * 2  # each picture as a part of the page, and as an image of its own
+    # each picture as a part of the page, and as an image of its own
+    assert told.count("</svg>") == 2 * 2
     gain = told.split("taking turns is worth ")[1].split("%")[0]
     assert 0 < float(gain) < 50
     assert "left: []" in text_of(notebook.cells[-1])
@@ -110,9 +116,16 @@ def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
 def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
     explored = execute("02_explore_plans.ipynb", tmp_path)
     cells = {cell.id: text_of(cell) for cell in explored.cells}
-    for name, kind in (("estimate", "profile"), ("plan", "plans"), ("explain", "explanation"), ("limits", "plan")):
+    for name, kind in (
+        ("estimate", "profile"),
+        ("plan", "plans"),
+        ("explain", "explanation"),
+        ("limits", "plan"),
+    ):
         assert f'id="potluck-{kind}-' in cells[name], name
-    ours, *others = [float(line.split(" ms")[0].split()[-1]) for line in cells["rivals"].splitlines()]
+    ours, *others = [
+        float(line.split(" ms")[0].split()[-1]) for line in cells["rivals"].splitlines()
+    ]
     assert ours <= min(others)
     assert int(cells["limits"].split("%")[0]) >= 0
     assert "is imagined: connected like" in cells["what-if"]
@@ -136,8 +149,11 @@ def test_one_request_is_shared_while_the_air_fades(tmp_path):
     assert "share-" in cells["fade"]
     assert "helped again: True" in cells["fade"]
     assert "</svg>" in cells["time"]
-    seconds = {line[:20].strip(): float(line.split("requests, ")[1].split()[0])
-               for line in cells["summary"].splitlines() if " J for one" in line}  # fmt: skip
+    seconds = {
+        line[:20].strip(): float(line.split("requests, ")[1].split()[0])
+        for line in cells["summary"].splitlines()
+        if " J for one" in line
+    }
     assert len(seconds) == 3
     told = cells["summary"].split("Soonest: ")[1].split(", by ")[0]
     assert seconds[told] == min(seconds.values())

@@ -23,5 +23,8 @@ def fresh_home():
 
 @pytest.fixture
 def nobody_asks(monkeypatch):
-    """These tests say what the bandwidth is; what the link really carries must not change it meanwhile."""
+    """These tests say what the bandwidth is.
+
+    What the link really carries must not change it meanwhile.
+    """
     monkeypatch.setattr(Maintenance, "_should_ask", lambda *_: False)

@@ -13,16 +13,21 @@ ATTACKS: dict[str, Row] = {
         ),
     ),
     "A2": Row(
-        "arrays of objects", "no such type",
+        "arrays of objects",
+        "no such type",
         tests_of("security/test_attacks:test_a2_an_array_of_objects_has_no_type_here"),
     ),
     "A3": Row(
         "msgpack's Unpacker used again after an error",
         "not used; the mended version is required",
-        tests_of("security/test_attacks:test_a3_msgpack_is_new_enough_and_no_unpacker_is_used_twice"),
+        tests_of(
+            "security/test_attacks:test_a3_msgpack_is_new_enough_and_no_unpacker_is_used_twice"
+        ),
     ),
     "A4": Row(
-        "torch.load", "never called", tests_of("security/test_attacks:test_a4_torch_load_is_not_reached")
+        "torch.load",
+        "never called",
+        tests_of("security/test_attacks:test_a4_torch_load_is_not_reached"),
     ),
     "A5": Row(
         "saved programs (torch.export, torch.fx)",
@@ -80,7 +85,9 @@ ATTACKS: dict[str, Row] = {
     "A12": Row(
         "zeroconf with known holes",
         "the mended version is required",
-        tests_of("security/test_attacks:test_a12_multicast_is_read_by_a_library_with_the_known_holes_mended"),
+        tests_of(
+            "security/test_attacks:test_a12_multicast_is_read_by_a_library_with_the_known_holes_mended"
+        ),
     ),
     "A13": Row(
         "a stranger uses resources up",
@@ -106,4 +113,4 @@ ATTACKS: dict[str, Row] = {
             "test_a15_the_agent_reads_no_such_file"
         ),
     ),
-}  # fmt: skip
+}

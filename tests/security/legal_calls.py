@@ -1,4 +1,6 @@
-"""For every listed operator calls that are legal: where `operator_calls` begins before it spoils them."""
+"""For every listed operator calls that are legal: where `operator_calls` begins before it spoils
+them.
+"""
 
 from dataclasses import dataclass
 
@@ -44,7 +46,9 @@ def cells(n_gates, n_layers, n_ways, biases=True):
     for layer in range(n_layers):
         width = 3 if layer == 0 else 4 * n_ways
         for _ in range(n_ways):
-            rows += [tensor(4 * n_gates, width), tensor(4 * n_gates, 4)] + [tensor(4 * n_gates)] * (2 * biases)
+            rows += [tensor(4 * n_gates, width), tensor(4 * n_gates, 4)] + [tensor(4 * n_gates)] * (
+                2 * biases
+            )
     return tuple(rows)
 
 
@@ -73,20 +77,34 @@ PLACES = tensor(2, 5, 3)
 
 SPECIAL = {
     "conv1d": [(*CONV_1D, (2,), (1,), (1,), 2), (*CONV_1D, (1,), (0,), (2,), 2)],
-    "conv2d": [(*CONV_2D, (1, 1), (1, 1), (1, 1), 2), (IMAGE, tensor(6, 4, 3, 3), None, (2, 2), (1, 1), (2, 2))],
+    "conv2d": [
+        (*CONV_2D, (1, 1), (1, 1), (1, 1), 2),
+        (IMAGE, tensor(6, 4, 3, 3), None, (2, 2), (1, 1), (2, 2)),
+    ],
     "conv3d": [(tensor(2, 2, 4, 4, 4), tensor(4, 2, 3, 3, 3), tensor(4), (1, 1, 1), (1, 1, 1))],
     "conv1d.padding": [(*CONV_1D, (1,), "same", (1,), 2)],
-    "conv2d.padding": [(*CONV_2D, (1, 1), "same", (1, 1), 2), (*CONV_2D, (1, 1), "valid", (1, 1), 2)],
-    "conv3d.padding": [(tensor(2, 2, 4, 4, 4), tensor(4, 2, 3, 3, 3), tensor(4), (1, 1, 1), "same")],
+    "conv2d.padding": [
+        (*CONV_2D, (1, 1), "same", (1, 1), 2),
+        (*CONV_2D, (1, 1), "valid", (1, 1), 2),
+    ],
+    "conv3d.padding": [
+        (tensor(2, 2, 4, 4, 4), tensor(4, 2, 3, 3, 3), tensor(4), (1, 1, 1), "same")
+    ],
     "conv_transpose1d": [(LINE, tensor(4, 3, 3), tensor(6), (2,), (1,), (1,), 2, (1,))],
-    "conv_transpose2d.input": [(IMAGE, tensor(4, 3, 3, 3), tensor(6), (2, 2), (1, 1), (1, 1), 2, (1, 1))],
+    "conv_transpose2d.input": [
+        (IMAGE, tensor(4, 3, 3, 3), tensor(6), (2, 2), (1, 1), (1, 1), 2, (1, 1))
+    ],
     "linear": [(X, tensor(5, 4), tensor(5))],
     "addmm": [(tensor(5), FEW, tensor(4, 5))],
     "matmul": [(X, tensor(4, 5)), (FOUR, FOUR), (tensor(2, 1, 3, 4), tensor(5, 4, 3))],
     "mm": [(FEW, tensor(4, 5))],
     "bmm": [(X, tensor(2, 4, 5))],
     "baddbmm": [(tensor(2, 3, 5), X, tensor(2, 4, 5))],
-    "einsum": [("bij,bjk->bik", (X, tensor(2, 4, 5))), ("ij,ij->", (FEW, FEW)), ("ii->i", (tensor(3, 3),))],
+    "einsum": [
+        ("bij,bjk->bik", (X, tensor(2, 4, 5))),
+        ("ij,ij->", (FEW, FEW)),
+        ("ii->i", (tensor(3, 3),)),
+    ],
     "scaled_dot_product_attention": [
         (ATTENTION, ATTENTION, ATTENTION, None, 0.5, True),
         (ATTENTION, tensor(2, 4, 7, 6), tensor(2, 4, 7, 6), mask(2, 1, 5, 7)),
@@ -95,7 +113,10 @@ SPECIAL = {
     ],
     "lstm.input": [lstm(), lstm(2, 2, dropout=0.5), lstm(2, 1, False), PROJECTED],
     "gru.input": [gru(), gru(2, 2, dropout=0.5), gru(2, 1, False)],
-    "embedding": [(tensor(5, 3), index(2, 4, below=5)), (tensor(5, 3), index(4, below=5), 1, True, True)],
+    "embedding": [
+        (tensor(5, 3), index(2, 4, below=5)),
+        (tensor(5, 3), index(4, below=5), 1, True, True),
+    ],
     "batch_norm": [NORM, (IMAGE, None, None, None, None, True, 0.1, 1e-5, False)],
     "instance_norm": [NORM],
     "layer_norm": [(X, (4,), FOUR, FOUR), (X, (3, 4))],
@@ -144,9 +165,15 @@ SPECIAL = {
     "slice.Tensor": [(X, 2, 1, 3, 1), (X, 1, 0, 9223372036854775807 >> 12)],
     "narrow": [(X, 2, 1, 2)],
     "diagonal": [(X, 1, 0, 2)],
-    "index.Tensor": [(X, (index(2, below=2), index(2, below=3))), (X, (None, index(3, 1, below=3)))],
+    "index.Tensor": [
+        (X, (index(2, below=2), index(2, below=3))),
+        (X, (None, index(3, 1, below=3))),
+    ],
     "index_select": [(X, 1, index(5, below=3))],
-    "gather": [(PLACES, 1, index(2, 3, 3, below=5)), (SCORES, 1, index(4, 2, below=5), {"sparse_grad": True})],
+    "gather": [
+        (PLACES, 1, index(2, 3, 3, below=5)),
+        (SCORES, 1, index(4, 2, below=5), {"sparse_grad": True}),
+    ],
     "broadcast_tensors": [((X, FOUR),)],
     "split.Tensor": [(X, 2, 2)],
     "split_with_sizes": [(X, (1, 3), 2)],
@@ -184,23 +211,38 @@ SPECIAL = {
     "diff": [(X, 1, 1), (X, 1, -1, tensor(2, 3, 1), tensor(2, 3, 2))],
     "topk": [(X, 2, 1)],
     "cross_entropy_loss": [
-        (SCORES, CLASSES, tensor(5)), (SCORES, SCORES, None, 1, -100, 0.1), (IMAGE, index(2, 6, 6, below=4), None, 2, 1)
+        (SCORES, CLASSES, tensor(5)),
+        (SCORES, SCORES, None, 1, -100, 0.1),
+        (IMAGE, index(2, 6, 6, below=4), None, 2, 1),
     ],
     "nll_loss": [(SCORES, CLASSES, tensor(5)), (tensor(5), index(below=5))],
     "nll_loss_nd": [(SCORES, CLASSES, tensor(5)), (IMAGE, index(2, 6, 6, below=4), FOUR, 0, 1)],
     "smooth_l1_loss": [(X, X, 1, 0.5)],
     "huber_loss": [(X, X, 1, 0.5)],
-    "binary_cross_entropy": [(positive(2, 3), positive(2, 3)), (positive(2, 3), positive(2, 3), positive(2, 3), 0)],
+    "binary_cross_entropy": [
+        (positive(2, 3), positive(2, 3)),
+        (positive(2, 3), positive(2, 3), positive(2, 3), 0),
+    ],
     "binary_cross_entropy_with_logits": [(X, X, FOUR, FOUR, 1)],
     "kl_div": [(X, X, 2, {"log_target": True})],
     "dropout": [(X, 0.5, True)],
     "feature_dropout": [(X, 0.5, True)],
     "add_.Tensor": [(Given((), "int64"), 1), (FOUR, tensor(1), {"alpha": 0.5})],
-}  # fmt: skip
+}
 
-_DIMS = ["sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp", "var.correction", "std.correction"]
+_DIMS = [
+    "sum.dim_IntList",
+    "mean.dim",
+    "amax",
+    "amin",
+    "logsumexp",
+    "var.correction",
+    "std.correction",
+]
 _DIM = ["max.dim", "min.dim", "argmax", "argmin", "any.dim", "all.dim", "cumsum"]
-SPECIAL |= {name: [(X, (1,)), (X, (0, 2), True)] for name in _DIMS[:5]} | {name: [(X, (1,))] for name in _DIMS[5:]}
+SPECIAL |= {name: [(X, (1,)), (X, (0, 2), True)] for name in _DIMS[:5]} | {
+    name: [(X, (1,))] for name in _DIMS[5:]
+}
 SPECIAL |= {name: [(X, 1)] for name in _DIM}
 
 
@@ -215,8 +257,18 @@ def _usual(name):
 
 
 _PAIRS = frozenset(
-    ["maximum", "minimum", "floor_divide", "type_as", "logical_and", "logical_or", "logical_xor", "mse_loss", "l1_loss"]
-)  # fmt: skip
+    [
+        "maximum",
+        "minimum",
+        "floor_divide",
+        "type_as",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "mse_loss",
+        "l1_loss",
+    ]
+)
 
 
 def _short(op):

@@ -1,4 +1,6 @@
-"""The tests that prove what is promised of a notebook whose agent was taken over: a part of row S6."""
+"""The tests that prove what is promised of a notebook whose agent was taken over: a part of row
+S6.
+"""
 
 _FOLDER = "tests/sdk/sessions"
 

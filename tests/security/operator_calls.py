@@ -1,4 +1,6 @@
-"""Random calls of listed operators: a legal one, spoiled in some places; each is a graph of one node with its inputs.
+"""Random calls of listed operators: a legal one, spoiled in some places.
+
+Each is a graph of one node with its inputs.
 
 The same seed and number make the same call in every process.
 """
@@ -12,7 +14,26 @@ from tests.security.legal_calls import LEGAL, Given
 from potluck_wire.graph import DTYPE_BYTES, FLOATS, Buffer, Dtype, Graph, Input, Node, Output, Ref
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 33)
-NUMBERS = (0, 1, -1, 2, 3, 5, 7, -2, 8, 64, 1023, -1023, 2**20, 2**31, -(2**31), 2**40, 2**53, -(2**53))
+NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    5,
+    7,
+    -2,
+    8,
+    64,
+    1023,
+    -1023,
+    2**20,
+    2**31,
+    -(2**31),
+    2**40,
+    2**53,
+    -(2**53),
+)
 FRACTIONS = (0.0, 1.0, -1.0, 0.5, 1e-3, 2.5, 1e30, -1e30, 1e-30, float("inf"), float("-inf"))
 LAYOUTS = ("contiguous", "transposed", "expanded", "strided", "offset")
 DTYPES = (*("float32",) * 6, *("float64", "int64") * 2, *sorted(DTYPE_BYTES))
@@ -68,7 +89,9 @@ def spoiled_list(rng, items):
 def spoiled(rng, value):
     """Another value, mostly of the same kind."""
     if rng.random() < 0.06:
-        return rng.choice([None, True, rng.choice(NUMBERS), rng.choice(FRACTIONS), (), rng.choice(WORDS)])
+        return rng.choice(
+            [None, True, rng.choice(NUMBERS), rng.choice(FRACTIONS), (), rng.choice(WORDS)]
+        )
     if isinstance(value, Given):
         return spoiled_tensor(rng, value)
     if isinstance(value, tuple):
@@ -83,7 +106,9 @@ def spoiled(rng, value):
         return Dtype(rng.choice(DTYPES))
     if isinstance(value, str):
         return rng.choice(WORDS)
-    return rng.choice([Given(tuple(rng.choices(SIZES[:7], k=rng.randrange(4)))), rng.choice(NUMBERS[:8]), (1, 1)])
+    return rng.choice(
+        [Given(tuple(rng.choices(SIZES[:7], k=rng.randrange(4)))), rng.choice(NUMBERS[:8]), (1, 1)]
+    )
 
 
 def spoiled_tensor(rng, given):
@@ -108,7 +133,7 @@ def spoiled_tensor(rng, given):
     return replace(given, shape=tuple(shape))
 
 
-# --- as a graph -------------------------------------------------------------------------------------------------------
+# --- as a graph -----------------------------------------------------------------------------------
 
 
 def graph_of(one):
@@ -142,13 +167,23 @@ def graph_of(one):
     node = Node(number=0, op=one.op, args=argument(one.args), kwargs=kwargs)
     graph = Graph(
         inputs=tuple(
-            Input(name=f"x{i}", dtype=given.dtype, shape=given.shape, gradient=given.dtype in FLOATS)
+            Input(
+                name=f"x{i}", dtype=given.dtype, shape=given.shape, gradient=given.dtype in FLOATS
+            )
             for i, given in enumerate(found)
         ),
-        buffers=tuple(Buffer(name="b", dtype=given.dtype, shape=given.shape, updated=True) for given in state),
+        buffers=tuple(
+            Buffer(name="b", dtype=given.dtype, shape=given.shape, updated=True) for given in state
+        ),
         nodes=(node,),
         outputs=tuple(
-            Output(name=f"y{item}", ref=Ref(len(found) + len(state), item), dtype="float32", shape=(), gradient=False)
+            Output(
+                name=f"y{item}",
+                ref=Ref(len(found) + len(state), item),
+                dtype="float32",
+                shape=(),
+                gradient=False,
+            )
             for item in (None,)
         ),
     )
@@ -160,7 +195,9 @@ def made(given):
     generator = torch.Generator().manual_seed(sum(given.shape) + len(given.shape))
     shape, dtype = given.shape, getattr(torch, given.dtype)
     more = [2 * size for size in shape]
-    whole = shape if given.layout in ("contiguous", "probabilities", "expanded", "transposed") else more
+    whole = (
+        shape if given.layout in ("contiguous", "probabilities", "expanded", "transposed") else more
+    )
     if given.layout == "expanded":
         whole = [1] * len(shape)
     elif given.layout == "transposed":

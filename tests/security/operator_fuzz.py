@@ -1,6 +1,9 @@
-"""`python -m tests.security.operator_fuzz SEED START STOP` makes these calls as a worker would; a line tells of each.
+"""`python -m tests.security.operator_fuzz SEED START STOP` makes these calls as a worker would.
 
-A line is the number, then how it ended: a digest of all outputs and gradients, or the cause of a refusal and its text.
+A line tells of each.
+
+A line is the number, then how it ended: a digest of all outputs and gradients, or the cause of a
+refusal and its text.
 """
 
 import hashlib
@@ -26,7 +29,9 @@ def outcome(one):
     results = []
     try:
         interpreter = Interpreter(graph, Masks(0).operators())
-        interpreter.run(leaves, state, train=one.train, observe=lambda _, value: results.append(value))
+        interpreter.run(
+            leaves, state, train=one.train, observe=lambda _, value: results.append(value)
+        )
     except SegmentError as error:
         return f"{error.cause}: {error.text}"
     if not results:

@@ -1,4 +1,5 @@
-"""`python -m tests.security.report [--long]` runs the tests of all rows and writes their figures into SECURITY.md.
+"""`python -m tests.security.report [--long]` runs the tests of all rows and writes their figures
+into SECURITY.md.
 
 What a test notes with `record_property` ("faults", "inputs") is added up by row.
 """
@@ -15,10 +16,13 @@ from tests.security.rows import ROWS, proofs_of
 TARGET = Path(__file__).parents[2] / "device_agent" / "SECURITY.md"
 START, END = "<!-- rows: made by tests/security/report.py -->", "<!-- end of rows -->"
 HEAD = (
-    "| row | fault or attack | what is promised | test cases passed | failed | skipped | tried | not promised |\n"
+    "| row | fault or attack | what is promised | test cases passed | failed | skipped | tried | "
+    "not promised |\n"
     "|---|---|---|---|---|---|---|---|"
 )
-_LINE = re.compile(r"^\| ([A-Z]\d+) \|.*\| (\d+) \| (\d+) \| (\d+) \| ([\d,]+|-) \|[^|]*\|$", re.MULTILINE)
+_LINE = re.compile(
+    r"^\| ([A-Z]\d+) \|.*\| (\d+) \| (\d+) \| (\d+) \| ([\d,]+|-) \|[^|]*\|$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,16 @@ def table(figures: dict[str, Figures]) -> str:
     lines = [HEAD]
     for name, row in ROWS.items():
         f = figures[name]
-        cells = (name, row.fault, row.promise, f.passed, f.failed, f.skipped, f.tried, row.gap or "-")
+        cells = (
+            name,
+            row.fault,
+            row.promise,
+            f.passed,
+            f.failed,
+            f.skipped,
+            f.tried,
+            row.gap or "-",
+        )
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -62,7 +75,9 @@ class Counting:
         if report.when == "call" or report.failed or (report.when == "setup" and report.skipped):
             self.ends.setdefault(test, Counter())[report.outcome] += 1
         if report.when == "call":
-            self.tried[test] += sum(int(n) for what, n in report.user_properties if what in ("faults", "inputs"))
+            self.tried[test] += sum(
+                int(n) for what, n in report.user_properties if what in ("faults", "inputs")
+            )
 
 
 def measure(*, long: bool) -> dict[str, Figures]:

@@ -1,4 +1,5 @@
-"""The rows of SECURITY.md: what is promised against each fault or attack, and the tests that prove it, by name.
+"""The rows of SECURITY.md: what is promised against each fault or attack, and the tests that prove
+it, by name.
 
 A row says what is promised today. `gap` says plainly what is not.
 """
@@ -9,7 +10,8 @@ from tests.security.row import Row, tests_of
 
 _NO_RECOVERY = "a run does not go on by itself: it is deployed again, from its last saved file"
 _STRIKES = tests_of(
-    "sdk/run/test_faults:test_killed_while_a_plan_is_deployed test_killed_in_training_and_its_switch "
+    "sdk/run/test_faults:test_killed_while_a_plan_is_deployed "
+    "test_killed_in_training_and_its_switch "
     "test_killed_while_requests_are_answered"
 )
 _CHAOS = tests_of("security/test_resume:test_f14_chaos_changes_nothing_that_is_learned")
@@ -17,25 +19,32 @@ _CHAOS = tests_of("security/test_resume:test_f14_chaos_changes_nothing_that_is_l
 ROWS: dict[str, Row] = {
     "F1": Row(
         "an agent is killed, at any moment of a run",
-        "the run ends and names the device; the other agents live and are free; from its saved file the run equals the "
+        "the run ends and names the device; the other agents live and are free; from its saved "
+        "file the run equals the "
         "undisturbed one to the bit, no step lost or applied twice",
-        _STRIKES + _CHAOS + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
+        _STRIKES
+        + _CHAOS
+        + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
         _NO_RECOVERY,
     ),
     "F2": Row(
         "the notebook's kernel is killed",
-        "agents drop what it had and wait for the next notebook; a saved run goes on as if uninterrupted",
+        "agents drop what it had and wait for the next notebook; a saved run goes on as if "
+        "uninterrupted",
         tests_of(
             "sdk/run/test_faults:test_killing_the_notebook_leaves_nothing",
             "agent/core/test_core_sessions:test_a_notebook_that_is_gone_leaves_nothing_behind",
             "sdk/run/test_training:test_a_saved_run_goes_on_as_if_uninterrupted",
         ),
-        "a new notebook cannot take over a run that goes on; steps after the last saved file are lost",
+        "a new notebook cannot take over a run that goes on; steps after the last saved file "
+        "are lost",
     ),
     "F3": Row(
         "a worker dies (signal, memory, abort)",
-        "its agent lives and starts another; the run ends with device and cause; from its file it goes on equal",
-        _CHAOS + tests_of(
+        "its agent lives and starts another; the run ends with device and cause; from its file it "
+        "goes on equal",
+        _CHAOS
+        + tests_of(
             "sdk/run/test_failures:test_a_killed_worker_is_named_and_its_agent_lives",
             "agent/test_agent_process:test_failures_in_the_worker_are_named_and_the_agent_lives",
             "agent/worker/test_bounds:test_a_worker_that_dies_says_how "
@@ -65,7 +74,8 @@ ROWS: dict[str, Row] = {
     ),
     "F6": Row(
         "a silent partition",
-        "who is cut off is named; values that were on their way arrive once and whole when the link is back",
+        "who is cut off is named; values that were on their way arrive once and whole when the "
+        "link is back",
         tests_of(
             "agent/core/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
             "agent/core/test_core_transfers:test_a_member_that_stays_away_ends_what_waits_for_it",
@@ -77,7 +87,9 @@ ROWS: dict[str, Row] = {
     "F7": Row(
         "links lose packets",
         "the result equals one machine's; only time is lost",
-        tests_of("sdk/lab/test_relay:test_a_step_over_a_relay_that_loses_packets_equals_one_machine"),
+        tests_of(
+            "sdk/lab/test_relay:test_a_step_over_a_relay_that_loses_packets_equals_one_machine"
+        ),
     ),
     "F8": Row(
         "a link becomes slower during a run",
@@ -91,9 +103,11 @@ ROWS: dict[str, Row] = {
     ),
     "F9": Row(
         "plans are switched under load, and something dies meanwhile",
-        "training equals one machine to the bit; a switch that fails leaves the old plan at work; each request is "
+        "training equals one machine to the bit; a switch that fails leaves the old plan at work; "
+        "each request is "
         "answered once",
-        _STRIKES[1:] + tests_of(
+        _STRIKES[1:]
+        + tests_of(
             "sdk/run/test_switching:test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit "
             "test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work "
             "test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on"
@@ -142,13 +156,15 @@ ROWS: dict[str, Row] = {
     ),
     "F14": Row(
         "one fault after the other, at random moments",
-        "after each the run goes on from its file; losses and weights equal the undisturbed run's; no files leak",
+        "after each the run goes on from its file; losses and weights equal the undisturbed run's; "
+        "no files leak",
         _CHAOS,
         "the runs are minutes long, not hours",
     ),
     "F15": Row(
         "both machines in virtual time",
-        "every value arrives once and whole, whatever the order and however often links break; nothing that peers or a "
+        "every value arrives once and whole, whatever the order and however often links break; "
+        "nothing that peers or a "
         "worker say, in any order, raises anything",
         tests_of(
             "agent/core/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
@@ -185,7 +201,8 @@ ROWS: dict[str, Row] = {
         "memory grows by less than 32 MiB; those who are paired are answered all the time",
         tests_of(
             "security/test_strangers:test_s3_silent_connections_are_cut_off "
-            "test_s3_garbage_takes_nothing_from_those_who_are_paired test_s3_a_frame_of_a_gibibyte_takes_no_memory",
+            "test_s3_garbage_takes_nothing_from_those_who_are_paired "
+            "test_s3_a_frame_of_a_gibibyte_takes_no_memory",
             "agent/test_agent_process:test_a_huge_frame_before_the_handshake_takes_no_memory",
         ),
     ),
@@ -194,7 +211,8 @@ ROWS: dict[str, Row] = {
         "three tries, one success, and no key that somebody exchanged on the way",
         tests_of(
             "agent/core/test_pairing_window:test_whatever_is_exchanged_on_the_way_ends_the_attempt "
-            "test_a_reflected_message_is_refused test_three_tries_in_all_then_even_the_right_code_is_refused "
+            "test_a_reflected_message_is_refused "
+            "test_three_tries_in_all_then_even_the_right_code_is_refused "
             "test_expired_after_its_time_even_for_whoever_is_at_the_desk "
             "test_refuses_messages_that_do_not_hold_and_never_pairs test_one_visitor_at_a_time"
         ),
@@ -202,9 +220,11 @@ ROWS: dict[str, Row] = {
     ),
     "S5": Row(
         "hostile multicast",
-        "names and addresses that cannot be are dropped, of others 64 are kept; keys decide, never addresses",
+        "names and addresses that cannot be are dropped, of others 64 are kept; keys decide, never "
+        "addresses",
         tests_of(
-            "sdk/discover/test_mdns:test_refuses test_keeps_every_candidate_address_because_keys_decide "
+            "sdk/discover/test_mdns:test_refuses "
+            "test_keeps_every_candidate_address_because_keys_decide "
             "test_a_flood_of_names_stops_at_the_cap",
             "agent/test_agent_life:test_two_devices_of_one_name_are_both_announced",
         ),
@@ -212,8 +232,10 @@ ROWS: dict[str, Row] = {
     ),
     "S6": Row(
         "spoiled frames; a worker or an agent that was taken over",
-        "nothing but wire errors; the agent answers the next message, and the notebook's other devices work on; a "
-        "notebook holds no more of a device's values than it asked for, and shows nothing of its texts that hides",
+        "nothing but wire errors; the agent answers the next message, and the notebook's other "
+        "devices work on; a "
+        "notebook holds no more of a device's values than it asked for, and shows nothing of its "
+        "texts that hides",
         tests_of(
             "security/test_wire_fuzz:test_s6_spoiled_frames_only_ever_raise_wire_errors "
             "test_s6_many_more_spoiled_frames",
@@ -227,11 +249,13 @@ ROWS: dict[str, Row] = {
     ),
     "S7": Row(
         "spoiled graphs, and operators with hostile arguments",
-        "refused before memory is taken or native code runs; no crash, and no result depends on what lay in memory",
+        "refused before memory is taken or native code runs; no crash, and no result depends on "
+        "what lay in memory",
         tests_of(
             "security/test_wire_fuzz:test_s7_spoiled_graphs_only_ever_raise_segment_errors "
             "test_s7_many_more_spoiled_graphs",
-            "security/test_operators:test_no_call_crashes_or_reads_what_is_not_its_own test_many_more_calls "
+            "security/test_operators:test_no_call_crashes_or_reads_what_is_not_its_own "
+            "test_many_more_calls "
             "test_sizes_that_torch_does_not_check_are_refused_by_rule",
             "agent/worker/test_interpreter:test_refuses_to_make_what_no_memory_holds "
             "test_refuses_parameters_that_no_memory_holds",
@@ -261,18 +285,22 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "S12": Row(
-        "a paired notebook asks for more than a busy worker gets done, or for one thing that leads to thousands",
-        "it is refused as busy before memory grows without bound; the agent never goes deeper, and looks at the others "
+        "a paired notebook asks for more than a busy worker gets done, or for one thing that leads "
+        "to thousands",
+        "it is refused as busy before memory grows without bound; the agent never goes deeper, and "
+        "looks at the others "
         "in between",
         tests_of(
             "agent/core/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
             "test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too "
-            "test_values_are_rejected_while_too_much_waits test_instructions_of_executions_have_an_end "
+            "test_values_are_rejected_while_too_much_waits "
+            "test_instructions_of_executions_have_an_end "
             "test_plans_have_an_end test_the_answers_that_are_kept_have_an_end "
             "test_aborted_sends_to_nobody_are_not_kept",
             "agent/core/test_core_chains:test_loose_sends_that_wait_for_one_another_all_leave_in_order "
             "test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_end "
-            "test_values_that_wait_for_one_place_all_get_it test_executions_that_end_for_one_anothers_room_all_end",
+            "test_values_that_wait_for_one_place_all_get_it "
+            "test_executions_that_end_for_one_anothers_room_all_end",
             "agent/net/test_rounds:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
             "test_the_work_of_reading_a_plan_is_bounded_by_its_bytes",
         ),
@@ -280,7 +308,8 @@ ROWS: dict[str, Row] = {
     ),
     "S13": Row(
         "a worker that was taken over turns on its agent, or makes noise instead of answering",
-        "on Linux it sends no signal but to itself, changes no limit of another process and has no children; only "
+        "on Linux it sends no signal but to itself, changes no limit of another process and has no "
+        "children; only "
         "answers that are due count",
         tests_of(
             "agent/worker/test_seccomp:test_the_filter_refuses "
@@ -298,11 +327,15 @@ ROWS: dict[str, Row] = {
         "one agent; not eight, and not for an hour",
     ),
     **ATTACKS,
-}  # fmt: skip
+}
 
 
 def proofs_of(name: str) -> tuple[str, ...]:
     """The tests of a row; S8 stands for all known attacks."""
     if name == "S8":
-        return tuple(dict.fromkeys(test for row, r in ROWS.items() if row.startswith("A") for test in r.tests))
+        return tuple(
+            dict.fromkeys(
+                test for row, r in ROWS.items() if row.startswith("A") for test in r.tests
+            )
+        )
     return ROWS[name].tests

@@ -1,4 +1,6 @@
-"""Attacks that are known from similar systems, A1 to A15: none of them finds anything to hold on to here."""
+"""Attacks that are known from similar systems, A1 to A15: none of them finds anything to hold on to
+here.
+"""
 
 import ast
 import dataclasses
@@ -26,8 +28,27 @@ from potluck_wire.stream import Reader
 
 torch = pytest.importorskip("torch")
 
-MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "msgpack_numpy", "jsonpickle", "yaml"}
-CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.jit.load", "torch.export.load", "np.load"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "marshal",
+    "shelve",
+    "msgpack_numpy",
+    "jsonpickle",
+    "yaml",
+}
+CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.jit.load",
+    "torch.export.load",
+    "np.load",
+}
 METHODS = ("recv_pyobj", "send_pyobj", "recv_serialized", "load_state_dict_from_url", "hub.load")
 
 
@@ -79,7 +100,12 @@ def test_a3_msgpack_is_new_enough_and_no_unpacker_is_used_twice():
 
 def test_a4_torch_load_is_not_reached():
     for path, tree in trees():
-        loaders = {"torch.load", "torch.jit.load", "torch.package.PackageImporter", "torch.hub.load"}
+        loaders = {
+            "torch.load",
+            "torch.jit.load",
+            "torch.package.PackageImporter",
+            "torch.hub.load",
+        }
         assert not called(tree) & loaders, path
 
 
@@ -114,7 +140,9 @@ def test_a5_a_saved_program_is_refused_before_any_loader(data):
 def test_a5_no_loader_of_programs_is_named():
     for path, tree in trees("potluck_agent", "potluck_wire"):
         names = called(tree) | imported(tree)
-        assert not any("export.load" in n or n.startswith("torch.fx") or "GraphModule" in n for n in names), path
+        assert not any(
+            "export.load" in n or n.startswith("torch.fx") or "GraphModule" in n for n in names
+        ), path
 
 
 def test_a6_files_beside_an_onnx_model_are_refused_in_every_place():
@@ -148,12 +176,29 @@ def test_a7_a_model_in_memory_reads_no_file_of_the_folder_it_is_in():
     from tests.sdk.graph.test_onnx_files import external, with_initializer
 
     text = with_initializer(external("w", "etc/passwd")).SerializeToString().hex()
-    done = subprocess.run([sys.executable, "-c", WITHOUT_A_FOLDER], input=text, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_FOLDER], input=text, capture_output=True, text=True
+    )
     assert "refused" in done.stderr
     assert "etc/passwd" not in done.stdout
 
 
-NUMBERS = (-2, 2**53 + 1, 2**63, -(2**63), True, 1.5, float("nan"), float("inf"), None, "1", b"1", [], {}, [[1]])
+NUMBERS = (
+    -2,
+    2**53 + 1,
+    2**63,
+    -(2**63),
+    True,
+    1.5,
+    float("nan"),
+    float("inf"),
+    None,
+    "1",
+    b"1",
+    [],
+    {},
+    [[1]],
+)
 
 
 @pytest.mark.parametrize("number", sorted(MESSAGES))
@@ -186,7 +231,9 @@ def test_a9_every_verb_is_said_by_strangers():
     from tests.agent.test_agent_process import NETWORK
 
     network = (Channel.CONTROL, Channel.DATA, Channel.PULSE)
-    assert {entry.type for entry in NETWORK} == {e.type for e in MESSAGES.values() if e.channel in network}
+    assert {entry.type for entry in NETWORK} == {
+        e.type for e in MESSAGES.values() if e.channel in network
+    }
 
 
 def options(root):
@@ -198,7 +245,18 @@ def options(root):
 
 
 def test_a10_no_switch_takes_the_encryption_away():
-    words = ("secure", "plain", "no-auth", "curve", "encrypt", "unsafe", "any", "all", "verify", "open")
+    words = (
+        "secure",
+        "plain",
+        "no-auth",
+        "curve",
+        "encrypt",
+        "unsafe",
+        "any",
+        "all",
+        "verify",
+        "open",
+    )
     found = set(options(parser()))
     assert "--trust" in found
     assert not [option for option in found if any(word in option for word in words)]
@@ -230,7 +288,10 @@ def test_a13_who_waits_at_the_door_takes_little():
 
 
 def test_a14_what_guards_is_used():
-    """The lines are taken away one after the other in `test_mutations`; here: each is there once."""
+    """The lines are taken away one after the other in `test_mutations`.
+
+    Here: each is there once.
+    """
     from tests.security.test_mutations import MUTATIONS, text_of
 
     for mutation in MUTATIONS.values():

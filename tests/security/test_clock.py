@@ -3,8 +3,17 @@
 from tests.agent.core.core_talk import RUN, Talk
 from tests.security.sources import called, imported, trees
 
-WALL = {"time.time", "time.time_ns", "time.localtime", "time.ctime", "datetime.now", "datetime.utcnow",
-        "datetime.datetime.now", "datetime.date.today", "date.today"}  # fmt: skip
+WALL = {
+    "time.time",
+    "time.time_ns",
+    "time.localtime",
+    "time.ctime",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.datetime.now",
+    "datetime.date.today",
+    "date.today",
+}
 
 
 def test_f10_no_wall_clock_is_read_anywhere():

@@ -1,4 +1,6 @@
-"""Many values one after the other through one agent and its worker: memory and files stay as they were (L1)."""
+"""Many values one after the other through one agent and its worker: memory and files stay as they
+were (L1).
+"""
 
 import os
 
@@ -27,7 +29,9 @@ def test_l1_memory_stays_flat_under_load(tmp_path, n_values, record_property):
         process = psutil.Process(jetson.process.pid)
         with RawPeer(jetson.port, jetson.key, ADA) as ada:
             assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
-            assert isinstance(ada.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x"))), Prepared)
+            assert isinstance(
+                ada.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x"))), Prepared
+            )
             before, n_files = 0, 0
             for step in range(n_values):
                 data = os.urandom(CHUNK_BYTES)

@@ -9,7 +9,12 @@ from tests.security.report import END, START, TARGET, parse, table
 from tests.security.rows import ROWS, proofs_of
 
 ROOT = Path(__file__).parents[2]
-EXPECTED = [*(f"F{i}" for i in range(1, 16)), *(f"S{i}" for i in range(1, 14)), "L1", *(f"A{i}" for i in range(1, 16))]
+EXPECTED = [
+    *(f"F{i}" for i in range(1, 16)),
+    *(f"S{i}" for i in range(1, 14)),
+    "L1",
+    *(f"A{i}" for i in range(1, 16)),
+]
 
 
 @cache
@@ -18,10 +23,12 @@ def found_in(file):
     tree = ast.parse((ROOT / file).read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return {
-        function.name: any("mark.long" in ast.unparse(d) and "parametrize" not in ast.unparse(d)
-                           for d in function.decorator_list)
+        function.name: any(
+            "mark.long" in ast.unparse(d) and "parametrize" not in ast.unparse(d)
+            for d in function.decorator_list
+        )
         for function in functions
-    }  # fmt: skip
+    }
 
 
 def test_no_row_is_missing():

@@ -31,7 +31,10 @@ def text_of(file):
 
 
 DOOR, PROCESS = "tests/agent/net/test_server_sockets.py", "tests/agent/test_agent_process.py"
-DOCUMENTS, INTERPRETER = "tests/agent/worker/test_graph_documents.py", "tests/agent/worker/test_interpreter.py"
+DOCUMENTS, INTERPRETER = (
+    "tests/agent/worker/test_graph_documents.py",
+    "tests/agent/worker/test_interpreter.py",
+)
 FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.py"
 WIRE, AGENT, WORKER = "potluck_wire/", "potluck_agent/", "potluck_agent/worker/"
 MUTATIONS: dict[str, Mutation] = {}
@@ -99,7 +102,13 @@ guard(
     "        if True:",
     DOOR,
 )
-guard("the mechanism is asked for", AGENT + "net/server_sockets.py", 'mechanism != b"CURVE"', "False", DOOR)
+guard(
+    "the mechanism is asked for",
+    AGENT + "net/server_sockets.py",
+    'mechanism != b"CURVE"',
+    "False",
+    DOOR,
+)
 guard(
     "the authenticator fails closed",
     AGENT + "net/server_sockets.py",
@@ -107,8 +116,20 @@ guard(
     "    except MemoryError:  # fails closed",
     DOOR,
 )
-guard("a libzmq that cannot encrypt", AGENT + "net/server_sockets.py", 'if not zmq.has("curve"):', "if False:", DOOR)
-guard("an old libzmq", AGENT + "net/server_sockets.py", "if zmq.zmq_version_info() < OLDEST_ZMQ:", "if False:", DOOR)
+guard(
+    "a libzmq that cannot encrypt",
+    AGENT + "net/server_sockets.py",
+    'if not zmq.has("curve"):',
+    "if False:",
+    DOOR,
+)
+guard(
+    "an old libzmq",
+    AGENT + "net/server_sockets.py",
+    "if zmq.zmq_version_info() < OLDEST_ZMQ:",
+    "if False:",
+    DOOR,
+)
 guard(
     "the notebook's proof of the code",
     WIRE + "pairing.py",
@@ -139,7 +160,13 @@ guard(
         raise""",
     FRAMES,
 )
-guard("the channel of a message", WIRE + "frames.py", "if entry.channel is not channel:", "if False:", FRAMES)
+guard(
+    "the channel of a message",
+    WIRE + "frames.py",
+    "if entry.channel is not channel:",
+    "if False:",
+    FRAMES,
+)
 guard(
     "unknown fields",
     WIRE + "schema.py",
@@ -169,8 +196,20 @@ guard(
     "if False:",
     "tests/wire/test_tensors.py",
 )
-guard("the list of operators", WIRE + "graph.py", "if node.op not in OPERATORS:", "if False:", DOCUMENTS)
-guard("references to what is not there", WIRE + "graph.py", "if ref.value >= first + position:", "if False:", DOCUMENTS)
+guard(
+    "the list of operators",
+    WIRE + "graph.py",
+    "if node.op not in OPERATORS:",
+    "if False:",
+    DOCUMENTS,
+)
+guard(
+    "references to what is not there",
+    WIRE + "graph.py",
+    "if ref.value >= first + position:",
+    "if False:",
+    DOCUMENTS,
+)
 guard(
     "what may be changed in place",
     WIRE + "graph.py",
@@ -178,7 +217,13 @@ guard(
     "if False:",
     DOCUMENTS,
 )
-guard("the size of a graph", WIRE + "segment.py", "if len(data) > MAX_DOCUMENT_BYTES:", "if False:", DOCUMENTS)
+guard(
+    "the size of a graph",
+    WIRE + "segment.py",
+    "if len(data) > MAX_DOCUMENT_BYTES:",
+    "if False:",
+    DOCUMENTS,
+)
 guard(
     "huge sizes beside a zero",
     WIRE + "segment.py",
@@ -187,7 +232,11 @@ guard(
     DOCUMENTS,
 )
 guard(
-    "the kinds of arguments", WORKER + "interpreter.py", "            check(node)\n", "            pass\n", INTERPRETER
+    "the kinds of arguments",
+    WORKER + "interpreter.py",
+    "            check(node)\n",
+    "            pass\n",
+    INTERPRETER,
 )
 guard(
     "every call is tried first",
@@ -196,7 +245,13 @@ guard(
     "                        pass\n",
     INTERPRETER,
 )
-guard("the sizes of a target", WORKER + "rules.py", '    _expect("the target", target, x.shape, x)\n', "", OPERATORS)
+guard(
+    "the sizes of a target",
+    WORKER + "rules.py",
+    '    _expect("the target", target, x.shape, x)\n',
+    "",
+    OPERATORS,
+)
 guard(
     "the sizes of recurrent weights",
     WORKER + "rules.py",
@@ -212,7 +267,11 @@ guard(
     OPERATORS,
 )
 guard(
-    "the memory of a result", WORKER + "admission.py", '    room.require(needed_bytes, "its result")\n', "", INTERPRETER
+    "the memory of a result",
+    WORKER + "admission.py",
+    '    room.require(needed_bytes, "its result")\n',
+    "",
+    INTERPRETER,
 )
 guard(
     "the memory of parameters",
@@ -271,7 +330,9 @@ def copy(tmp_path_factory):
     """The device's packages, to be changed."""
     folder = tmp_path_factory.mktemp("mutated")
     for package in ("potluck_agent", "potluck_wire"):
-        shutil.copytree(CODE / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            CODE / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return folder
 
 
@@ -279,7 +340,19 @@ def outcome(folder, tests):
     """How these tests end with the packages of `folder`."""
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-m", "not long", "-p", "no:cacheprovider", "-k", WANTED, *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-m",
+        "not long",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        WANTED,
+        *tests,
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout[-2000:]
 
@@ -296,7 +369,9 @@ def test_every_guard_is_where_it_is_looked_for():
 
 @pytest.mark.long
 def test_s11_the_tests_pass_with_every_guard(copy):
-    code, text = outcome(copy, sorted({test for mutation in MUTATIONS.values() for test in mutation.tests}))
+    code, text = outcome(
+        copy, sorted({test for mutation in MUTATIONS.values() for test in mutation.tests})
+    )
     assert code == 0, text
 
 

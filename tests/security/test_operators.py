@@ -1,6 +1,8 @@
-"""Random calls of every listed operator, legal and hostile, under two fills of the heap: no crash, and equal results.
+"""Random calls of every listed operator, legal and hostile, under two fills of the heap: no crash,
+and equal results.
 
-What an operator reads beyond its tensors, or leaves as it lay in memory, differs under another fill.
+What an operator reads beyond its tensors, or leaves as it lay in memory, differs under another
+fill.
 """
 
 import os
@@ -17,9 +19,12 @@ from potluck_wire.graph import SegmentError
 from potluck_wire.operators import OPERATORS
 
 torch = pytest.importorskip("torch")
-glibc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fill of the heap is glibc's to choose")
+glibc = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the fill of the heap is glibc's to choose"
+)
 
-FILLS = (85, 170)  # every byte handed out by malloc is one of these, and every byte given back its complement
+# every byte handed out by malloc is one of these, and every byte given back its complement
+FILLS = (85, 170)
 CAUSES = ("document", "bad-input", "arithmetic", "out-of-memory", "backward", "nothing")
 SEED = 7
 
@@ -27,17 +32,27 @@ SEED = 7
 def outcomes(fill, start, stop, seed=SEED):
     """How each call ends in a process with this fill; a crash is the last line, without an end."""
     environment = os.environ | {
-        "MALLOC_PERTURB_": str(fill), "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "OMP_NUM_THREADS": "1",
+        "MALLOC_PERTURB_": str(fill),
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, "-m", "tests.security.operator_fuzz", str(seed), str(start), str(stop)],
-        env=environment, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     lines = done.stdout.splitlines()
-    ends = {int(line.split(" ")[0]): line.split(" ", 1)[1] for line in lines if not line.endswith(" ")}
+    ends = {
+        int(line.split(" ")[0]): line.split(" ", 1)[1] for line in lines if not line.endswith(" ")
+    }
     last = len(ends) + start
-    assert done.returncode == 0, f"call {last} of seed {seed} ended the process ({done.returncode}): {call(seed, last)}"
+    assert done.returncode == 0, (
+        f"call {last} of seed {seed} ended the process ({done.returncode}): {call(seed, last)}"
+    )
     return ends
 
 
@@ -50,9 +65,13 @@ def check(start, stop, record):
         cause, _, text = end.partition(":")
         ran += not text
         assert not text or cause in CAUSES, f"call {number}: {end}: {call(SEED, number)}"
-        assert "allocate" not in text, f"call {number} asked for too much memory: {end}: {call(SEED, number)}"
+        assert "allocate" not in text, (
+            f"call {number} asked for too much memory: {end}: {call(SEED, number)}"
+        )
         if cause != "out-of-memory":  # its text says how much is left
-            assert end == second[number], f"call {number} depends on what lies in memory: {call(SEED, number)}"
+            assert end == second[number], (
+                f"call {number} depends on what lies in memory: {call(SEED, number)}"
+            )
     assert ran > (stop - start) // 3  # most calls must reach the operator, or nothing is tried
     record("inputs", 2 * (stop - start))
 
@@ -71,7 +90,8 @@ def test_many_more_calls(part, record_property):
 
 @pytest.mark.parametrize("op", sorted(OPERATORS))
 def test_legal_calls_of_every_operator_are_admitted(op):
-    for legal in LEGAL[op][:1] if op in USUAL else LEGAL[op]:  # the others of the usual ones are integers: not for all
+    # the others of the usual ones are integers: not for all
+    for legal in LEGAL[op][:1] if op in USUAL else LEGAL[op]:
         args, kwargs = (legal[:-1], legal[-1]) if isinstance(legal[-1], dict) else (legal, {})
         graph, inputs = graph_of(Call(op, args, kwargs, train=True))
         state = [torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in graph.buffers]
@@ -90,7 +110,13 @@ HOSTILE = {
     "lstm, one state": ("lstm.input", X, STATE[:1], WEIGHTS, *LSTM),
     "lstm, states of no dimension": ("lstm.input", X, (tensor(), tensor()), WEIGHTS, *LSTM),
     "lstm, integers": ("lstm.input", index(5, 2, 3), STATE, WEIGHTS, *LSTM),
-    "gru, narrow weights": ("gru.input", X, STATE[0], (tensor(12, 1), tensor(12, 4), tensor(12), tensor(12)), *LSTM),
+    "gru, narrow weights": (
+        "gru.input",
+        X,
+        STATE[0],
+        (tensor(12, 1), tensor(12, 4), tensor(12), tensor(12)),
+        *LSTM,
+    ),
     "gru, a state of more rows": ("gru.input", X, tensor(1, 9, 4), WEIGHTS, *LSTM),
     "target of one": ("binary_cross_entropy.default", PARTS, positive(1)),
     "target of less": ("binary_cross_entropy.default", PARTS, positive(3)),

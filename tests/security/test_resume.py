@@ -1,6 +1,8 @@
-"""What is promised today when something dies: the run ends by name, and goes on from its file as if undisturbed.
+"""What is promised today when something dies: the run ends by name, and goes on from its file as if
+undisturbed.
 
-A run does not go on by itself after a failure, and a notebook that died is not attached again: see SECURITY.md.
+A run does not go on by itself after a failure, and a notebook that died is not attached again: see
+SECURITY.md.
 """
 
 import random
@@ -57,13 +59,22 @@ def mend(home, device, how):
             continue
 
 
-HOW = [("worker", signal.SIGKILL), ("worker", signal.SIGSEGV), ("agent", signal.SIGKILL), ("worker", signal.SIGABRT)]
+HOW = [
+    ("worker", signal.SIGKILL),
+    ("worker", signal.SIGSEGV),
+    ("agent", signal.SIGKILL),
+    ("worker", signal.SIGABRT),
+]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("n_faults", [3, pytest.param(60, marks=pytest.mark.long)])
-def test_f14_chaos_changes_nothing_that_is_learned(home, model, tmp_path, n_faults, record_property):
-    """Faults at random moments; after each the run goes on from its last file, and equals the undisturbed one."""
+def test_f14_chaos_changes_nothing_that_is_learned(
+    home, model, tmp_path, n_faults, record_property
+):
+    """Faults at random moments; after each the run goes on from its last file, and equals the
+    undisturbed one.
+    """
     rng, (x, y), path = random.Random(14), make_data("mlp", 16), tmp_path / "run.safetensors"
     n_files = psutil.Process().num_fds()
     run = home.deploy(plan_of(model), model, seed=7).wait()
@@ -94,7 +105,9 @@ def test_f14_chaos_changes_nothing_that_is_learned(home, model, tmp_path, n_faul
     record_property("survived", n_faults)
 
 
-def test_f11_a_file_cut_at_any_place_or_a_full_disk_leaves_the_last_good_one(home, model, tmp_path, record_property):
+def test_f11_a_file_cut_at_any_place_or_a_full_disk_leaves_the_last_good_one(
+    home, model, tmp_path, record_property
+):
     import resource
 
     x, y = make_data("mlp", 16)
@@ -111,7 +124,8 @@ def test_f11_a_file_cut_at_any_place_or_a_full_disk_leaves_the_last_good_one(hom
     cut.unlink()
     run.fit((x, y)).wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, before[1]))  # as a disk that is full half way
+    # as a disk that is full half way
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, before[1]))
     try:
         with pytest.raises(FileError, match="cannot write"):
             run.save(path)

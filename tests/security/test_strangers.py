@@ -1,4 +1,6 @@
-"""Strangers at the door of a real agent: what they may say, and how many of them, without anybody else noticing."""
+"""Strangers at the door of a real agent: what they may say, and how many of them, without anybody
+else noticing.
+"""
 
 import socket
 import struct
@@ -62,7 +64,10 @@ def test_s3_silent_connections_are_cut_off(jetson, record_property):
     """Each is hung up on from the other side; those who are paired are answered meanwhile."""
     process, n_before = psutil.Process(jetson.process.pid), rss_bytes(jetson)
     with ExitStack() as stack, RawPeer(jetson.port, jetson.key, ADA) as ada:
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports(jetson) * 30]
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for port in ports(jetson) * 30
+        ]
         assert isinstance(ada.ask(Ping(seq=1)), Pong)
         for one in silent:
             one.settimeout(max(PATIENCE_S, 5 * HANDSHAKE_S))
@@ -77,16 +82,28 @@ def test_s3_silent_connections_are_cut_off(jetson, record_property):
 
 def garbage(rng):
     """What a connection sends: noise, half a handshake, a huge frame, a byte."""
-    start = rng.choice((b"", GREETING, GREETING + b"CURVE" + bytes(15) + bytes(32), GREETING + b"NULL" + bytes(48)))
-    rest = rng.choice((b"\x00", rng.randbytes(200), b"\x06" + struct.pack(">Q", 2**62), b"\x02" + b"\xff" * 8,
-                       b"\x04\x29\x05HELLO" + rng.randbytes(194)))  # fmt: skip
+    start = rng.choice(
+        (b"", GREETING, GREETING + b"CURVE" + bytes(15) + bytes(32), GREETING + b"NULL" + bytes(48))
+    )
+    rest = rng.choice(
+        (
+            b"\x00",
+            rng.randbytes(200),
+            b"\x06" + struct.pack(">Q", 2**62),
+            b"\x02" + b"\xff" * 8,
+            b"\x04\x29\x05HELLO" + rng.randbytes(194),
+        )
+    )
     return start + rest
 
 
 def knock(running, seed, count):
     rng = Random(seed)
     for _ in range(count):
-        with suppress(OSError), socket.create_connection(("127.0.0.1", rng.choice(ports(running)))) as one:
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", rng.choice(ports(running)))) as one,
+        ):
             one.sendall(garbage(rng))
 
 
@@ -113,7 +130,9 @@ def test_s3_a_frame_of_a_gibibyte_takes_no_memory(jetson):
     for port in ports(jetson):
         with socket.create_connection(("127.0.0.1", port)) as one:
             one.settimeout(PATIENCE_S)
-            one.sendall(GREETING + b"CURVE" + bytes(15) + bytes(32) + b"\x06" + struct.pack(">Q", 1 << 30))
+            one.sendall(
+                GREETING + b"CURVE" + bytes(15) + bytes(32) + b"\x06" + struct.pack(">Q", 1 << 30)
+            )
             with suppress(ConnectionError):
                 for _ in range(64):
                     one.sendall(bytes(MIB))
@@ -121,11 +140,13 @@ def test_s3_a_frame_of_a_gibibyte_takes_no_memory(jetson):
     check_served(jetson)
 
 
-# --- between the two (S10) --------------------------------------------------------------------------------------------
+# --- between the two (S10) ------------------------------------------------------------------------
 
 
 class Between:
-    """Somebody on the way from a notebook to one port of an agent: notes what goes there, and spoils some of it."""
+    """Somebody on the way from a notebook to one port of an agent: notes what goes there, and
+    spoils some of it.
+    """
 
     def __init__(self, port, spoil):
         self.sent, self._spoil, self._port = bytearray(), spoil, port
@@ -139,7 +160,9 @@ class Between:
                 ours, _ = self._server.accept()
                 theirs = socket.create_connection(("127.0.0.1", self._port))
                 for source, target, note in ((ours, theirs, True), (theirs, ours, False)):
-                    threading.Thread(target=self._copy, args=(source, target, note), daemon=True).start()
+                    threading.Thread(
+                        target=self._copy, args=(source, target, note), daemon=True
+                    ).start()
 
     def _copy(self, source, target, note):
         with suppress(OSError):
@@ -192,8 +215,12 @@ def test_s10_a_recorded_session_played_again_says_nothing(jetson):
 
 
 @pytest.mark.parametrize("n_connections", [40, pytest.param(3_000, marks=pytest.mark.long)])
-def test_s10_flipped_bits_lose_messages_and_never_change_one(jetson, n_connections, record_property):
-    """A connection that meets one is over (libzmq does not come back by itself then): each gets its own."""
+def test_s10_flipped_bits_lose_messages_and_never_change_one(
+    jetson, n_connections, record_property
+):
+    """A connection that meets one is over (libzmq does not come back by itself then): each gets its
+    own.
+    """
     rng, flips, answered = Random(10), [0], 0
 
     def spoil(data):

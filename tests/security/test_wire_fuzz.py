@@ -1,4 +1,6 @@
-"""Spoiled frames and spoiled graph documents: nothing but the errors of the wire ever comes of them."""
+"""Spoiled frames and spoiled graph documents: nothing but the errors of the wire ever comes of
+them.
+"""
 
 import json
 import random
@@ -15,8 +17,32 @@ from potluck_wire.messages import MESSAGES, Channel
 from potluck_wire.segment import dumps, loads
 from potluck_wire.stream import Reader, pack
 
-ATOMS = (0, -1, 1, 2**31, 2**53, 2**53 + 1, 2**64 - 1, True, None, 0.5, float("nan"), float("inf"), "", "x" * 513, b"",
-         b"\xff" * 65, "\x1b[2J", (), [], {}, [[]], [1] * 65, {"a": 1}, "../../etc/passwd")  # fmt: skip
+ATOMS = (
+    0,
+    -1,
+    1,
+    2**31,
+    2**53,
+    2**53 + 1,
+    2**64 - 1,
+    True,
+    None,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x" * 513,
+    b"",
+    b"\xff" * 65,
+    "\x1b[2J",
+    (),
+    [],
+    {},
+    [[]],
+    [1] * 65,
+    {"a": 1},
+    "../../etc/passwd",
+)
 
 
 def spoiled_bytes(rng, data):
@@ -34,12 +60,16 @@ def spoiled_bytes(rng, data):
             case 3:
                 data[place:place] = data[: rng.randrange(len(data) + 1)]
             case _:
-                data[place : place + 1] = bytes([rng.choice((0x80, 0x81, 0x90, 0x91, 0xC1, 0xC6, 0xCF, 0xDB, 0xDD))])
+                data[place : place + 1] = bytes(
+                    [rng.choice((0x80, 0x81, 0x90, 0x91, 0xC1, 0xC6, 0xCF, 0xDB, 0xDD))]
+                )
     return bytes(data)
 
 
 def spoiled_frames(rng, number):
-    """The frames of a message with its fields or bytes spoiled, or with frames too many or too few."""
+    """The frames of a message with its fields or bytes spoiled, or with frames too many or too
+    few.
+    """
     entry = MESSAGES[number]
     frames = [bytes(frame) for frame in encode(sample(entry), sample_buffers(entry))]
     if rng.random() < 0.4:
@@ -73,7 +103,11 @@ def check_frames(seed, count):
             refused += 1
         if channel is Channel.WORKER or channel is Channel.PAIRING:
             try:
-                list(Reader(channel).feed(spoiled_bytes(rng, pack(sample(MESSAGES[number]), frames[1:]))))
+                list(
+                    Reader(channel).feed(
+                        spoiled_bytes(rng, pack(sample(MESSAGES[number]), frames[1:]))
+                    )
+                )
             except WireError:
                 refused += 1
     assert refused > count // 4  # most are wrong, or the spoiling does nothing
@@ -83,15 +117,37 @@ def leaves(document, path=()):
     """The path of every value in a JSON document."""
     yield path
     items = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
     )
     for key, value in items:
         yield from leaves(value, (*path, key))
 
 
-WORDS = (*ATOMS[:10], 2**40, -(2**40), "batch", "aten.from_file.default", "aten.lstm.input", "object", {"r": [0]},
-         {"r": [-1]}, {"r": [9999]}, {"s": "batch"}, {"s": ["*", "batch", 2**40]}, {"s": ["//", 1, 0]}, {"d": "object"},
-         {"f": "inf"}, {"f": "nan"}, {"code": "x"}, [2**40] * 8, [[[[[[[[[[]]]]]]]]]])  # fmt: skip
+WORDS = (
+    *ATOMS[:10],
+    2**40,
+    -(2**40),
+    "batch",
+    "aten.from_file.default",
+    "aten.lstm.input",
+    "object",
+    {"r": [0]},
+    {"r": [-1]},
+    {"r": [9999]},
+    {"s": "batch"},
+    {"s": ["*", "batch", 2**40]},
+    {"s": ["//", 1, 0]},
+    {"d": "object"},
+    {"f": "inf"},
+    {"f": "nan"},
+    {"code": "x"},
+    [2**40] * 8,
+    [[[[[[[[[[]]]]]]]]]],
+)
 
 
 def check_documents(seed, count):

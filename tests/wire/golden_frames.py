@@ -1,7 +1,9 @@
-"""The bytes of one sample of every message between machines, kept in `golden/VERSION.json`, and how they were made.
+"""The bytes of one sample of every message between machines, kept in `golden/VERSION.json`, and how
+they were made.
 
-After adding a message, or a field in a new minor version: `python -m tests.wire.golden_frames` appends what is missing.
-It never changes a frame that is there: bytes that were once on the wire stay as they are.
+After adding a message, or a field in a new minor version: `python -m tests.wire.golden_frames`
+appends what is missing. It never changes a frame that is there: bytes that were once on the wire
+stay as they are.
 """
 
 import json
@@ -27,7 +29,8 @@ def golden() -> dict[str, dict[str, list[str]]]:
 
 def add_missing() -> None:
     """Append samples of the messages that no version has yet, or only with fewer fields."""
-    known = {name: frames for older in golden().values() for name, frames in older.items()}  # the newest of each
+    # the newest of each
+    known = {name: frames for older in golden().values() for name, frames in older.items()}
     path = FOLDER / f"{show()}.json"
     frames = json.loads(path.read_text()) if path.exists() else {}
     for entry in LASTING:
@@ -35,7 +38,9 @@ def add_missing() -> None:
         if known.get(entry.type.__name__) != today:
             frames.setdefault(entry.type.__name__, today)
     path.parent.mkdir(exist_ok=True)
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in frames.items())
+    rows = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in frames.items()
+    )
     path.write_text("{\n" + rows + "\n}\n")
 
 

@@ -1,4 +1,7 @@
-"""The parts of PROTOCOL.md that are made from the code. `python -m tests.wire.protocol_text` writes them anew."""
+"""The parts of PROTOCOL.md that are made from the code.
+
+`python -m tests.wire.protocol_text` writes them anew.
+"""
 
 import dataclasses
 import inspect
@@ -21,7 +24,9 @@ def render(text: str) -> str:
     """`text` with every generated part, between its two marks, made anew."""
     for name, part in PARTS.items():
         pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        text, count = re.subn(pattern, lambda match, part=part: f"{match[1]}{part()}{match[2]}", text, flags=re.DOTALL)
+        text, count = re.subn(
+            pattern, lambda match, part=part: f"{match[1]}{part()}{match[2]}", text, flags=re.DOTALL
+        )
         if count != 1:
             raise ValueError(f"PROTOCOL.md must have the part {name} once, has it {count} times")
     return text
@@ -29,7 +34,9 @@ def render(text: str) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
 
 
 def _type(annotation: Any) -> str:
@@ -40,13 +47,19 @@ def _type(annotation: Any) -> str:
 
 def _message(number: int, entry: Entry) -> str:
     fewest, most = entry.buffers
-    buffers = {(0, 0): "no buffers", (1, 1): "1 buffer"}.get((fewest, most), f"{fewest} to {most} buffers")
+    buffers = {(0, 0): "no buffers", (1, 1): "1 buffer"}.get(
+        (fewest, most), f"{fewest} to {most} buffers"
+    )
     lines = [f"#### {number} `{entry.type.__name__}`", "", f"From {entry.sender}, {buffers}.", ""]
     lines += [inspect.cleandoc(entry.type.__doc__ or ""), ""]
     fields = dataclasses.fields(entry.type)
     if fields:
-        default = {field.name: "[]" if field.default == () else repr(field.default) for field in fields}
-        rows = [(f"`{field.name}`", _type(field.type), f"`{default[field.name]}`") for field in fields]
+        default = {
+            field.name: "[]" if field.default == () else repr(field.default) for field in fields
+        }
+        rows = [
+            (f"`{field.name}`", _type(field.type), f"`{default[field.name]}`") for field in fields
+        ]
         lines.append(_table(("field", "type", "default"), rows))
     return "\n".join(lines)
 
@@ -81,7 +94,9 @@ def _shown(name: str, value: Any) -> str:
 def limit_table() -> str:
     """Every cap and number that both sides share."""
     rows = _constants(inspect.getsource(limits))
-    return _table(("name", "value", "why"), [(f"`{n}`", v, w) for n, v, w in rows if n not in ("KIB", "MIB")])
+    return _table(
+        ("name", "value", "why"), [(f"`{n}`", v, w) for n, v, w in rows if n not in ("KIB", "MIB")]
+    )
 
 
 def _transitions(table: Any) -> dict[tuple[str, str], list[str]]:
@@ -91,7 +106,9 @@ def _transitions(table: Any) -> dict[tuple[str, str], list[str]]:
         grouped.setdefault((state.value, after.value), []).append(message.__name__)
     if table is EPOCH:
         for (state, message), after in REFUSED.items():
-            grouped.setdefault((state.value, after.value), []).append(f"Refused ({message.__name__})")
+            grouped.setdefault((state.value, after.value), []).append(
+                f"Refused ({message.__name__})"
+            )
     return grouped
 
 
@@ -100,17 +117,26 @@ def state_table(table: Any) -> str:
     grouped = _transitions(table)
     order = list(dict.fromkeys(state.value for state, _ in table))
     grouped = dict(sorted(grouped.items(), key=lambda item: order.index(item[0][0])))
-    rows = [(state, ", ".join(f"`{m}`" for m in names), after) for (state, after), names in grouped.items()]
-    arrows = [
-        f"    {state} --> {after}: {', '.join(names)}" for (state, after), names in grouped.items() if state != after
+    rows = [
+        (state, ", ".join(f"`{m}`" for m in names), after)
+        for (state, after), names in grouped.items()
     ]
-    diagram = "\n".join(["```mermaid", "stateDiagram-v2", f"    [*] --> {order[0]}", *arrows, "```"])
+    arrows = [
+        f"    {state} --> {after}: {', '.join(names)}"
+        for (state, after), names in grouped.items()
+        if state != after
+    ]
+    diagram = "\n".join(
+        ["```mermaid", "stateDiagram-v2", f"    [*] --> {order[0]}", *arrows, "```"]
+    )
     return f"{diagram}\n\n{_table(('state', 'message', 'next state'), rows)}"
 
 
 def codes(kind: type) -> str:
     """The constants of a class of codes, with their comments."""
-    pairs = re.findall(r'^    [A-Z_]+ = "([^"]+)"(?:  # (.*))?$', inspect.getsource(kind), flags=re.MULTILINE)
+    pairs = re.findall(
+        r'^    [A-Z_]+ = "([^"]+)"(?:  # (.*))?$', inspect.getsource(kind), flags=re.MULTILINE
+    )
     return _table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in pairs])
 
 
@@ -122,7 +148,10 @@ def operations() -> str:
 
     def words(op: str) -> str:
         every = [f"`{name}`" for name in sorted(OPERATIONS[op])]
-        return ", ".join([*every, *(f"perhaps `{name}`" for name in sorted(OPTIONAL.get(op, ())))]) or "none"
+        return (
+            ", ".join([*every, *(f"perhaps `{name}`" for name in sorted(OPTIONAL.get(op, ())))])
+            or "none"
+        )
 
     rows = [(f"`{op}`", *map(count, ARITY[op]), words(op)) for op in OPERATIONS]
     return _table(("operation", "inputs", "outputs", "attributes"), rows)
@@ -131,7 +160,12 @@ def operations() -> str:
 def statement() -> str:
     """The keys of the capability statement."""
     rows = [
-        (f"`{key}`", expected, "required" if default is REQUIRED else f"`{_json(default)}`", meaning)
+        (
+            f"`{key}`",
+            expected,
+            "required" if default is REQUIRED else f"`{_json(default)}`",
+            meaning,
+        )
         for key, (_, expected, default, meaning) in FIELDS.items()
     ]
     return _table(("key", "is", "default", "says"), rows)
@@ -147,7 +181,10 @@ def dtypes() -> str:
 
 
 PARTS = {
-    **{f"{channel.value} messages": lambda channel=channel: messages(channel) for channel in Channel},
+    **{
+        f"{channel.value} messages": lambda channel=channel: messages(channel)
+        for channel in Channel
+    },
     "limits": limit_table,
     "session states": lambda: state_table(SESSION),
     "epoch states": lambda: state_table(EPOCH),

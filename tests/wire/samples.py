@@ -48,5 +48,7 @@ def messages(draw: st.DrawFn) -> tuple[Entry, Message, tuple[bytes, ...]]:
             strategy = _STRATEGY[field.type]
         values[field.name] = draw(strategy)
     fewest, most = entry.buffers
-    buffers = draw(st.lists(st.binary(max_size=50), min_size=fewest, max_size=min(most, fewest + 2)))
+    buffers = draw(
+        st.lists(st.binary(max_size=50), min_size=fewest, max_size=min(most, fewest + 2))
+    )
     return entry, entry.type(**values), tuple(buffers)

@@ -1,4 +1,6 @@
-"""Chunks fill a tensor in order, each exactly once, and the sender never has more under way than it was credited."""
+"""Chunks fill a tensor in order, each exactly once, and the sender never has more under way than it
+was credited.
+"""
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,15 @@ SIZES = st.integers(0, 500), st.integers(1, 60)
 
 
 def value(nbytes=10, chunk_bytes=4, **others):
-    return Value(**{"dtype": "uint8", "shape": (nbytes,), "nbytes": nbytes, "chunk_bytes": chunk_bytes, **others})
+    return Value(
+        **{
+            "dtype": "uint8",
+            "shape": (nbytes,),
+            "nbytes": nbytes,
+            "chunk_bytes": chunk_bytes,
+            **others,
+        }
+    )
 
 
 @given(*SIZES)
@@ -96,7 +106,11 @@ def test_refuses_a_value_whose_numbers_do_not_fit(wrong, code):
 
 @given(*SIZES, st.integers(60, 200), st.randoms())
 def test_a_window_is_never_overrun_and_everything_arrives(nbytes, chunk_bytes, window, random):
-    departure, assembly, under_way = SendWindow(nbytes, chunk_bytes), Reassembler(value(nbytes, chunk_bytes)), []
+    departure, assembly, under_way = (
+        SendWindow(nbytes, chunk_bytes),
+        Reassembler(value(nbytes, chunk_bytes)),
+        [],
+    )
     while not departure.done:
         chunk = departure.advance(window - departure.outstanding_bytes)
         if chunk is not None:
@@ -141,7 +155,9 @@ def taken(account, assembly, chunks):
 
 def test_credit_is_due_for_all_values_of_a_sender_together():
     account = CreditLedger()
-    first, second, third = (Reassembler(value(10 * PART, PART, transfer=number)) for number in (1, 2, 3))
+    first, second, third = (
+        Reassembler(value(10 * PART, PART, transfer=number)) for number in (1, 2, 3)
+    )
     assert taken(account, first, [0]) == [[]]
     assert taken(account, second, [0]) == [[(1, PART, False), (2, PART, False)]]
     assert taken(account, first, range(1, 3)) == [[], [(1, 3 * PART, False)]]

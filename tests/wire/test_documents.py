@@ -1,4 +1,6 @@
-"""Whatever rides in a buffer, the one parser gives a document that has been checked, or a WireError; nothing else."""
+"""Whatever rides in a buffer, the one parser gives a document that has been checked, or a
+WireError; nothing else.
+"""
 
 import contextlib
 import json
@@ -24,7 +26,12 @@ KEYS = ("r/1/p/0/a",)
 ROWS = [["recv", [], ["x"], [], 0, {"peer": "home"}], ["add", ["x"], ["a"], [0], 0, {}]]
 PROGRAM = {"name": "p", "instructions": ROWS}
 CAN = {"backends": {"torch": "2"}, "dtypes": ["float32"], "operators": ["x"], "overhead_s": 1e-5}
-STATEMENT = {"name": "a", "memory_bytes": 1, "power": {"idle_w": 1.5}, "meters": [{"name": "m", "source": "measured"}]}
+STATEMENT = {
+    "name": "a",
+    "memory_bytes": 1,
+    "power": {"idle_w": 1.5},
+    "meters": [{"name": "m", "source": "measured"}],
+}
 # What a reader takes -> a document that holds.
 READERS = {
     "program": (loads, PROGRAM),
@@ -41,7 +48,10 @@ READERS = {
 
 JSON = st.recursive(
     st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abkn", max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text("abkn", max_size=4), inner, max_size=4)
+    ),
     max_leaves=15,
 )
 
@@ -100,10 +110,14 @@ def test_half_of_a_character_is_refused_and_a_whole_one_is_not():
 
 def test_says_where_and_what():
     check = record(("more",), rows=rows(row(number, number), most=2), more=number)
-    with pytest.raises(WireError, match=r"rows\[1\] of it must be a list of 2, got list of 1") as raised:
+    with pytest.raises(
+        WireError, match=r"rows\[1\] of it must be a list of 2, got list of 1"
+    ) as raised:
         fit({"rows": [[1, 2], [1]]}, "it", check)
     assert raised.value.code == WireCode.DOCUMENT
-    with pytest.raises(WireError, match="it must be an object with rows, and perhaps more, got dict of 1"):
+    with pytest.raises(
+        WireError, match="it must be an object with rows, and perhaps more, got dict of 1"
+    ):
         fit({"row": 1}, "it", check)
 
 
@@ -130,7 +144,11 @@ def test_a_header_nested_deeper_than_repr_goes_is_a_wire_error(channel, number_,
     name = bytes([0xA0 + len(field)]) + field.encode()
     for depth in (10, 500, 900, *range(960, 1024)):
         nest = b"\x91" * depth + b"\x90"
-        for header in (b"\x92" + bytes([number_]) + b"\x81" + name + nest, b"\x92" + nest + b"\x80", nest):
+        for header in (
+            b"\x92" + bytes([number_]) + b"\x81" + name + nest,
+            b"\x92" + nest + b"\x80",
+            nest,
+        ):
             with pytest.raises(WireError):
                 decode([header], channel)
 
@@ -160,7 +178,9 @@ def test_a_probe_that_is_no_answer_is_refused(seconds):
 
 @given(st.text('[]{}"\\a,', max_size=60), st.integers(0, 20))
 def test_how_deep_a_document_is_does_not_depend_on_what_stands_in_its_strings(text, depth):
-    """However brackets, quotes and backslashes stand: the short way that most documents go finds the same."""
+    """However brackets, quotes and backslashes stand: the short way that most documents go finds
+    the same.
+    """
     raw = (("[" * depth) + text).encode()
     slow = _STRING.sub(b"", raw).translate(_AS_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
@@ -168,9 +188,16 @@ def test_how_deep_a_document_is_does_not_depend_on_what_stands_in_its_strings(te
     assert _is_deeper(raw) == bool(slow)
 
 
-@pytest.mark.parametrize("number", [2**53, -(2**53), 2**53 + 1, -(2**53) - 1, 10**15 - 1, 10**16, 10**18, 10**30])
+@pytest.mark.parametrize(
+    "number", [2**53, -(2**53), 2**53 + 1, -(2**53) - 1, 10**15 - 1, 10**16, 10**18, 10**30]
+)
 def test_integers_past_2_53_are_refused_in_small_and_in_large_documents(number):
-    for raw in (str(number), f"[{number}]", f'{{"a":[0.1234567890123456789,{number}]}}', f"[1e5,{number}]"):
+    for raw in (
+        str(number),
+        f"[{number}]",
+        f'{{"a":[0.1234567890123456789,{number}]}}',
+        f"[1e5,{number}]",
+    ):
         if abs(number) <= 2**53:
             assert parse(raw.encode(), "x", anything) == json.loads(raw)
         else:

@@ -11,7 +11,18 @@ from tests.wire.samples import messages, sample, sample_buffers
 
 from potluck_wire.frames import WireCode, WireError, decode, encode
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_HEADER_BYTES, MAX_STR_BYTES
-from potluck_wire.messages import MESSAGES, Channel, Chunk, Done, Failed, Hello, Measure, PairShare, Reading, Refused
+from potluck_wire.messages import (
+    MESSAGES,
+    Channel,
+    Chunk,
+    Done,
+    Failed,
+    Hello,
+    Measure,
+    PairShare,
+    Reading,
+    Refused,
+)
 
 CHUNK_HEADER = encode(Chunk(transfer=1, index=2), (b"data",))[0]
 
@@ -83,18 +94,34 @@ REFUSED = {
     "a map": ([header({1: 2}, strict_types=True)], Channel.CONTROL, WireCode.HEADER),
     "fields are a list": ([header([1, []])], Channel.CONTROL, WireCode.HEADER),
     "three entries": ([header([1, {}, 0])], Channel.CONTROL, WireCode.HEADER),
-    "string that is no UTF-8": ([b"\x92\x01\x81\xa4name\xa1\xff"], Channel.CONTROL, WireCode.HEADER),
+    "string that is no UTF-8": (
+        [b"\x92\x01\x81\xa4name\xa1\xff"],
+        Channel.CONTROL,
+        WireCode.HEADER,
+    ),
     "field name is a number": ([header([1, {1: 2}])], Channel.CONTROL, WireCode.HEADER),
-    "extension type": ([header([1, {"name": msgpack.ExtType(5, b"x")}])], Channel.CONTROL, WireCode.HEADER),
+    "extension type": (
+        [header([1, {"name": msgpack.ExtType(5, b"x")}])],
+        Channel.CONTROL,
+        WireCode.HEADER,
+    ),
     "timestamp": ([header([1, {"name": msgpack.Timestamp(1)}])], Channel.CONTROL, WireCode.HEADER),
-    "long string": ([header([1, {"name": "n" * (MAX_STR_BYTES + 1)}])], Channel.CONTROL, WireCode.HEADER),
+    "long string": (
+        [header([1, {"name": "n" * (MAX_STR_BYTES + 1)}])],
+        Channel.CONTROL,
+        WireCode.HEADER,
+    ),
     "many entries": ([header([20, {"rows": [1] * 65}]), b""], Channel.CONTROL, WireCode.HEADER),
     "long share": ([header([81, {"share": b"s" * 65}])], Channel.PAIRING, WireCode.HEADER),
     "unknown number": ([header([9999, {}])], Channel.CONTROL, WireCode.NUMBER),
     "number is true": ([header([True, {}])], Channel.CONTROL, WireCode.NUMBER),
     "number is a list": ([header([[1], {}])], Channel.CONTROL, WireCode.NUMBER),
     "unknown field": ([header([1, {"admin": 1}])], Channel.CONTROL, WireCode.FIELD),
-    "field that is an attribute": ([header([1, {"__class__": 1}])], Channel.CONTROL, WireCode.FIELD),
+    "field that is an attribute": (
+        [header([1, {"__class__": 1}])],
+        Channel.CONTROL,
+        WireCode.FIELD,
+    ),
     "field twice": ([TWICE], Channel.CONTROL, WireCode.FIELD),
     "string for integer": ([header([1, {"major": "1"}])], Channel.CONTROL, WireCode.FIELD),
     "float for integer": ([header([1, {"major": 1.0}])], Channel.CONTROL, WireCode.FIELD),
@@ -111,7 +138,11 @@ REFUSED = {
     "string for bytes": ([header([81, {"share": "s"}])], Channel.PAIRING, WireCode.FIELD),
     "number for list": ([header([20, {"rows": 3}]), b""], Channel.CONTROL, WireCode.FIELD),
     "map for list": ([header([20, {"rows": {"0": 1}}]), b""], Channel.CONTROL, WireCode.FIELD),
-    "string in list of integers": ([header([20, {"rows": [1, "2"]}]), b""], Channel.CONTROL, WireCode.FIELD),
+    "string in list of integers": (
+        [header([20, {"rows": [1, "2"]}]), b""],
+        Channel.CONTROL,
+        WireCode.FIELD,
+    ),
     "list in list": ([header([20, {"rows": [[1]]}]), b""], Channel.CONTROL, WireCode.FIELD),
     "no buffer": ([CHUNK_HEADER], Channel.DATA, WireCode.BUFFERS),
     "two buffers": ([CHUNK_HEADER, b"", b""], Channel.DATA, WireCode.BUFFERS),
@@ -171,10 +202,13 @@ def test_mutated_frames_decode_or_raise_wire_errors(case, data):
     header_frame = frames[0]
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(header_frame)))
-        header_frame[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        header_frame[place : place + data.draw(st.integers(0, 3))] = data.draw(
+            st.binary(max_size=4)
+        )
     frames = [bytes(frame) for frame in frames][: data.draw(st.integers(0, 3))]
     try:
         decoded, rest = decode(frames, entry.channel)
     except WireError:
         return
-    assert decode(encode(decoded, rest), entry.channel) == (decoded, rest)  # what is accepted is a message
+    # what is accepted is a message
+    assert decode(encode(decoded, rest), entry.channel) == (decoded, rest)

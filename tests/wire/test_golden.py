@@ -1,4 +1,6 @@
-"""Frames that were once on the wire are still written and read, byte for byte, whole, in pieces, and with a tail."""
+"""Frames that were once on the wire are still written and read, byte for byte, whole, in pieces,
+and with a tail.
+"""
 
 import pytest
 from tests.wire.golden_frames import LASTING, golden
@@ -9,16 +11,24 @@ from potluck_wire.stream import Reader, pack
 from potluck_wire.version import VERSION, parse
 
 ENTRY_OF = {entry.type.__name__: entry for entry in LASTING}
-CASES = [(version, name, frames) for version, messages in golden().items() for name, frames in messages.items()]
+CASES = [
+    (version, name, frames)
+    for version, messages in golden().items()
+    for name, frames in messages.items()
+]
 IDS = [f"{version}-{name}" for version, name, _ in CASES]
 
 
 def test_every_message_has_golden_frames():
-    assert {name for _, name, _ in CASES} == set(ENTRY_OF), "python -m tests.wire.golden_frames adds what is missing"
+    assert {name for _, name, _ in CASES} == set(ENTRY_OF), (
+        "python -m tests.wire.golden_frames adds what is missing"
+    )
 
 
 def test_no_version_is_from_the_future_or_another_major():
-    assert all(parse(version) <= VERSION and parse(version)[0] == VERSION[0] for version in golden())
+    assert all(
+        parse(version) <= VERSION and parse(version)[0] == VERSION[0] for version in golden()
+    )
 
 
 @pytest.mark.parametrize(("version", "name", "frames"), CASES, ids=IDS)
@@ -32,7 +42,9 @@ def test_an_old_frame_is_still_read(version, name, frames):
         assert encode(message, buffers)[0].hex() == frames[0]
 
 
-@pytest.mark.parametrize(("version", "name", "frames"), [c for c in CASES if parse(c[0]) == VERSION])
+@pytest.mark.parametrize(
+    ("version", "name", "frames"), [c for c in CASES if parse(c[0]) == VERSION]
+)
 def test_the_same_bytes_are_written_today(version, name, frames):
     entry = ENTRY_OF[name]
     assert [bytes(frame).hex() for frame in encode(sample(entry), sample_buffers(entry))] == frames

@@ -9,18 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.program import ARITY, COLUMNS, MAX_INSTRUCTIONS, OPERATIONS, Instruction, Program, from_json, loads
+from potluck_wire.program import (
+    ARITY,
+    COLUMNS,
+    MAX_INSTRUCTIONS,
+    OPERATIONS,
+    Instruction,
+    Program,
+    from_json,
+    loads,
+)
 
 RUN = {"segment": "s0", "key": "0.0", "train": True, "rows": [0, 4, 8], "micro_batch": 0}
 
-# op -> (inputs, outputs, attrs), one good instruction each; inputs are made by the `recv`s before it
+# op -> (inputs, outputs, attrs), one good instruction each; inputs are made by the `recv`s before
+# it
 GOOD = {
     "send": (["a"], [], {"peer": "jetson", "name": "f1.0"}),
     "recv": ([], ["z"], {"peer": "home"}),
     "run": (["a", "b"], ["y"], RUN),
     "backward": ([], ["dx"], {"segment": "s0", "key": "0.0", "scale": 0.25}),
     "gradients": ([], ["g"], {"segment": "s0", "share_frac": 0.5}),
-    "step": (["a"], [], {"segment": "s0", "optimizer": {"name": "adamw", "lr": 1e-3, "nesterov": False, "step": 1}}),
+    "step": (
+        ["a"],
+        [],
+        {"segment": "s0", "optimizer": {"name": "adamw", "lr": 1e-3, "nesterov": False, "step": 1}},
+    ),
     "state": ([], ["w", "m"], {"segment": "3/s0", "names": ["conv.weight", "exp_avg:conv.weight"]}),
     "assign": (["a", "b"], [], {"segment": "s0", "names": ["conv.weight", "conv.bias"]}),
     "slice": (["a"], ["c"], {"dim": 0, "start": 0, "stop": 4}),
@@ -183,7 +197,10 @@ def test_refuses_a_text_that_is_no_program(case):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 10) | st.floats() | st.text("ab/0 ", max_size=3),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["name", "peer", "dim"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.dictionaries(st.sampled_from(["name", "peer", "dim"]), inner)
+    ),
     max_leaves=12,
 )
 
@@ -212,7 +229,14 @@ def test_ids_are_positions():
         name="p",
         instructions=(
             Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "home"}),
-            Instruction(id=1, op="send", inputs=("x",), after=(0,), priority=-3, attrs={"peer": "b", "name": "x"}),
+            Instruction(
+                id=1,
+                op="send",
+                inputs=("x",),
+                after=(0,),
+                priority=-3,
+                attrs={"peer": "b", "name": "x"},
+            ),
         ),
     )
     assert loads(program.dumps()) == program
@@ -220,7 +244,9 @@ def test_ids_are_positions():
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_column_has_one_number_for_every_instruction_or_is_not_there(column):
-    program = Program(name="p", instructions=(Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "a"}),))
+    program = Program(
+        name="p", instructions=(Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "a"}),)
+    )
     assert column not in program.to_json()
     full = replace(program, **{column: (0.5,)})
     assert loads(full.dumps()) == full

@@ -23,7 +23,12 @@ def test_every_message_and_limit_is_described():
     for number, entry in MESSAGES.items():
         assert f"#### {number} `{entry.type.__name__}`" in TEXT
     for name in vars(limits):
-        if name.isupper() and name not in ("KIB", "MIB") and not name.startswith("_") and not name.endswith("_OFFSET"):
+        if (
+            name.isupper()
+            and name not in ("KIB", "MIB")
+            and not name.startswith("_")
+            and not name.endswith("_OFFSET")
+        ):
             assert f"| `{name}` |" in TEXT
 
 
@@ -57,7 +62,9 @@ def test_the_ports_are_the_codes():
         (Channel.PULSE, limits.PULSE_OFFSET),
     ):
         assert re.search(
-            rf"^\| {channel.value} +\| \*b\*( \+ {offset})? +\| {limits.PORT + offset} ", TEXT, re.MULTILINE
+            rf"^\| {channel.value} +\| \*b\*( \+ {offset})? +\| {limits.PORT + offset} ",
+            TEXT,
+            re.MULTILINE,
         )
 
 
@@ -71,7 +78,8 @@ def test_every_link_leads_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
         assert (protocol_text.PROTOCOL.parent / target).exists(), target
     anchors = {
-        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", TEXT, re.M)
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", TEXT, re.M)
     }
     for anchor in re.findall(r"\]\(#([^)]+)\)", TEXT):
         assert anchor in anchors, anchor

@@ -55,10 +55,24 @@ RUNNING = [*LOADED, one(Commit), one(Committed)]
 
 def test_a_whole_session_with_a_switch_of_plans():
     session = opened(
-        (Roster(), CONTROLLER), (RosterSet(), AGENT), (Reading(), AGENT), (Measure(), CONTROLLER),
-        *LOADED, one(Execute, program="push"), one(Done), one(Commit), one(Committed), one(Execute), one(Done),
-        one(Prepare, 1), one(Execute), one(Prepared, 1), one(Execute, 1, program="move"), one(Done), one(Done, 1),
-    )  # fmt: skip
+        (Roster(), CONTROLLER),
+        (RosterSet(), AGENT),
+        (Reading(), AGENT),
+        (Measure(), CONTROLLER),
+        *LOADED,
+        one(Execute, program="push"),
+        one(Done),
+        one(Commit),
+        one(Committed),
+        one(Execute),
+        one(Done),
+        one(Prepare, 1),
+        one(Execute),
+        one(Prepared, 1),
+        one(Execute, 1, program="move"),
+        one(Done),
+        one(Done, 1),
+    )
     assert session.epochs == {("r", 0): EpochState.COMMITTED, ("r", 1): EpochState.PREPARED}
     session.advance(*one(Commit, 1))
     session.advance(*one(Committed, 1))
@@ -141,7 +155,9 @@ def test_every_control_message_is_in_the_tables():
     control = {entry.type for entry in MESSAGES.values() if entry.channel is Channel.CONTROL}
     assert {message for _, message in SESSION} == control
     assert {message for _, message in EPOCH} == {
-        message for message in control if {"run", "epoch"} <= set(message.__slots__) and message is not Refused
+        message
+        for message in control
+        if {"run", "epoch"} <= set(message.__slots__) and message is not Refused
     }
 
 
@@ -167,4 +183,6 @@ def test_no_conversation_commits_what_was_not_prepared(steps):
             continue
         said.append(type(message))
         if EpochState.COMMITTED in session.epochs.values():
-            assert said.index(Hello) < said.index(Prepare) < said.index(Prepared) < said.index(Commit)
+            assert (
+                said.index(Hello) < said.index(Prepare) < said.index(Prepared) < said.index(Commit)
+            )

@@ -1,4 +1,6 @@
-"""A byte stream gives the same messages however it is cut, and stays broken after the first wrong length."""
+"""A byte stream gives the same messages however it is cut, and stays broken after the first wrong
+length.
+"""
 
 import struct
 
@@ -47,7 +49,9 @@ def test_any_messages_of_a_channel_survive_any_cuts(cases, data):
 
 
 def feed(reader, data, step):
-    return [message for at in range(0, len(data), step) for message in reader.feed(data[at : at + step])]
+    return [
+        message for at in range(0, len(data), step) for message in reader.feed(data[at : at + step])
+    ]
 
 
 def lengths(*numbers):

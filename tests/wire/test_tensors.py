@@ -24,14 +24,26 @@ def test_bytes_of_a_tensor(dtype, shape, expected):
 
 @pytest.mark.parametrize(
     "shape",
-    [(2**53,), (2**60,), (2**30, 2**30), (0, 2**40, 2**40), (2**40, 2**40, 0), (-1,), (True,), (2.0,), (1,) * 17],
+    [
+        (2**53,),
+        (2**60,),
+        (2**30, 2**30),
+        (0, 2**40, 2**40),
+        (2**40, 2**40, 0),
+        (-1,),
+        (True,),
+        (2.0,),
+        (1,) * 17,
+    ],
 )
 def test_refuses_a_shape(shape):
     with pytest.raises(WireError):
         nbytes("float32", shape)
 
 
-@pytest.mark.parametrize("dtype", ["", "object", "O", "complex64", "torch.float32", "FLOAT32", "str"])
+@pytest.mark.parametrize(
+    "dtype", ["", "object", "O", "complex64", "torch.float32", "FLOAT32", "str"]
+)
 def test_refuses_a_dtype(dtype):
     with pytest.raises(WireError):
         item_bytes(dtype)
@@ -62,7 +74,11 @@ def test_item_sizes_are_those_of_the_names():
     ],
 )
 def test_names(name, device, identifier, value):
-    assert (is_device_name(name), is_identifier(name), is_value_name(name)) == (device, identifier, value)
+    assert (is_device_name(name), is_identifier(name), is_value_name(name)) == (
+        device,
+        identifier,
+        value,
+    )
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 512, "x" * 9999, "\u20ac" * 9999, "x\ud800y"])

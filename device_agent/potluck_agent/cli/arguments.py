@@ -1,6 +1,7 @@
 """The command line of the agent: what its owner may set, in words and units that people use.
 
-Whoever asks for help waits for this file alone; so it loads little, and the records only where they are made.
+Whoever asks for help waits for this file alone; so it loads little, and the records only where they
+are made.
 """
 
 import argparse
@@ -24,17 +25,31 @@ COMMANDS = ("start", "pair", "token", "peers", "forget", "replay")
 
 def parser() -> argparse.ArgumentParser:
     """All commands; without one, `start`."""
-    top = argparse.ArgumentParser(prog="potluck agent", description="Lets this device take part in a home.")
-    commands = top.add_subparsers(dest="command", metavar="{" + ",".join(COMMANDS) + "}", required=True)
+    top = argparse.ArgumentParser(
+        prog="potluck agent", description="Lets this device take part in a home."
+    )
+    commands = top.add_subparsers(
+        dest="command", metavar="{" + ",".join(COMMANDS) + "}", required=True
+    )
     start = commands.add_parser("start", help="run the agent (also without any command)")
     _add_start(start)
-    pair = commands.add_parser("pair", help="show a code and let one notebook pair with this device")
-    token = commands.add_parser("token", help="print a one-shot token for pairing, for machines without a screen")
-    peers = commands.add_parser("peers", help="list the notebooks that this device trusts, and its own fingerprint")
+    pair = commands.add_parser(
+        "pair", help="show a code and let one notebook pair with this device"
+    )
+    token = commands.add_parser(
+        "token", help="print a one-shot token for pairing, for machines without a screen"
+    )
+    peers = commands.add_parser(
+        "peers", help="list the notebooks that this device trusts, and its own fingerprint"
+    )
     forget = commands.add_parser("forget", help="trust a notebook no longer; cuts its connection")
     forget.add_argument("who", metavar="NAME", help="as `potluck agent peers` shows it")
-    replay = commands.add_parser("replay", help="say what happened in a recording, and whether it happens again")
-    replay.add_argument("file", type=_path, metavar="FILE", help="made by `potluck agent start --record FILE`")
+    replay = commands.add_parser(
+        "replay", help="say what happened in a recording, and whether it happens again"
+    )
+    replay.add_argument(
+        "file", type=_path, metavar="FILE", help="made by `potluck agent start --record FILE`"
+    )
     for command in (start, pair, token, peers, forget):
         command.add_argument(
             "--state",
@@ -50,38 +65,116 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     start.usage = "potluck agent start [options]"
     add = start.add_argument_group("this device").add_argument
     add("--name", default=None, help="what this device is called (default: the host's name)")
-    add("--bind", "--address", default="0.0.0.0", metavar="ADDRESS", help="where to listen (default: everywhere)")  # noqa: S104
-    add("--port", type=int, default=PORT, help=f"the first of four ports in a row; 0: any (default: {PORT})")
-    add("--no-mdns", dest="mdns", action="store_false", help="do not announce this device in the network")
-    add("--memory", type=_size, default=None, metavar="BYTES", help="for tensors, as in 2GiB (default: half of it all)")
+    add(
+        "--bind",
+        "--address",
+        default="0.0.0.0",  # noqa: S104
+        metavar="ADDRESS",
+        help="where to listen (default: everywhere)",
+    )
+    add(
+        "--port",
+        type=int,
+        default=PORT,
+        help=f"the first of four ports in a row; 0: any (default: {PORT})",
+    )
+    add(
+        "--no-mdns",
+        dest="mdns",
+        action="store_false",
+        help="do not announce this device in the network",
+    )
+    add(
+        "--memory",
+        type=_size,
+        default=None,
+        metavar="BYTES",
+        help="for tensors, as in 2GiB (default: half of it all)",
+    )
     add("--threads", type=_threads, default=1, metavar="N", help="to compute with (default: 1)")
-    add("--backends", type=_backends, default=(), metavar="NAMES", help="torch, onnxruntime (default: what is there)")
-    add("--power", type=_power, default=None, metavar="IDLE,BUSY,RADIO", help="watts, where nothing can be measured")
+    add(
+        "--backends",
+        type=_backends,
+        default=(),
+        metavar="NAMES",
+        help="torch, onnxruntime (default: what is there)",
+    )
+    add(
+        "--power",
+        type=_power,
+        default=None,
+        metavar="IDLE,BUSY,RADIO",
+        help="watts, where nothing can be measured",
+    )
     add("--pair", action="store_true", help="open the pairing window at once and print the code")
     trust = "a notebook to trust from now on"
     record = (
-        "keep all that happens for `potluck agent replay`: messages, no tensors, models or secrets (at most 64 MiB)"
+        "keep all that happens for `potluck agent replay`: messages, no tensors, models or "
+        "secrets (at most 64 MiB)"
     )
     add("--record", type=_path, default=None, metavar="FILE", help=record)
     add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
-    hang, grace = "a task that is silent for so long hangs (default: 30)", "a silent notebook is gone after it"
+    hang, grace = (
+        "a task that is silent for so long hangs (default: 30)",
+        "a silent notebook is gone after it",
+    )
     add("--hang", type=_seconds, default=30.0, metavar="S", help=hang)
     add("--grace", type=_seconds, default=30.0, metavar="S", help=f"{grace} (default: 30)")
     add = start.add_argument_group("as another device").add_argument
-    add("--slowdown", type=_slowdown, default=1.0, metavar="X", help="emulate a device that computes X times slower")
-    add("--link-rate", type=_rate, default=0.0, metavar="BYTES_PER_S", help="emulate a link that sends no faster")
+    add(
+        "--slowdown",
+        type=_slowdown,
+        default=1.0,
+        metavar="X",
+        help="emulate a device that computes X times slower",
+    )
+    add(
+        "--link-rate",
+        type=_rate,
+        default=0.0,
+        metavar="BYTES_PER_S",
+        help="emulate a link that sends no faster",
+    )
     add("--emulated", action="store_true", help="emulate a device whose times the notebook knows")
     add = start.add_argument_group("for programs that start agents").add_argument
-    add("--json", dest="as_json", action="store_true", help="print one JSON line when ready, and nothing else")
-    add("--ready-fd", type=int, default=None, metavar="FD", help="write that line to this file descriptor")
-    add("--die-with-parent", action="store_true", help="end when the process that started this one is gone")
+    add(
+        "--json",
+        dest="as_json",
+        action="store_true",
+        help="print one JSON line when ready, and nothing else",
+    )
+    add(
+        "--ready-fd",
+        type=int,
+        default=None,
+        metavar="FD",
+        help="write that line to this file descriptor",
+    )
+    add(
+        "--die-with-parent",
+        action="store_true",
+        help="end when the process that started this one is gone",
+    )
     add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
-    add("--scratch", type=_path, default=None, metavar="DIR", help="remove this directory when that process was killed")
+    add(
+        "--scratch",
+        type=_path,
+        default=None,
+        metavar="DIR",
+        help="remove this directory when that process was killed",
+    )
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line, with `start` understood where no command is given."""
-    first = next((argument for argument in arguments if argument in COMMANDS or argument in ("-h", "--help")), None)
+    first = next(
+        (
+            argument
+            for argument in arguments
+            if argument in COMMANDS or argument in ("-h", "--help")
+        ),
+        None,
+    )
     if first is None and arguments and not arguments[0].startswith("-"):
         parser().error(f"there is no command {arguments[0]!r}; there are {', '.join(COMMANDS)}")
     return parser().parse_args(arguments if first else ["start", *arguments])
@@ -97,7 +190,9 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|[kmg]i?)b?", text.lower())
     nbytes = int(float(match[1]) * _SIZES[match[2]]) if match else 0
     if not 1024**2 <= nbytes <= 2**50:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, 1 MiB or more, such as 500MB or 2GiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no amount of memory, 1 MiB or more, such as 500MB or 2GiB"
+        )
     return nbytes
 
 
@@ -132,7 +227,9 @@ def _threads(text: str) -> int:
 def _backends(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if not set(names) <= set(BACKENDS):
-        raise argparse.ArgumentTypeError(f"{text!r}: {' or '.join(BACKENDS)} is expected, or both with a comma")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {' or '.join(BACKENDS)} is expected, or both with a comma"
+        )
     return names
 
 
@@ -141,7 +238,9 @@ def _power(text: str) -> "Power":
 
     watts = [_number(part) for part in text.split(",")]
     if len(watts) != 3 or not 0 <= watts[0] <= watts[1] <= 1e5 or not 0 <= watts[2] <= 1e5:
-        raise argparse.ArgumentTypeError(f"{text!r}: IDLE,BUSY,RADIO in watts are expected, as in 2,8,1")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: IDLE,BUSY,RADIO in watts are expected, as in 2,8,1"
+        )
     return Power(idle_w=watts[0], busy_w=watts[1], radio_w=watts[2])
 
 
@@ -160,5 +259,7 @@ def _trusted(text: str) -> "Peer":
 
     key, name = text[:40], text[41:]
     if not is_key(key) or text[40:41] != ":" or not is_device_name(name):
-        raise argparse.ArgumentTypeError("KEY:NAME is expected: 40 characters of a CURVE key, a colon, a name")
+        raise argparse.ArgumentTypeError(
+            "KEY:NAME is expected: 40 characters of a CURVE key, a colon, a name"
+        )
     return Peer(name=name, key=key, role=OWNER)

@@ -24,21 +24,27 @@ ANSWER_S = 3.0  # a running agent looks at its state directory some times a seco
 
 
 def run(given: Namespace) -> int:
-    """Carry out a command line; returns the exit code. 1: it could not be done, and standard error says why."""
+    """Carry out a command line; returns the exit code. 1: it could not be done, and standard error
+    says why.
+    """
     try:
         if given.command == "replay":
             return _replay(given.file)
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
             return _start(options.start_options(given, os.getppid()), directory)
-        return {"pair": _pair, "token": _token, "peers": _peers, "forget": _forget}[given.command](directory, given)
+        return {"pair": _pair, "token": _token, "peers": _peers, "forget": _forget}[given.command](
+            directory, given
+        )
     except AgentError as error:
         _say(sys.stderr, f"potluck agent: {error}")
         return 1
     except OSError as error:
         if error.filename is None:
             raise
-        _say(sys.stderr, f"potluck agent: {error.filename}: {error.strerror}. Is it this user's own?")
+        _say(
+            sys.stderr, f"potluck agent: {error.filename}: {error.strerror}. Is it this user's own?"
+        )
         return 1
     except KeyboardInterrupt:
         return 130
@@ -49,7 +55,11 @@ def _start(chosen: Options, directory: Path) -> int:
     from potluck_agent.net.event_loop import EventLoop
     from potluck_wire.pairing import new_code
 
-    note = (lambda text: _say(sys.stderr, text)) if chosen.as_json else (lambda text: _say(sys.stdout, text))
+    note = (
+        (lambda text: _say(sys.stderr, text))
+        if chosen.as_json
+        else (lambda text: _say(sys.stdout, text))
+    )
     identity = keys.identity(directory)
     _allow_connections()
     meter, facts = _meter(chosen)
@@ -69,7 +79,9 @@ def _start(chosen: Options, directory: Path) -> int:
     )
     announcement: Any = None
     try:
-        control_files.claim(directory, {"name": chosen.name, "address": chosen.bind, "port": net.port})
+        control_files.claim(
+            directory, {"name": chosen.name, "address": chosen.bind, "port": net.port}
+        )
     except AgentError:
         net.close()
         raise
@@ -92,18 +104,28 @@ def _start(chosen: Options, directory: Path) -> int:
         control_files.release(directory)
         if announcement is not None:
             announcement.close()
-        if chosen.scratch is not None and chosen.parent_pid is not None and not _is_alive(chosen.parent_pid):
-            shutil.rmtree(chosen.scratch, ignore_errors=True)  # whoever would have done it was killed
+        if (
+            chosen.scratch is not None
+            and chosen.parent_pid is not None
+            and not _is_alive(chosen.parent_pid)
+        ):
+            # whoever would have done it was killed
+            shutil.rmtree(chosen.scratch, ignore_errors=True)
     return 0
 
 
 def _each_tick(chosen: Options, net: Any, directory: Path) -> Callable[[], None]:
-    """What else has to be looked at some times a second: whoever started this process, and an emulated load."""
+    """What else has to be looked at some times a second: whoever started this process, and an
+    emulated load.
+    """
     parent = chosen.parent_pid
-    is_handed_on = sys.platform != "win32" and os.getppid() == parent  # to another parent, once this one is gone
+    # to another parent, once this one is gone
+    is_handed_on = sys.platform != "win32" and os.getppid() == parent
 
     def look() -> None:
-        if parent is not None and not (os.getppid() == parent if is_handed_on else _is_alive(parent)):
+        if parent is not None and not (
+            os.getppid() == parent if is_handed_on else _is_alive(parent)
+        ):
             net.stopping = True
         if chosen.is_emulated:
             net.load = control_files.load(directory)
@@ -177,7 +199,10 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         "meters": [_statement(found) for found in explain()],
     }
     if chosen.is_emulated:
-        facts["emulated"] = {"slowdown": chosen.slowdown, "link_bytes_per_s": chosen.link_bytes_per_s or None}
+        facts["emulated"] = {
+            "slowdown": chosen.slowdown,
+            "link_bytes_per_s": chosen.link_bytes_per_s or None,
+        }
     if power is not None:
         facts["power"] = {"idle_w": power.idle_w, "busy_w": power.busy_w, "radio_w": power.radio_w}
     watts = (power.idle_w, power.busy_w, power.radio_w) if power is not None else None
@@ -250,7 +275,10 @@ def _tell_backends(chosen: Options) -> None:
 
     found = backends(chosen.backends)
     if found:
-        _say(sys.stdout, "computes with " + ", ".join(f"{name} {version}" for name, version in found.items()))
+        _say(
+            sys.stdout,
+            "computes with " + ", ".join(f"{name} {version}" for name, version in found.items()),
+        )
     else:
         _say(sys.stderr, f"potluck agent: {NOTHING}")
 
@@ -262,7 +290,7 @@ def _replay(path: Path) -> int:
     return run(path, lambda line: _say(sys.stdout, line))
 
 
-# --- commands to a running agent --------------------------------------------------------------------------------------
+# --- commands to a running agent ------------------------------------------------------------------
 
 
 def _pair(directory: Path, _: Any) -> int:
@@ -271,7 +299,11 @@ def _pair(directory: Path, _: Any) -> int:
 
     code = new_code()
     _open_window(directory, code, PAIRING_WINDOW_S)
-    _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: home.pair(...)")
+    _say(
+        sys.stdout,
+        f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: "
+        "home.pair(...)",
+    )
     try:
         return _await_peer(directory)
     finally:
@@ -279,7 +311,10 @@ def _pair(directory: Path, _: Any) -> int:
 
 
 def _await_peer(directory: Path) -> int:
-    """Wait until somebody has paired, and say each wrong try; AgentError where the code can pair nobody any more."""
+    """Wait until somebody has paired, and say each wrong try.
+
+    AgentError where the code can pair nobody any more.
+    """
     left = PAIRING_TRIES
     deadline_s = time.monotonic() + PAIRING_WINDOW_S
     while time.monotonic() < deadline_s:
@@ -290,7 +325,9 @@ def _await_peer(directory: Path) -> int:
                 return 0
         left_before, left = left, control_files.tries_left(directory, otherwise=left)
         if left <= 0:
-            raise AgentError(f"a wrong code was typed, and {control_files.tries(left)}. Was it you?")
+            raise AgentError(
+                f"a wrong code was typed, and {control_files.tries(left)}. Was it you?"
+            )
         if left < left_before:
             _say(sys.stdout, f"a wrong code was typed; {control_files.tries(left)}")
         time.sleep(0.2)

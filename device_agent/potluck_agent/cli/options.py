@@ -28,7 +28,8 @@ class Power:
 class Options:
     """What `potluck agent start` was told. `memory_bytes` None: half of what this machine has.
 
-    `backends`: those to compute with; empty: all that are installed. `record`: where to keep all that happens.
+    `backends`: those to compute with; empty: all that are installed. `record`: where to keep all
+    that happens.
     """
 
     name: str
@@ -65,7 +66,8 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
     name = given.name if given.name is not None else host_name()
     if not is_device_name(name) or name == HOME:
         raise AgentError(
-            f"{name!r} cannot be a device's name. Use 1-40 lower-case letters, digits and hyphens, and not {HOME!r}."
+            f"{name!r} cannot be a device's name. Use 1-40 lower-case letters, digits and hyphens, "
+            f"and not {HOME!r}."
         )
     return Options(
         name=name,

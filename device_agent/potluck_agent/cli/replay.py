@@ -1,4 +1,6 @@
-"""`potluck agent replay`: what happened, in words, one line for each input of the core and each of its actions."""
+"""`potluck agent replay`: what happened, in words, one line for each input of the core and each of
+its actions.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -85,13 +87,19 @@ class _Words:
         entry = step.entry
         if isinstance(entry, Began):
             settings = entry.settings
-            yield f"recorded by {settings.get('name')} with protocol {entry.version}, replayed with {show()}"
+            name = settings.get("name")
+            yield f"recorded by {name} with protocol {entry.version}, replayed with {show()}"
             return
         if isinstance(entry, Full):
             yield "the file was full: nothing more was recorded"
             return
         time = self.time(step)
-        if isinstance(entry, Handled) and isinstance(entry.event, Tick) and not step.replayed and not step.differs:
+        if (
+            isinstance(entry, Handled)
+            and isinstance(entry.event, Tick)
+            and not step.replayed
+            and not step.differs
+        ):
             return
         yield f"{time:>12}  {self._input(entry)}"
         for outline in step.replayed:
@@ -101,7 +109,9 @@ class _Words:
         if step.recorded is not None and step.recorded != step.replayed:
             yield from self._difference(step.recorded, step.replayed)
 
-    def _difference(self, recorded: tuple[bytes, ...], replayed: tuple[bytes, ...]) -> Iterator[str]:
+    def _difference(
+        self, recorded: tuple[bytes, ...], replayed: tuple[bytes, ...]
+    ) -> Iterator[str]:
         """The first action that is another one."""
         pairs = zip((*recorded, None), (*replayed, None), strict=False)
         then, now = next(pair for pair in pairs if pair[0] != pair[1])
@@ -132,7 +142,10 @@ class _Words:
         return type(entry).__name__
 
     def _plain(self, event: Any) -> str:
-        values = [f"{field.name}={self._value(field.name, getattr(event, field.name))}" for field in fields(event)]
+        values = [
+            f"{field.name}={self._value(field.name, getattr(event, field.name))}"
+            for field in fields(event)
+        ]
         return " ".join([type(event).__name__, *values])
 
     def _action(self, outline: bytes) -> str:
@@ -167,5 +180,6 @@ def _told(message: Message) -> str:
         value = getattr(message, field.name)
         if value != field.default:
             text = str(value)
-            told.append(f"{field.name}={text if len(text) <= MAX_WORD_BYTES else text[:MAX_WORD_BYTES] + '...'}")
+            shown = text if len(text) <= MAX_WORD_BYTES else text[:MAX_WORD_BYTES] + "..."
+            told.append(f"{field.name}={shown}")
     return " ".join(told)

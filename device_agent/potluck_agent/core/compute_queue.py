@@ -1,7 +1,7 @@
 """The compute lane: which ready task goes to the worker next, and which are with it. Pure.
 
-A few tasks are with the worker at a time, so that it never waits for the agent and both wake seldom; the others wait
-here, where a more urgent one can still overtake them.
+A few tasks are with the worker at a time, so that it never waits for the agent and both wake
+seldom; the others wait here, where a more urgent one can still overtake them.
 """
 
 import heapq
@@ -13,7 +13,8 @@ from potluck_wire.limits import MIB
 DEPTH = 2  # with the worker at least: one at work, one behind it
 AHEAD_BYTES = 4 * MIB  # about as much as orders of tasks may take that it is not at work on
 VALUE_BYTES = 512  # a name, with that of its execution, up to three times in one order
-AHEAD_S = 0.05  # more, while they take less than this in all, as they did before: so long may an urgent one wait
+# more, while they take less than this in all, as they did before: so long may an urgent one wait
+AHEAD_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,10 @@ class ComputeQueue:
         with_worker = self._with_worker.values()
         if len(with_worker) < DEPTH:
             return True
-        ahead_s, ahead_bytes = sum([task.usual_s for task in with_worker]), sum([task.nbytes for task in with_worker])
+        ahead_s, ahead_bytes = (
+            sum([task.usual_s for task in with_worker]),
+            sum([task.nbytes for task in with_worker]),
+        )
         return ahead_s < AHEAD_S and ahead_bytes < AHEAD_BYTES
 
     def finish(self, tag: int, took_s: float | None = None) -> QueuedTask | None:

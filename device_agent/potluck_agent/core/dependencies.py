@@ -1,4 +1,6 @@
-"""A program as the agent sees it: who waits for whom, which values are used how often, and which come from where."""
+"""A program as the agent sees it: who waits for whom, which values are used how often, and which
+come from where.
+"""
 
 import math
 from collections import Counter
@@ -14,11 +16,12 @@ from potluck_wire.program import NETWORK, Program, read_target
 class DependencyGraph:
     """A program with its dependencies.
 
-    `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once per reason.
-    `uses[value]` counts the computing instructions that read it, `sends[value]` the sends. `receives` maps the name of
-    a value to come to (instruction, peer). `targets` maps each send to another program to its (epoch, program).
-    `exchanged` counts, in training, the values sent to and received from each device. `took_s` is written by `Lane`:
-    how long each instruction took last.
+    `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once
+    per reason. `uses[value]` counts the computing instructions that read it, `sends[value]` the
+    sends. `receives` maps the name of a value to come to (instruction, peer). `targets` maps each
+    send to another program to its (epoch, program). `exchanged` counts, in training, the values
+    sent to and received from each device. `took_s` is written by `Lane`: how long each instruction
+    took last.
     """
 
     program: Program
@@ -61,7 +64,11 @@ class DependencyGraph:
 
 def lay_out(program: Program) -> DependencyGraph:
     """The layout of a program that holds (`potluck_wire.program.from_json` has checked it)."""
-    makers = {value: instruction.id for instruction in program.instructions for value in instruction.outputs}
+    makers = {
+        value: instruction.id
+        for instruction in program.instructions
+        for value in instruction.outputs
+    }
     followers: list[list[int]] = [[] for _ in program.instructions]
     waits = [0] * len(followers)
     uses: dict[str, int] = {}
@@ -75,7 +82,11 @@ def lay_out(program: Program) -> DependencyGraph:
         waits[instruction.id] = len(reasons)
         for reason in reasons:
             followers[reason].append(instruction.id)
-    peers = [instruction.attrs["peer"] for instruction in program.instructions if instruction.op in NETWORK]
+    peers = [
+        instruction.attrs["peer"]
+        for instruction in program.instructions
+        if instruction.op in NETWORK
+    ]
     trains = any(instruction.op == "backward" for instruction in program.instructions)
     return DependencyGraph(
         program=program,
@@ -83,9 +94,13 @@ def lay_out(program: Program) -> DependencyGraph:
         followers=tuple(tuple(row) for row in followers),
         uses=uses,
         sends=sends,
-        receives={i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"},
+        receives={
+            i.outputs[0]: (i.id, i.attrs["peer"]) for i in program.instructions if i.op == "recv"
+        },
         targets={
-            i.id: read_target(i.attrs["to"]) for i in program.instructions if i.attrs.get("to") and i.op == "send"
+            i.id: read_target(i.attrs["to"])
+            for i in program.instructions
+            if i.attrs.get("to") and i.op == "send"
         },
         exchanged=Counter(peer for peer in peers if trains and peer != HOME),
         attrs=tuple(b"" if i.op in NETWORK else dump(dict(i.attrs)) for i in program.instructions),

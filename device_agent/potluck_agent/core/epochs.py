@@ -1,4 +1,5 @@
-"""What is loaded: runs and their plan epochs, prepared beside each other and switched in two phases. Pure.
+"""What is loaded: runs and their plan epochs, prepared beside each other and switched in two
+phases. Pure.
 
 Every run belongs to the notebook that prepared it. One notebook's runs at a time.
 """
@@ -40,7 +41,9 @@ CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A run that went with its worker, until its notebook drops it: what is told to whoever goes on with it."""
+    """A run that went with its worker, until its notebook drops it: what is told to whoever goes on
+    with it.
+    """
 
     owner: str
     was_committed: bool
@@ -57,12 +60,23 @@ class Refusal(NamedTuple):
 
 
 class EpochTable:
-    """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is executed any more."""
+    """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is
+    executed any more.
+    """
 
     def __init__(
-        self, settings: Settings, out: Outbox, laborer: WorkerProxy, end_epoch: Callable[[LoadedRun, int, float], None]
+        self,
+        settings: Settings,
+        out: Outbox,
+        laborer: WorkerProxy,
+        end_epoch: Callable[[LoadedRun, int, float], None],
     ) -> None:
-        self._settings, self._out, self._laborer, self._end_epoch = settings, out, laborer, end_epoch
+        self._settings, self._out, self._laborer, self._end_epoch = (
+            settings,
+            out,
+            laborer,
+            end_epoch,
+        )
         self.runs: dict[str, LoadedRun] = {}
         self._lost: dict[str, Lost] = {}
         self.n_old = 0  # messages of an epoch that is over
@@ -100,7 +114,10 @@ class EpochTable:
         self._laborer.need(now_s)
         for piece in load.segments:
             order = LoadSegment(
-                slot=slots[piece.name], kind=piece.kind, seed=message.seed, weights=slot_of(this, piece.weights)
+                slot=slots[piece.name],
+                kind=piece.kind,
+                seed=message.seed,
+                weights=slot_of(this, piece.weights),
             )
             self._laborer.tell(order, (piece.document,), now_s)
         if not slots:
@@ -120,7 +137,9 @@ class EpochTable:
             if message.epoch <= run.committed:
                 return Refusal(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
             if len(run.epochs) >= MAX_EPOCHS:
-                return Refusal(RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one")
+                return Refusal(
+                    RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one"
+                )
         taken_bytes = sum(other.memory_bytes for other in self.runs.values() if other is not run)
         available_bytes = self._settings.memory_bytes - taken_bytes
         if message.memory_bytes > available_bytes:
@@ -134,9 +153,14 @@ class EpochTable:
 
     def _crowded(self, buffers: Sequence[Buffer]) -> str:
         """Why these documents are not even looked at now; empty: they are."""
-        loaded_bytes = sum(epoch.document_bytes for run in self.runs.values() for epoch in run.epochs.values())
+        loaded_bytes = sum(
+            epoch.document_bytes for run in self.runs.values() for epoch in run.epochs.values()
+        )
         if loaded_bytes + len(buffers[0]) > MAX_PLANS_BYTES:
-            return f"plans of {loaded_bytes} bytes are loaded, at most {MAX_PLANS_BYTES} at once; drop one"
+            return (
+                f"plans of {loaded_bytes} bytes are loaded, at most {MAX_PLANS_BYTES} at once; "
+                "drop one"
+            )
         nbytes = sum(map(len, buffers[1:]))
         return self._laborer.crowded(nbytes)
 
@@ -157,7 +181,9 @@ class EpochTable:
                 if message.slot in epoch.loading:
                     text = f"segment {epoch.loading[message.slot]}: {message.text}"
                     code = refusal_code(message.cause)
-                    self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
+                    self._out.refuse(
+                        run.owner, Prepare(run=run.name, epoch=epoch.number), code, text
+                    )
                     self._drop_epoch(run, epoch.number, now_s)
 
     def commit(self, key: str, message: Commit, now_s: float) -> None:
@@ -167,16 +193,22 @@ class EpochTable:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
         elif message.epoch < run.committed:
             self.n_old += 1
-            self._out.refuse(key, message, RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
+            self._out.refuse(
+                key, message, RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force"
+            )
         elif message.epoch not in run.epochs or run.epochs[message.epoch].loading:
-            self._out.refuse(key, message, RefusalCode.STATE, f"epoch {message.epoch} is not prepared")
+            self._out.refuse(
+                key, message, RefusalCode.STATE, f"epoch {message.epoch} is not prepared"
+            )
         else:
             run.committed = message.epoch
             run.epochs[message.epoch].need_alone(message.memory_bytes)
             for older in [number for number in run.epochs if number < message.epoch]:
                 if run.epochs[older].loading:
                     text = f"epoch {message.epoch} came into force while it was loaded"
-                    self._out.refuse(key, Prepare(run=run.name, epoch=older), RefusalCode.OLD_EPOCH, text)
+                    self._out.refuse(
+                        key, Prepare(run=run.name, epoch=older), RefusalCode.OLD_EPOCH, text
+                    )
                 self._drop_epoch(run, older, now_s)
             self._out.say(key, Committed(run=run.name, epoch=run.committed))
 
@@ -201,7 +233,11 @@ class EpochTable:
     def why_not(self, name: str) -> str:
         """Why there is no run of that name."""
         lost = self._lost.get(name)
-        return f"no run {name} is loaded" if lost is None else f"run {name} went with the worker: {lost.text}"
+        return (
+            f"no run {name} is loaded"
+            if lost is None
+            else f"run {name} went with the worker: {lost.text}"
+        )
 
     def own(self, key: str, name: str) -> LoadedRun | None:
         """That run, if it is this notebook's."""
@@ -241,11 +277,18 @@ class EpochTable:
             old = message.epoch < run.committed
             self.n_old += old
             code = RefusalCode.OLD_EPOCH if old else RefusalCode.STATE
-            self._out.refuse(key, message, code, f"epoch {message.epoch} is not prepared, {run.committed} is in force")
+            self._out.refuse(
+                key,
+                message,
+                code,
+                f"epoch {message.epoch} is not prepared, {run.committed} is in force",
+            )
             return None
         layout = epoch.layouts.get(message.program)
         if layout is None:
-            self._out.refuse(key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch")
+            self._out.refuse(
+                key, message, RefusalCode.DOCUMENT, f"no program {message.program} in this epoch"
+            )
         return layout
 
     def _drop_run(self, run: LoadedRun, now_s: float) -> None:
@@ -265,8 +308,12 @@ class EpochTable:
         for run in self.runs.values():
             for epoch in run.epochs.values():
                 if epoch.loading:
-                    self._out.refuse(run.owner, Prepare(run=run.name, epoch=epoch.number), code, text)
-            self._lost[run.name] = Lost(owner=run.owner, was_committed=run.committed >= 0, text=text)
+                    self._out.refuse(
+                        run.owner, Prepare(run=run.name, epoch=epoch.number), code, text
+                    )
+            self._lost[run.name] = Lost(
+                owner=run.owner, was_committed=run.committed >= 0, text=text
+            )
         for name in list(self._lost)[:-MAX_RUNS]:
             del self._lost[name]
         self.runs.clear()

@@ -11,7 +11,10 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a message, by the CURVE key that its connection was authenticated with. `name` is for display."""
+    """Who sent a message, by the CURVE key that its connection was authenticated with.
+
+    `name` is for display.
+    """
 
     key: str
     role: str
@@ -20,7 +23,9 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes that the edge has to look up: `arena` is inbound, outbound, or zeros (made up, for measuring links)."""
+    """Bytes that the edge has to look up: `arena` is inbound, outbound, or zeros (made up, for
+    measuring links).
+    """
 
     arena: str
     offset: int
@@ -36,7 +41,7 @@ class Member:
     address: str
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,9 @@ class PeerRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LinkReset:
-    """The data connection to or from this peer is a new one: what was under way on the old one is lost."""
+    """The data connection to or from this peer is a new one: what was under way on the old one is
+    lost.
+    """
 
     key: str
     incoming: bool = True
@@ -82,7 +89,10 @@ class LinkReset:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """There has been no connection to this device for long; what waits for it will not get there."""
+    """There has been no connection to this device for long.
+
+    What waits for it will not get there.
+    """
 
     key: str
 
@@ -102,7 +112,7 @@ class Tick:
 
 Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | MemberLost | Undone | Tick
 
-# --- actions ----------------------------------------------------------------------------------------------------------
+# --- actions --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +161,10 @@ class SetMembers:
 
 @dataclass(frozen=True, slots=True)
 class ReadMeter:
-    """Send a `Reading` to this peer. Seconds of computing and of radio since the agent started; `busy_frac` lately."""
+    """Send a `Reading` to this peer. Seconds of computing and of radio since the agent started.
+
+    `busy_frac` lately.
+    """
 
     key: str
     busy_s: float

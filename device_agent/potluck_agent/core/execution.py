@@ -1,7 +1,9 @@
-"""One execution of a program: which instructions are ready, which values are where, what has been done when. Pure.
+"""One execution of a program: which instructions are ready, which values are where, what has been
+done when. Pure.
 
-The worker carries out its tasks in the order they are queued. So a computing instruction may be queued as soon as
-everything it reads is there or is made by a task queued before it; a send has to wait until its value really exists.
+The worker carries out its tasks in the order they are queued. So a computing instruction may be
+queued as soon as everything it reads is there or is made by a task queued before it; a send has to
+wait until its value really exists.
 """
 
 from collections import Counter
@@ -18,7 +20,8 @@ from potluck_wire.limits import MAX_INT, MAX_WORKER_HEADER_BYTES, MAX_WORKER_ITE
 from potluck_wire.messages import Compute, Value
 from potluck_wire.program import SURELY_TOLD, Instruction
 
-_NAME_BYTES, _FIELDS_BYTES = 3, 2048  # of msgpack before a name; all that an order says beside values
+# of msgpack before a name; all that an order says beside values
+_NAME_BYTES, _FIELDS_BYTES = 3, 2048
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -36,7 +39,10 @@ class Name(NamedTuple):
         return f"{self.run}/{self.epoch}/{self.program}/{self.step}/"
 
     def towards(self, target: tuple[int, str] | None) -> "Name":
-        """The execution of this (epoch, program) at the same step; None: this very execution, over there."""
+        """The execution of this (epoch, program) at the same step.
+
+        None: this very execution, over there.
+        """
         return self if target is None else self._replace(epoch=target[0], program=target[1])
 
 
@@ -69,7 +75,9 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class SendOf:
-    """Which send a parcel is of. `loose`: it is for another program, and its own one does not wait for it."""
+    """Which send a parcel is of. `loose`: it is for another program, and its own one does not wait
+    for it.
+    """
 
     name: Name
     index: int
@@ -86,13 +94,23 @@ class Ready:
 
 
 class Execution:
-    """The state of one execution. `owner` is the key of the notebook that asked for it; `order` is its age.
+    """The state of one execution. `owner` is the key of the notebook that asked for it.
+
+    `order` is its age.
 
     `begin_s`: when all devices begin it together, by our clock; 0: nobody knows.
     """
 
-    def __init__(self, name: Name, layout: DependencyGraph, owner: str, order: int, begin_s: float = 0.0) -> None:
-        self.name, self.layout, self.owner, self.order, self.begin_s = name, layout, owner, order, begin_s
+    def __init__(
+        self, name: Name, layout: DependencyGraph, owner: str, order: int, begin_s: float = 0.0
+    ) -> None:
+        self.name, self.layout, self.owner, self.order, self.begin_s = (
+            name,
+            layout,
+            owner,
+            order,
+            begin_s,
+        )
         self.places: dict[str, Located] = {}  # values that are to be sent
         self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0
@@ -115,7 +133,9 @@ class Execution:
 
     @property
     def only_computing(self) -> bool:
-        """Whether nothing is left but tasks that the worker has: what is queued now comes behind them."""
+        """Whether nothing is left but tasks that the worker has: what is queued now comes behind
+        them.
+        """
         return self._n_left == self._n_with_worker
 
     def instruction(self, index: int) -> Instruction:
@@ -127,7 +147,9 @@ class Execution:
         return self._sort([index for index, count in enumerate(self._waits) if not count])
 
     def queued(self, index: int) -> tuple[Ready, tuple[str, ...]]:
-        """Task `index` goes to the worker: what may follow it there, and the values that die with it."""
+        """Task `index` goes to the worker: what may follow it there, and the values that die with
+        it.
+        """
         self._n_with_worker += 1
         instruction = self.instruction(index)
         frees = []
@@ -136,16 +158,21 @@ class Execution:
             if not self._uses_left[value]:
                 frees.append(value)
         frees += [value for value in instruction.outputs if not self._uses_left.get(value)]
-        followers = [other for other in self.layout.followers[index] if not self.layout.is_network(other)]
+        followers = [
+            other for other in self.layout.followers[index] if not self.layout.is_network(other)
+        ]
         return self._release(followers), tuple(frees)
 
     def computed(self, index: int, start_s: float, stop_s: float) -> Ready:
         """Task `index` is done: what was waiting for that and is not done by the worker."""
-        self.busy_s += max(0.0, stop_s - max(start_s, self._done_s))  # tasks are done one after the other
+        # tasks are done one after the other
+        self.busy_s += max(0.0, stop_s - max(start_s, self._done_s))
         self._done_s = stop_s
         self._n_with_worker -= 1
         self._record(index, start_s, stop_s)
-        return self._release([other for other in self.layout.followers[index] if self.layout.is_network(other)])
+        return self._release(
+            [other for other in self.layout.followers[index] if self.layout.is_network(other)]
+        )
 
     def arrived(self, value: str, start_s: float, stop_s: float) -> Ready:
         """A value has come in from another device."""
@@ -159,7 +186,9 @@ class Execution:
         return self.layout.receives[value][0] in self._arrived
 
     def sent(self, index: int, start_s: float, stop_s: float) -> tuple[Ready, bool]:
-        """Send `index` is acknowledged: what may follow, and whether its value has no more sends before it."""
+        """Send `index` is acknowledged: what may follow, and whether its value has no more sends
+        before it.
+        """
         self._record(index, start_s, stop_s)
         (value,) = self.instruction(index).inputs
         self._sends_left[value] -= 1
@@ -171,7 +200,9 @@ class Execution:
         self._exchanges_left[self.instruction(index).attrs["peer"]] -= 1
 
     def goes_on_after(self, value: str) -> bool:
-        """Whether, in training, more goes to and fro between us and the device that this value is coming from."""
+        """Whether, in training, more goes to and fro between us and the device that this value is
+        coming from.
+        """
         _, peer = self.layout.receives[value]
         return self._exchanges_left[peer] > 1
 
@@ -182,12 +213,19 @@ class Execution:
 
     def exports(self, index: int) -> tuple[str, ...]:
         """Outputs of a task that are to be sent."""
-        return tuple(value for value in self.instruction(index).outputs if value in self.layout.sends)
+        return tuple(
+            value for value in self.instruction(index).outputs if value in self.layout.sends
+        )
 
     def exported(self, index: int, document: Buffer, arena_bytes: int) -> dict[str, Located]:
-        """Where its worker says that it has put the exports of a task. WireError where it cannot have."""
+        """Where its worker says that it has put the exports of a task.
+
+        WireError where it cannot have.
+        """
         prefix = self.name.prefix
-        told = read_exports(document, tuple([prefix + value for value in self.exports(index)]), arena_bytes)
+        told = read_exports(
+            document, tuple([prefix + value for value in self.exports(index)]), arena_bytes
+        )
         return {
             key.removeprefix(prefix): Located(Span("outbound", offset, nbytes), dtype, shape)
             for key, offset, nbytes, dtype, shape in told
@@ -195,7 +233,10 @@ class Execution:
 
     def events(self) -> list[list[Any]]:
         """[instruction, start_s, stop_s] of everything done, in the order of the program."""
-        return [[index, round(start, 6), round(stop, 6)] for index, (start, stop) in sorted(self._times.items())]
+        return [
+            [index, round(start, 6), round(stop, 6)]
+            for index, (start, stop) in sorted(self._times.items())
+        ]
 
     def waiting_for(self) -> list[int]:
         """Instructions that are not done."""
@@ -210,7 +251,9 @@ class Execution:
         return self._sort(free)
 
     def _sort(self, indices: list[int]) -> Ready:
-        """Ready instructions by lane. A receive whose value is here is done on the spot, and frees others."""
+        """Ready instructions by lane. A receive whose value is here is done on the spot, and frees
+        others.
+        """
         ready = Ready()
         pending = list(indices)
         while pending:
@@ -236,8 +279,13 @@ class Execution:
         self._n_left -= 1
 
 
-def parcel_of(execution: Execution, index: int, located: Located, key: str, now_s: float) -> Transfer:
-    """Send `index`, of a value that lies there, as the network lane takes it; `key`: whom it goes to."""
+def parcel_of(
+    execution: Execution, index: int, located: Located, key: str, now_s: float
+) -> Transfer:
+    """Send `index`, of a value that lies there, as the network lane takes it.
+
+    `key`: whom it goes to.
+    """
     instruction = execution.instruction(index)
     target = execution.layout.targets.get(index)
     value = Value(
@@ -260,7 +308,7 @@ def parcel_of(execution: Execution, index: int, located: Located, key: str, now_
 
 def compute_of(
     execution: Execution, index: int, tag: int, frees: tuple[str, ...], *, is_told_times: bool
-) -> Compute:  # fmt: skip
+) -> Compute:
     """Task `index` as the worker is told it; the values `frees` die with it."""
     instruction, prefix = execution.instruction(index), execution.name.prefix
     return Compute(
@@ -278,36 +326,51 @@ def compute_of(
 
 
 def slot_of(name: Name, segment: Any) -> str:
-    """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`; none is the empty one."""
+    """What the worker calls a segment: of this epoch by its name, of another as `EPOCH/NAME`.
+
+    None is the empty one.
+    """
     if not segment:
         return ""
     return f"{name.run}/{segment}" if "/" in segment else f"{name.run}/{name.epoch}/{segment}"
 
 
 def check_tellable(run: str, epoch: int, layout: DependencyGraph) -> None:
-    """WireError where the worker could not be told an instruction of this program, whatever the step.
+    """WireError where the worker could not be told an instruction of this program, whatever the
+    step.
 
-    Names come to it with those of run, epoch, program and step, up to three times each; so a program may hold and still
-    have more of them in one instruction than fit into a message.
+    Names come to it with those of run, epoch, program and step, up to three times each; so a
+    program may hold and still have more of them in one instruction than fit into a message.
     """
     execution = Execution(Name(run, epoch, layout.name, MAX_INT), layout, "", 0)
     for instruction in layout.program.instructions:
         values = (*instruction.inputs, *instruction.outputs)
         if layout.is_network(instruction.id) or len(values) <= SURELY_TOLD:
             continue
-        if _most_bytes(execution, instruction) <= MAX_WORKER_HEADER_BYTES and len(values) <= MAX_WORKER_ITEMS:
+        if (
+            _most_bytes(execution, instruction) <= MAX_WORKER_HEADER_BYTES
+            and len(values) <= MAX_WORKER_ITEMS
+        ):
             continue
-        order = compute_of(execution, instruction.id, MAX_INT, tuple(dict.fromkeys(values)), is_told_times=True)
+        order = compute_of(
+            execution, instruction.id, MAX_INT, tuple(dict.fromkeys(values)), is_told_times=True
+        )
         try:
             encode(order, (layout.attrs[instruction.id],))
         except WireError as error:
             where = f"program {layout.name}, instruction {instruction.id} ({instruction.op})"
-            text = f"{where}: its {len(values)} values are more than a worker can be told at once ({error.text})"
+            text = (
+                f"{where}: its {len(values)} values are more than a worker can be told at once "
+                f"({error.text})"
+            )
             raise WireError(WireCode.DOCUMENT, text) from None
 
 
 def _most_bytes(execution: Execution, instruction: Instruction) -> int:
-    """More than the names of an instruction take in the message to the worker; much sooner known than made."""
+    """More than the names of an instruction take in the message to the worker.
+
+    Much sooner known than made.
+    """
     n_inputs, n_outputs = len(instruction.inputs), len(instruction.outputs)
     prefix_bytes = len(execution.name.prefix) + _NAME_BYTES
     names_bytes = 2 * sum(map(len, instruction.inputs)) + 3 * sum(map(len, instruction.outputs))

@@ -1,7 +1,7 @@
 """The work of this device: executing programs, and letting their values in and out. Pure.
 
-`EpochTable` says what is loaded, `Execution` what is ready, `ComputeQueue` what the worker does next, `SendQueue` and
-`ReceiveBuffers` what is on the links; here they are put together.
+`EpochTable` says what is loaded, `Execution` what is ready, `ComputeQueue` what the worker does
+next, `SendQueue` and `ReceiveBuffers` what is on the links; here they are put together.
 """
 
 from collections import deque
@@ -11,7 +11,17 @@ from functools import partial
 from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
 from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import Buffer, Member, Span
-from potluck_agent.core.execution import Early, Execution, Located, Name, Ready, SendOf, Unwanted, compute_of, parcel_of
+from potluck_agent.core.execution import (
+    Early,
+    Execution,
+    Located,
+    Name,
+    Ready,
+    SendOf,
+    Unwanted,
+    compute_of,
+    parcel_of,
+)
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, Step
 from potluck_agent.core.run_state import LoadedRun
@@ -41,7 +51,9 @@ MAX_EARLY = 1024  # executions that values came for before they began
 
 
 class ExecutionEngine:
-    """Executions by name. `members(owner)` gives the roster of a notebook's home, by device name."""
+    """Executions by name. `members(owner)` gives the roster of a notebook's home, by device
+    name.
+    """
 
     def __init__(
         self,
@@ -69,7 +81,7 @@ class ExecutionEngine:
         """Whether any program is being executed."""
         return bool(self._executions)
 
-    # --- executions ---------------------------------------------------------------------------------------------------
+    # --- executions -------------------------------------------------------------------------------
 
     def execute(self, key: str, message: Execute, now_s: float) -> None:
         """Run a program once. A repeat is answered again, or will be when the first one is over."""
@@ -81,22 +93,34 @@ class ExecutionEngine:
         if name in run.answers:
             answer = run.answers[name]
             if answer is None:
-                self._out.refuse(key, message, RefusalCode.STATE, "this was executed, and the answer is forgotten")
+                self._out.refuse(
+                    key,
+                    message,
+                    RefusalCode.STATE,
+                    "this was executed, and the answer is forgotten",
+                )
             else:
                 self._out.say(key, *answer)
             return
         is_known = name in self._executions or name in self._behind
         if is_known or (layout := self.plans.layout(key, message, run)) is None:
             return
-        if text := crowded(self._executions.values(), self._behind, layout) or self._laborer.crowded():
+        if (
+            text := crowded(self._executions.values(), self._behind, layout)
+            or self._laborer.crowded()
+        ):
             self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
         ahead = name._replace(step=message.after_step)
-        if ahead in self._behind or (ahead in self._executions and not self._executions[ahead].only_computing):
+        if ahead in self._behind or (
+            ahead in self._executions and not self._executions[ahead].only_computing
+        ):
             self._behind.put(Ask(name, key, message, layout.n_instructions), ahead)
             return
         self._n_executions += 1
-        execution = self._executions[name] = Execution(name, layout, key, self._n_executions, message.begin_s)
+        execution = self._executions[name] = Execution(
+            name, layout, key, self._n_executions, message.begin_s
+        )
         self._go_on(execution, execution.start(), now_s)
         for value, early in self._early.pop(name, {}).items():
             if execution.over:
@@ -114,9 +138,7 @@ class ExecutionEngine:
             sends.extendleft(reversed(more.sends))  # what follows a loose send leaves next
         if execution.complete and not execution.over:
             done = Done(
-                **execution.name._asdict(),
-                busy_s=execution.busy_s,
-                peak_bytes=execution.peak_bytes,
+                **execution.name._asdict(), busy_s=execution.busy_s, peak_bytes=execution.peak_bytes
             )
             self._end(execution, done, (dump(execution.events()),), now_s)
         elif execution.only_computing and not execution.over:
@@ -158,7 +180,9 @@ class ExecutionEngine:
             return
         execution.places.update(exports)
         execution.peak_bytes = max(execution.peak_bytes, message.memory_bytes)
-        self._go_on(execution, execution.computed(task.index, message.start_s, message.stop_s), now_s)
+        self._go_on(
+            execution, execution.computed(task.index, message.start_s, message.stop_s), now_s
+        )
 
     def task_failed(self, message: ComputeFailed, now_s: float) -> bool:
         """A task failed, and its execution with it; False where this tag is none of ours."""
@@ -175,13 +199,20 @@ class ExecutionEngine:
         peer = instruction.attrs["peer"]
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
-        located, is_loose = execution.places.get(instruction.inputs[0]), index in execution.layout.targets
+        located, is_loose = (
+            execution.places.get(instruction.inputs[0]),
+            index in execution.layout.targets,
+        )
         if is_loose and not key and located is not None:  # nobody is there to have it
             self._give_back(located.span, now_s)
             return self._let_go(execution, index, now_s)
         if not key or located is None:
             cause = FailureCause.PEER_LOST if not key else FailureCause.INTERNAL
-            text = f"{peer} is not in the roster" if not key else f"{instruction.inputs[0]} is not here"
+            text = (
+                f"{peer} is not in the roster"
+                if not key
+                else f"{instruction.inputs[0]} is not here"
+            )
             self._fail(execution, cause, text, now_s, instruction=index)
             return Ready()
         self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
@@ -192,13 +223,19 @@ class ExecutionEngine:
         return self._let_go(execution, index, now_s)
 
     def _let_go(self, execution: Execution, index: int, now_s: float) -> Ready:
-        """A loose send counts as done, and what follows is ready; the execution does not hold its place any more."""
+        """A loose send counts as done, and what follows is ready.
+
+        The execution does not hold its place any more.
+        """
         ready, _ = execution.sent(index, now_s, now_s)  # such a value has no other send
         del execution.places[execution.instruction(index).inputs[0]]
         return ready
 
     def _send_of(self, parcel: Transfer, now_s: float) -> tuple[Execution, int] | None:
-        """The execution and the send that this parcel is of; of a loose one, which is over now, and others: None."""
+        """The execution and the send that this parcel is of.
+
+        Of a loose one, which is over now, and others: None.
+        """
         about = parcel.about
         if not isinstance(about, SendOf):
             return None
@@ -218,7 +255,9 @@ class ExecutionEngine:
         ready, last = execution.sent(index, start_s, now_s)
         self._laborer.n_finished += 1
         if last:
-            self._give_back(execution.places.pop(execution.instruction(index).inputs[0]).span, now_s)
+            self._give_back(
+                execution.places.pop(execution.instruction(index).inputs[0]).span, now_s
+            )
         self._go_on(execution, ready, now_s)
 
     def refused(self, parcel: Transfer, code: str, text: str, now_s: float) -> None:
@@ -227,9 +266,17 @@ class ExecutionEngine:
             execution, index = sent
             cause = FailureCause.MEMORY if code == RefusalCode.MEMORY else FailureCause.PEER_LOST
             to = execution.instruction(index).attrs["peer"]
-            self._fail(execution, cause, f"{to} rejected {parcel.value.name}: {text}", now_s, instruction=index)
+            self._fail(
+                execution,
+                cause,
+                f"{to} rejected {parcel.value.name}: {text}",
+                now_s,
+                instruction=index,
+            )
 
-    def _fail(self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1) -> None:
+    def _fail(
+        self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1
+    ) -> None:
         if execution.over:  # of several that end, one may have let another come to its end
             return
         failed = Failed(**execution.name._asdict(), instruction=instruction, cause=cause, text=text)
@@ -240,15 +287,21 @@ class ExecutionEngine:
         for execution in list(self._executions.values()):
             self._fail(execution, cause, text, now_s)
 
-    def _end(self, execution: Execution, answer: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        """An execution is over, well or not: tell, give back every place, and remember the answer."""
+    def _end(
+        self, execution: Execution, answer: Message, buffers: tuple[Buffer, ...], now_s: float
+    ) -> None:
+        """An execution is over, well or not: tell, give back every place, and remember the
+        answer.
+        """
         execution.over = True
         del self._executions[execution.name]
         self.plans.runs[execution.name.run].answered(execution.name, (answer, buffers))
         self._out.say(execution.owner, answer, buffers)
         if not isinstance(answer, Done):
             self.apply(self._incoming.settle(execution.name), now_s)
-        waiting = [index for index in execution.waiting_for() if execution.instruction(index).op == "send"]
+        waiting = [
+            index for index in execution.waiting_for() if execution.instruction(index).op == "send"
+        ]
         self._outgoing.cancel({SendOf(execution.name, index) for index in waiting})
         for located in execution.places.values():
             self._give_back(located.span, now_s)
@@ -259,12 +312,18 @@ class ExecutionEngine:
             return
         for ahead, ask in self._behind.take_all(execution.name):
             text = f"step {ahead.step} failed before it"
-            self._out.say(ask.key, Failed(**ask.name._asdict(), cause=FailureCause.CANCELLED, text=text))
+            self._out.say(
+                ask.key, Failed(**ask.name._asdict(), cause=FailureCause.CANCELLED, text=text)
+            )
 
     def _end_epoch(self, run: LoadedRun, number: int, now_s: float) -> None:
-        """Nothing of an epoch goes on: values that are coming (first: they take any room), executions, early values."""
+        """Nothing of an epoch goes on: values that are coming (first: they take any room),
+        executions, early values.
+        """
         self.apply(self._incoming.cancel((run.name, number)), now_s)
-        for execution in [e for name, e in self._executions.items() if name[:2] == (run.name, number)]:
+        for execution in [
+            e for name, e in self._executions.items() if name[:2] == (run.name, number)
+        ]:
             self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
         for name in [name for name in self._early if name[:2] == (run.name, number)]:
             for early in self._early.pop(name).values():
@@ -276,25 +335,36 @@ class ExecutionEngine:
         run = self.plans.own(key, message.run)
         if run is None:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
-        elif name not in run.answers and (layout := self.plans.layout(key, message, run)) is not None:
+        elif (
+            name not in run.answers and (layout := self.plans.layout(key, message, run)) is not None
+        ):
             # One that has not begun fails before it does.
             self._behind.forget(name)
-            execution = self._executions.setdefault(name, Execution(name, layout, key, self._n_executions))
+            execution = self._executions.setdefault(
+                name, Execution(name, layout, key, self._n_executions)
+            )
             self._fail(execution, FailureCause.CANCELLED, "it was aborted", now_s)
             for early in self._early.pop(name, {}).values():
                 self._waste(early, now_s)
 
-    # --- values -------------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def expect(self, key: str, value: Value) -> tuple[str, int] | None:
-        """Whose value this is (run, epoch); None where it is here already. `Unwanted` where it does not belong."""
+        """Whose value this is (run, epoch); None where it is here already.
+
+        `Unwanted` where it does not belong.
+        """
         run, peer = self.plans.taker(value)
         member = self._members(run.owner).get(peer)
         if key != (run.owner if peer == HOME else member.key if member else None):
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
         name = Name(value.run, value.epoch, value.program, value.step)
         execution = self._executions.get(name)
-        here = execution.has_arrived(value.name) if execution else value.name in self._early.get(name, {})
+        here = (
+            execution.has_arrived(value.name)
+            if execution
+            else value.name in self._early.get(name, {})
+        )
         if here or name in run.answers:
             return None
         if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
@@ -304,7 +374,9 @@ class ExecutionEngine:
         return value.run, value.epoch
 
     def goes_on_after(self, value: Value) -> bool:
-        """Whether more goes to and fro in the same step of training that this value's credit can go along with."""
+        """Whether more goes to and fro in the same step of training that this value's credit can go
+        along with.
+        """
         execution = self._executions.get(Name(value.run, value.epoch, value.program, value.step))
         if execution is None or not self.plans.runs[value.run].epochs[value.epoch].credit_along:
             return False
@@ -318,14 +390,21 @@ class ExecutionEngine:
                 self._turns.do(partial(self._arrived, arrival, now_s))
 
     def _arrived(self, arrival: Arrival, now_s: float) -> None:
-        """A value is complete: to the worker, if it computes with it; kept in place, if it is sent on."""
+        """A value is complete: to the worker, if it computes with it.
+
+        Kept in place, if it is sent on.
+        """
         value = arrival.value
         name = Name(value.run, value.epoch, value.program, value.step)
         run = self.plans.runs.get(value.run)
         epoch = run.epochs.get(value.epoch) if run else None
         span = arrival.span
         execution = self._executions.get(name)
-        here = execution.has_arrived(value.name) if execution else value.name in self._early.get(name, {})
+        here = (
+            execution.has_arrived(value.name)
+            if execution
+            else value.name in self._early.get(name, {})
+        )
         if run is None or epoch is None or here or name in run.answers:
             self._give_back(span, now_s)
             return
@@ -359,7 +438,9 @@ class ExecutionEngine:
         self.apply(self._incoming.release(offset, WORKER), now_s)
 
     def tick(self, now_s: float) -> None:
-        """A value that found no room for long, while nothing is computed that could free some, never will."""
+        """A value that found no room for long, while nothing is computed that could free some,
+        never will.
+        """
         if not self._laborer.is_working:
             self.apply(self._incoming.give_up(now_s - self._hang_s), now_s)
 
@@ -377,11 +458,15 @@ class ExecutionEngine:
             self._give_back(early.located.span, now_s)
 
     def lose_worker(self, cause: str, text: str, now_s: float) -> None:
-        """All that was loaded is lost: every execution fails, every prepare is refused, the runs are forgotten."""
+        """All that was loaded is lost: every execution fails, every prepare is refused, the runs
+        are forgotten.
+        """
         self._out.add(*self._incoming.clear().actions)
         self._lane.clear()
         self.fail_all(cause, text, now_s)
         self._outgoing.cancel(self._loose)
         self._loose.clear()
         self._early.clear()
-        self.plans.lose_all(RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text)
+        self.plans.lose_all(
+            RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text
+        )

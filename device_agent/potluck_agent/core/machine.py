@@ -1,7 +1,9 @@
-"""The agent as a pure state machine: `handle(event, now_s) -> [actions]`. No sockets, clock, threads or files.
+"""The agent as a pure state machine: `handle(event, now_s) -> [actions]`.
 
-It decides who may say what, and hands everything else to its parts: `ExecutionEngine` (plans, programs, values),
-`MeasurementQueue` (layers, links, power) and `WorkerProxy` (the worker).
+No sockets, clock, threads or files.
+
+It decides who may say what, and hands everything else to its parts: `ExecutionEngine` (plans,
+programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (the worker).
 """
 
 from collections import deque
@@ -99,7 +101,8 @@ class Core:
         self._settings, self._out = settings, Outbox()
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
-        self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)  # what the report of a fault tells
+        # what the report of a fault tells
+        self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
 
     def _set_up(self) -> None:
@@ -109,18 +112,34 @@ class Core:
         self._radio_s = 0.0
         self._laborer = WorkerProxy(settings, out)
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
-        self._outgoing = SendQueue(link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along)
-        self._work = ExecutionEngine(settings, out, self._laborer, self._incoming, self._outgoing, self._members)
-        self._measuring = MeasurementQueue(out, self._laborer, self._outgoing, self._members, self._work.plans.is_taken)
-        self._exchange = ValueExchange(
-            settings, out, self._laborer, self._incoming, self._outgoing, self._work, self._measuring
+        self._outgoing = SendQueue(
+            link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along
         )
-        self._controls: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+        self._work = ExecutionEngine(
+            settings, out, self._laborer, self._incoming, self._outgoing, self._members
+        )
+        self._measuring = MeasurementQueue(
+            out, self._laborer, self._outgoing, self._members, self._work.plans.is_taken
+        )
+        self._exchange = ValueExchange(
+            settings,
+            out,
+            self._laborer,
+            self._incoming,
+            self._outgoing,
+            self._work,
+            self._measuring,
+        )
+        self._controls: dict[
+            type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
+        ] = {
             Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
             Roster: self._roster,
             Goodbye: lambda key, message, buffers, now_s: self._end_session(key, now_s),
             Prepare: self._work.plans.prepare,
-            Commit: lambda key, message, buffers, now_s: self._work.plans.commit(key, message, now_s),
+            Commit: lambda key, message, buffers, now_s: self._work.plans.commit(
+                key, message, now_s
+            ),
             Drop: lambda key, message, buffers, now_s: self._work.plans.drop(key, message, now_s),
             Execute: lambda key, message, buffers, now_s: self._work.execute(key, message, now_s),
             Abort: lambda key, message, buffers, now_s: self._work.abort(key, message, now_s),
@@ -130,7 +149,10 @@ class Core:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """What to do because of this event, in order. Where this raises anything, `survive` is the way on."""
+        """What to do because of this event, in order.
+
+        Where this raises anything, `survive` is the way on.
+        """
         self._pass_time(now_s)
         match event:
             case FromPeer():
@@ -189,7 +211,7 @@ class Core:
         session = self._sessions.get(owner)
         return session.members if session else {}
 
-    # --- peers --------------------------------------------------------------------------------------------------------
+    # --- peers ------------------------------------------------------------------------------------
 
     def _from_peer(self, event: FromPeer, now_s: float) -> None:
         """The one place where it is decided who may say what."""
@@ -210,7 +232,13 @@ class Core:
             progress = self._laborer.n_finished + self._exchange.n_moved
             self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
-        state = State.CLOSED if session is None else State.OPENING if session.hello is not None else State.OPEN
+        state = (
+            State.CLOSED
+            if session is None
+            else State.OPENING
+            if session.hello is not None
+            else State.OPEN
+        )
         try:
             check(state, message, CONTROLLER)
         except WireError as error:
@@ -256,7 +284,9 @@ class Core:
         self._out.add(SetMembers(tuple(known.values())))
 
     def _end_session(self, key: str, now_s: float) -> None:
-        """A notebook is gone, in good order or not: what it started ends, what it took is given back."""
+        """A notebook is gone, in good order or not: what it started ends, what it took is given
+        back.
+        """
         if self._sessions.pop(key, None) is None:
             return
         self._out.versions.pop(key, None)
@@ -268,12 +298,13 @@ class Core:
         if not self._sessions:
             self._lose_worker(FailureCause.CANCELLED, "no notebook is connected", now_s, kill=True)
 
-    # --- the worker ---------------------------------------------------------------------------------------------------
+    # --- the worker -------------------------------------------------------------------------------
 
     def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
         try:
             self._hear_worker(message, buffers, now_s)
-        except WireError as error:  # it runs native code on foreign data, and may have been taken over
+        # it runs native code on foreign data, and may have been taken over
+        except WireError as error:
             text = f"the worker broke the protocol: {error}"
             self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
 
@@ -292,7 +323,9 @@ class Core:
             case MeasuredTask():
                 self._measuring.measured(message)
             case ComputeFailed():
-                if not self._work.task_failed(message, now_s) and not self._measuring.failed(message):
+                if not self._work.task_failed(message, now_s) and not self._measuring.failed(
+                    message
+                ):
                     self._work.plans.not_loaded(message, now_s)
             case Freed():
                 self._work.freed(message.offset, now_s)
@@ -307,40 +340,60 @@ class Core:
         self._measuring.lose_worker(RefusalCode.STATE, text)
         for key, session in self._sessions.items():
             if session.hello is not None:
-                self._out.refuse(key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}")
-        self._sessions = {key: session for key, session in self._sessions.items() if session.hello is None}
+                self._out.refuse(
+                    key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}"
+                )
+        self._sessions = {
+            key: session for key, session in self._sessions.items() if session.hello is None
+        }
 
     def _tick(self, now_s: float) -> None:
         overdue_s = self._laborer.overdue_s(now_s)
         if overdue_s is not None:
-            self._lose_worker(FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True)
-        for key in [k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s]:
+            self._lose_worker(
+                FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True
+            )
+        for key in [
+            k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s
+        ]:
             self._end_session(key, now_s)
         self._work.tick(now_s)
         self._measuring.tick(now_s, self._radio_s)
 
-    # --- what must not happen -----------------------------------------------------------------------------------------
+    # --- what must not happen ---------------------------------------------------------------------
 
     def malformed(self, key: str, channel: Channel, error: WireError) -> list[Action]:
-        """What came from a paired peer is no message: it is told, on the control channel, and nothing else happens."""
+        """What came from a paired peer is no message: it is told, on the control channel, and
+        nothing else happens.
+        """
         if channel is Channel.CONTROL:
-            self._out.say(key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}")))
+            self._out.say(
+                key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}"))
+            )
         return self._out.take()
 
     def fault(self, what: object, error: Exception) -> None:
-        """Something raised what nothing may raise; it is counted, and told with the next actions."""
+        """Something raised what nothing may raise.
+
+        It is counted, and told with the next actions.
+        """
         self.n_faults += 1
         self._out.add(Report(fault_log.report(what, error, self._latest)))
 
     def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
-        """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up.
+        """The last line of defence: this event raised what nothing may raise.
 
-        A notebook loses its session, a member the executions, the worker its life, all by the ordinary paths; what came
-        from nobody, or spoils those paths too, costs every session. The agent goes on.
+        Whoever it came from is given up.
+
+        A notebook loses its session, a member the executions, the worker its life, all by the
+        ordinary paths; what came from nobody, or spoils those paths too, costs every session. The
+        agent goes on.
         """
         self.fault(event, error)
         try:
-            self._give_up(event, f"a fault in the agent ({type(error).__name__}), see its report", now_s)
+            self._give_up(
+                event, f"a fault in the agent ({type(error).__name__}), see its report", now_s
+            )
             return self._go_on(now_s)
         except Exception as second:  # nothing that is left can be relied on
             self.fault(event, second)
@@ -377,7 +430,9 @@ class Core:
                 failed = ComputeFailed(tag=order.tag, cause=FailureCause.INTERNAL, text=event.text)
                 self._from_worker(failed, (), now_s)
             case ToWorker(message=LoadSegment(slot=name) | MeasureTask(task=name)):
-                self._from_worker(ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text), (), now_s)
+                self._from_worker(
+                    ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text), (), now_s
+                )
             case ToWorker() | Store() | StartWorker():
                 self._lose_worker(FailureCause.INTERNAL, event.text, now_s, kill=True)
             case ToPeer(message=(Value() | Chunk()) as sent):
@@ -385,6 +440,8 @@ class Core:
                 self._exchange.rejected(event.action.key, rejected, now_s)
             case ToPeer(message=Done() as done):
                 self._work.plans.answer_failed(done, event.text)
-            case ToPeer() if event.action.key in self._sessions and not isinstance(event.action.message, Goodbye):
+            case ToPeer() if event.action.key in self._sessions and not isinstance(
+                event.action.message, Goodbye
+            ):
                 self._out.say(event.action.key, Goodbye(reason=event.text))
                 self._end_session(event.action.key, now_s)

@@ -1,4 +1,6 @@
-"""Answering how fast this device is: layers on its worker, values over its links, and power over time. Pure."""
+"""Answering how fast this device is: layers on its worker, values over its links, and power over
+time. Pure.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,19 +73,30 @@ class MeasurementQueue:
         is_taken: Callable[[str], bool],
     ) -> None:
         self._out, self._laborer, self._outgoing, self._members = out, laborer, outgoing, members
-        self._is_taken = is_taken  # by another notebook's run, which would slow what is measured and be slowed by it
+        # by another notebook's run, which would slow what is measured and be slowed by it
+        self._is_taken = is_taken
         self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
         self._probes: dict[ProbeOf, Series] = {}
         self._meters: dict[str, Subscription] = {}
 
-    # --- layers -------------------------------------------------------------------------------------------------------
+    # --- layers -----------------------------------------------------------------------------------
 
     def measure(self, key: str, message: Measure, buffers: Sequence[Buffer], now_s: float) -> None:
         """Time a layer."""
-        sound = is_identifier(message.task) and message.kind in BACKEND_OF and message.task not in self._measures
-        if not sound or not message.rows or 0 in message.rows or not 1 <= message.repeats <= MAX_REPEATS:
+        sound = (
+            is_identifier(message.task)
+            and message.kind in BACKEND_OF
+            and message.task not in self._measures
+        )
+        if (
+            not sound
+            or not message.rows
+            or 0 in message.rows
+            or not 1 <= message.repeats <= MAX_REPEATS
+        ):
             text = (
-                f"a new task, one of {', '.join(BACKEND_OF)}, rows above 0 and 1 to {MAX_REPEATS} repeats are expected"
+                f"a new task, one of {', '.join(BACKEND_OF)}, rows above 0 and 1 to "
+                f"{MAX_REPEATS} repeats are expected"
             )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
@@ -93,19 +106,27 @@ class MeasurementQueue:
         n_waiting = sum(owner == key for owner, _ in self._measures.values())
         crowded = self._laborer.crowded(sum(map(len, buffers)))
         if n_waiting >= MAX_MEASURES:
-            crowded = f"{n_waiting} measurements wait already; ask again when one of them is answered"
+            crowded = (
+                f"{n_waiting} measurements wait already; ask again when one of them is answered"
+            )
         if crowded:
             self._out.refuse(key, message, RefusalCode.BUSY, crowded)
             return
         self._measures[message.task] = (key, message)
         self._laborer.need(now_s)
         order = MeasureTask(
-            task=message.task, kind=message.kind, train=message.train, rows=message.rows, repeats=message.repeats
+            task=message.task,
+            kind=message.kind,
+            train=message.train,
+            rows=message.rows,
+            repeats=message.repeats,
         )
         self._laborer.tell(order, buffers, now_s)
 
     def measured(self, message: MeasuredTask) -> None:
-        """It has been timed. WireError where something else was measured than what was asked for."""
+        """It has been timed. WireError where something else was measured than what was asked
+        for.
+        """
         if message.task not in self._measures:  # whoever asked is gone
             return
         key, request = self._measures[message.task]
@@ -126,7 +147,9 @@ class MeasurementQueue:
         if message.tag >= 0 or message.slot not in self._measures:
             return False
         key, request = self._measures.pop(message.slot)
-        self._out.refuse(key, request, refusal_code(message.cause), f"{request.task}: {message.text}")
+        self._out.refuse(
+            key, request, refusal_code(message.cause), f"{request.task}: {message.text}"
+        )
         return True
 
     def lose_worker(self, code: str, text: str) -> None:
@@ -135,16 +158,23 @@ class MeasurementQueue:
             self._out.refuse(key, request, code, f"{request.task}: {text}")
         self._measures.clear()
 
-    # --- links --------------------------------------------------------------------------------------------------------
+    # --- links ------------------------------------------------------------------------------------
 
     def probe(self, key: str, message: Probe, now_s: float) -> None:
         """Time values to a member, or home."""
         member = self._members(key).get(message.peer)
         peer_key = key if message.peer == HOME else member.key if member else ""
         about = ProbeOf(key, message.task)
-        sound = is_identifier(message.task) and about not in self._probes and 1 <= message.repeats <= MAX_ITEMS
+        sound = (
+            is_identifier(message.task)
+            and about not in self._probes
+            and 1 <= message.repeats <= MAX_ITEMS
+        )
         if not peer_key or not sound or message.nbytes > MAX_PROBE_BYTES:
-            text = f"a member, a new task, up to {MAX_PROBE_BYTES} bytes and 1 to {MAX_ITEMS} repeats are expected"
+            text = (
+                f"a member, a new task, up to {MAX_PROBE_BYTES} bytes and 1 to {MAX_ITEMS} "
+                "repeats are expected"
+            )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
         if self._is_taken(key):
@@ -152,7 +182,9 @@ class MeasurementQueue:
             return
         n_waiting = sum(other.key == key for other in self._probes)
         if n_waiting >= MAX_PROBES:
-            text = f"{n_waiting} probes are under way already; ask again when one of them is answered"
+            text = (
+                f"{n_waiting} probes are under way already; ask again when one of them is answered"
+            )
             self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
         self._probes[about] = Series(message, peer_key)
@@ -164,7 +196,9 @@ class MeasurementQueue:
         value = Value(program=PROBE, name=about.task, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         place = Span("zeros", 0, nbytes)
         self._outgoing.add(
-            Transfer(key=series.peer_key, value=value, place=place, priority=PROBE_PRIORITY, about=about)
+            Transfer(
+                key=series.peer_key, value=value, place=place, priority=PROBE_PRIORITY, about=about
+            )
         )
 
     def delivered(self, parcel: Transfer, now_s: float) -> None:
@@ -186,9 +220,11 @@ class MeasurementQueue:
         about = parcel.about
         if isinstance(about, ProbeOf) and about in self._probes:
             series = self._probes.pop(about)
-            self._out.refuse(about.key, series.request, RefusalCode.STATE, f"{series.request.peer}: {text}")
+            self._out.refuse(
+                about.key, series.request, RefusalCode.STATE, f"{series.request.peer}: {text}"
+            )
 
-    # --- power --------------------------------------------------------------------------------------------------------
+    # --- power ------------------------------------------------------------------------------------
 
     def meter(self, key: str, message: Meter, now_s: float) -> None:
         """Send readings from now on, or no more."""
@@ -210,7 +246,11 @@ class MeasurementQueue:
 
     def wake_s(self) -> float | None:
         """When the next reading is due."""
-        return min((meter.due_s for meter in self._meters.values()), default=None) if self._meters else None
+        return (
+            min((meter.due_s for meter in self._meters.values()), default=None)
+            if self._meters
+            else None
+        )
 
     def leave(self, key: str) -> None:
         """A notebook is gone."""

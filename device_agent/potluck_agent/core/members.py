@@ -13,7 +13,9 @@ MAX_MEMBERS = 64
 
 
 def read_roster(document: Buffer) -> tuple[Member, ...]:
-    """The members of a home; WireError where names, keys or addresses do not hold, or two have one name or key."""
+    """The members of a home; WireError where names, keys or addresses do not hold, or two have one
+    name or key.
+    """
     members = tuple(Member(**row) for row in parse(document, "the roster", _ROSTER))
     _refuse_twins("name", (member.name for member in members))
     _refuse_twins("key", (member.key for member in members))

@@ -1,4 +1,7 @@
-"""Where the parts of the core put their actions, in order; and what they all need to know about this device."""
+"""Where the parts of the core put their actions, in order.
+
+And what they all need to know about this device.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +19,10 @@ MIB = 1024 * 1024
 class Settings:
     """What the owner of the device lets it do, and how it behaves.
 
-    `memory_bytes`: for tensors. `hang_s`: a worker that is silent for so long over a task is hung (or ten times the
-    longest task so far, where that is more). `grace_s`: a notebook that is silent for so long is gone. `is_told_times`:
-    tasks last as long as a program says, for this device plays another.
-    `facts`: what else the capability statement says.
+    `memory_bytes`: for tensors. `hang_s`: a worker that is silent for so long over a task is hung
+    (or ten times the longest task so far, where that is more). `grace_s`: a notebook that is silent
+    for so long is gone. `is_told_times`: tasks last as long as a program says, for this device
+    plays another. `facts`: what else the capability statement says.
     """
 
     name: str
@@ -40,7 +43,9 @@ class Settings:
         return self.is_told_times or self.link_bytes_per_s > 0
 
     def statement(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """What this device is and accepts: the owner's limits, and what its worker says of itself."""
+        """What this device is and accepts: the owner's limits, and what its worker says of
+        itself.
+        """
         nothing: dict[str, Any] = {"backends": {}, "dtypes": [], "operators": []}
         own = {
             "name": self.name,
@@ -67,9 +72,18 @@ class Outbox:
         self._actions.append(ToPeer(key, message, tuple(buffers)))
 
     def refuse(
-        self, key: str, request: Message, code: str, text: str, needed_bytes: int = 0, available_bytes: int = 0
+        self,
+        key: str,
+        request: Message,
+        code: str,
+        text: str,
+        needed_bytes: int = 0,
+        available_bytes: int = 0,
     ) -> None:
-        """Tell a notebook that its request was not carried out; of memory how much, where it knows these fields."""
+        """Tell a notebook that its request was not carried out.
+
+        Of memory how much, where it knows these fields.
+        """
         if self.versions.get(key, VERSION) < REFUSED_BYTES:
             needed_bytes = available_bytes = 0
         refused = Refused(

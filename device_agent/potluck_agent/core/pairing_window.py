@@ -1,7 +1,9 @@
-"""The pairing desk: when this device may be paired, and with whom; pure, time comes in as an argument.
+"""The pairing desk: when this device may be paired, and with whom.
 
-Closed unless its owner opens a window: 180 seconds for a code, no limit for a token, three tries, one success. One
-visitor at a time, five seconds for each message. A malformed message is a try.
+Pure, time comes in as an argument.
+
+Closed unless its owner opens a window: 180 seconds for a code, no limit for a token, three tries,
+one success. One visitor at a time, five seconds for each message. A malformed message is a try.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from potluck_wire.stream import Reader, pack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What to do with the visitor: send `data`, then hang up if `close`; `paired` is to be trusted from now on."""
+    """What to do with the visitor: send `data`, then hang up if `close`.
+
+    `paired` is to be trusted from now on.
+    """
 
     data: bytes = b""
     close: bool = False
@@ -37,7 +42,10 @@ class PairingWindow:
         self._step_ends_s: float | None = None
 
     def open(self, secret: str, now_s: float, *, window_s: float | None = PAIRING_WINDOW_S) -> None:
-        """Open a window for this secret; a window that is open already is replaced. `window_s` None: until used."""
+        """Open a window for this secret; a window that is open already is replaced.
+
+        `window_s` None: until used.
+        """
         self._secret, self._tries_left, self._expired = secret, PAIRING_TRIES, False
         self.n_wrong = 0
         self._attempt = None  # whoever is at the desk knew the secret of another window
@@ -80,7 +88,9 @@ class PairingWindow:
         if self._attempt is None:
             return Reply(close=True)
         try:
-            answers = b"".join(pack(self._receive(message)) for message, _ in self._reader.feed(data))
+            answers = b"".join(
+                pack(self._receive(message)) for message, _ in self._reader.feed(data)
+            )
         except WireError as error:
             return self._count(MALFORMED, error.text)
         except PairingFailed as failure:
@@ -108,8 +118,12 @@ class PairingWindow:
 
     def _refuse_closed(self) -> Reply:
         if self._expired:
-            return _refuse(EXPIRED, "the pairing window has expired; open a new one on the device", 0)
-        return _refuse(CLOSED, "this device is not open for pairing; run `potluck agent pair` on it", 0)
+            return _refuse(
+                EXPIRED, "the pairing window has expired; open a new one on the device", 0
+            )
+        return _refuse(
+            CLOSED, "this device is not open for pairing; run `potluck agent pair` on it", 0
+        )
 
 
 def _refuse(code: str, text: str, tries_left: int) -> Reply:

@@ -1,7 +1,9 @@
-"""Values on their way in: where each chunk goes, when the sender gets credit, and who still holds which place.
+"""Values on their way in: where each chunk goes, when the sender gets credit, and who still holds
+which place.
 
-A value that finds no room waits, without credit: at most one window per sender is held in the agent. Credit for a small
-value may wait, too, until its sender is sent a value anyway, whose header tells it: one message for two. Pure.
+A value that finds no room waits, without credit: at most one window per sender is held in the
+agent. Credit for a small value may wait, too, until its sender is sent a value anyway, whose header
+tells it: one message for two. Pure.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -17,11 +19,14 @@ from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
 MAX_TRANSFERS = 1024  # at once from one sender
 AGENT, WORKER = "agent", "worker"  # who can hold a place
-PATIENCE_S = 0.2  # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
+# credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
+PATIENCE_S = 0.2
 
 
 class Space:
-    """The inbound arena: a place is free again when everybody who holds it has released it: we, and the worker."""
+    """The inbound arena: a place is free again when everybody who holds it has released it: we, and
+    the worker.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -42,8 +47,8 @@ class Space:
         self._holders[offset].add(WORKER)
 
     def release(self, offset: int, holder: str) -> bool:
-        """One lets go; True where the place is free now. Whoever does not hold it frees nothing: it was given up, or a
-        worker says what it likes."""
+        """One lets go; True where the place is free now. Whoever does not hold it frees nothing: it
+        was given up, or a worker says what it likes."""
         holders = self._holders.get(offset, set())
         if holder not in holders:
             return False
@@ -65,7 +70,8 @@ class Arrival:
     sink: bool = False
     may_wait: bool = False  # its credit
     offset: int | None = None
-    held: list[tuple[int, Buffer]] = field(default_factory=list)  # (position, bytes), waiting for room
+    # (position, bytes), waiting for room
+    held: list[tuple[int, Buffer]] = field(default_factory=list)
     held_bytes: int = 0
     start_s: float = 0.0
 
@@ -105,22 +111,38 @@ class ReceiveBuffers:
         return bool(self._arrivals)
 
     def begin(
-        self, key: str, value: Value, data: Buffer, about: Hashable, *, sink: bool, now_s: float, may_wait: bool = False
+        self,
+        key: str,
+        value: Value,
+        data: Buffer,
+        about: Hashable,
+        *,
+        sink: bool,
+        now_s: float,
+        may_wait: bool = False,
     ) -> Step:
         """A value's header with its first chunk. WireError where it does not hold.
 
-        `may_wait`: more goes to and fro between the two, and credit for this value can go along; see `along`.
+        `may_wait`: more goes to and fro between the two, and credit for this value can go along;
+        see `along`.
         """
         if (key, value.transfer) in self._arrivals:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
         if sum(sender == key for sender, _ in self._arrivals) >= MAX_TRANSFERS:
-            return self._reject(key, value.transfer, RefusalCode.MEMORY, f"more than {MAX_TRANSFERS} values at once")
+            return self._reject(
+                key, value.transfer, RefusalCode.MEMORY, f"more than {MAX_TRANSFERS} values at once"
+            )
         if value.nbytes > self.space.nbytes and not sink:
             text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
             return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
         may_wait = may_wait and value.nbytes <= value.chunk_bytes
         arrival = Arrival(
-            key=key, assembly=Reassembler(value), about=about, sink=sink, may_wait=may_wait, start_s=now_s
+            key=key,
+            assembly=Reassembler(value),
+            about=about,
+            sink=sink,
+            may_wait=may_wait,
+            start_s=now_s,
         )
         if not sink and not self._queue:
             arrival.offset = self.space.place(value.nbytes)
@@ -139,7 +161,9 @@ class ReceiveBuffers:
             start, _ = arrival.assembly.accept(index, len(data))
         except WireError as error:
             self._drop(arrival)
-            return self._reject(arrival.key, arrival.value.transfer, RefusalCode.DOCUMENT, error.text)
+            return self._reject(
+                arrival.key, arrival.value.transfer, RefusalCode.DOCUMENT, error.text
+            )
         if arrival.sink:
             return self._acknowledge(arrival)
         if arrival.offset is not None:
@@ -206,7 +230,9 @@ class ReceiveBuffers:
 
     def reset(self, key: str) -> Step:
         """The connection from this sender is a new one: it begins everything anew."""
-        for arrival in [arrival for (sender, _), arrival in self._arrivals.items() if sender == key]:
+        for arrival in [
+            arrival for (sender, _), arrival in self._arrivals.items() if sender == key
+        ]:
             self._drop(arrival)
         self._accounts.pop(key, None)
         self._unsettled.pop(key, None)
@@ -218,12 +244,17 @@ class ReceiveBuffers:
         for arrival in [arrival for arrival in self._arrivals.values() if arrival.about == about]:
             self._drop(arrival)
             text = "the run has ended"
-            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+            step.actions += self._reject(
+                arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text
+            ).actions
         step.actions += self._fill().actions
         return step
 
     def settle(self, execution: tuple[str, int, str, int]) -> Step:
-        """What comes for this execution has nothing more to do here; its senders take it as received."""
+        """What comes for this execution has nothing more to do here.
+
+        Its senders take it as received.
+        """
         step = Step()
         for arrival in list(self._arrivals.values()):
             value = arrival.value
@@ -240,7 +271,9 @@ class ReceiveBuffers:
         for arrival in [arrival for arrival in self._queue if arrival.start_s < begun_before_s]:
             self._drop(arrival)
             text = f"no room for {arrival.value.nbytes} bytes"
-            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text).actions
+            step.actions += self._reject(
+                arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text
+            ).actions
         return step
 
     def clear(self) -> Step:
@@ -252,7 +285,9 @@ class ReceiveBuffers:
             del self._arrivals[arrival.key, arrival.value.transfer]
             self._accounts[arrival.key].forget(arrival.assembly)
             text = "the worker of this device is gone"
-            step.actions += self._reject(arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text).actions
+            step.actions += self._reject(
+                arrival.key, arrival.value.transfer, RefusalCode.UNKNOWN_RUN, text
+            ).actions
         return step
 
     def _drop(self, arrival: Arrival) -> None:

@@ -1,4 +1,7 @@
-"""A core whose every input, and outlines of what it answers, are handed on to be kept. Pure: `write` does the rest."""
+"""A core whose every input, and outlines of what it answers, are handed on to be kept.
+
+Pure: `write` does the rest.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,7 +26,9 @@ from potluck_wire.version import show
 
 
 class RecordedCore(Core):
-    """As `Core`. An input is written before the core has it: one that ends the process is in the recording."""
+    """As `Core`. An input is written before the core has it: one that ends the process is in the
+    recording.
+    """
 
     def __init__(self, settings: Settings, write: Callable[[Entry], None]) -> None:
         super().__init__(settings)
@@ -55,7 +60,8 @@ class RecordedCore(Core):
 
     def fault(self, what: object, error: Exception) -> None:
         """As `Core.fault`."""
-        if isinstance(what, str):  # else it is one of the core's own, which a replay comes to by itself
+        # else it is one of the core's own, which a replay comes to by itself
+        if isinstance(what, str):
             self._write(Faulted(what, type(error).__name__, str(error)))
         super().fault(what, error)
 

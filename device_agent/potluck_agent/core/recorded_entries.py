@@ -1,8 +1,10 @@
-"""What a recording holds, and its bytes: each input of the core, and outlines of the actions that it answered. Pure.
+"""What a recording holds, and its bytes: each input of the core, and outlines of the actions that
+it answered. Pure.
 
-Messages are kept as the wire's own header bytes. Of raw buffers only those are kept that the core itself reads: the
-documents of plans, rosters and answers. Of tensors and of models only the sizes are kept: the core sees no more of
-them. Keys' secret halves and pairing codes never come into the core.
+Messages are kept as the wire's own header bytes. Of raw buffers only those are kept that the core
+itself reads: the documents of plans, rosters and answers. Of tensors and of models only the sizes
+are kept: the core sees no more of them. Keys' secret halves and pairing codes never come into the
+core.
 """
 
 import zlib
@@ -52,9 +54,13 @@ from potluck_wire.messages import (
     WorkerReady,
 )
 
-N_READ: dict[type[Message], int] = {Roster: 1, Prepare: 1, WorkerReady: 1, Computed: 1}  # buffers that the core reads
-UNREAD = (Value, Chunk, LoadSegment, MeasureTask)  # actions' messages whose buffers are tensors or models
-_PLAIN: dict[str, Any] = {kind.__name__: kind for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick)}
+# buffers that the core reads
+N_READ: dict[type[Message], int] = {Roster: 1, Prepare: 1, WorkerReady: 1, Computed: 1}
+# actions' messages whose buffers are tensors or models
+UNREAD = (Value, Chunk, LoadSegment, MeasureTask)
+_PLAIN: dict[str, Any] = {
+    kind.__name__: kind for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick)
+}
 
 
 class RecordingError(Exception):
@@ -79,7 +85,9 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """An error had to be survived: of the event before (`event` None), or of what could not even be read."""
+    """An error had to be survived: of the event before (`event` None), or of what could not even be
+    read.
+    """
 
     at_s: float
     event: Event | None
@@ -127,7 +135,8 @@ class Full:
 
 Entry = Began | Handled | Survived | Reached | Malformed | Faulted | Answered | Full
 _ENTRIES: dict[str, Any] = {
-    kind.__name__: kind for kind in (Began, Handled, Survived, Reached, Malformed, Faulted, Answered, Full)
+    kind.__name__: kind
+    for kind in (Began, Handled, Survived, Reached, Malformed, Faulted, Answered, Full)
 }
 
 
@@ -137,7 +146,8 @@ def pack(entry: Entry) -> bytes:
     Raises
     ------
     ValueError, OverflowError, TypeError
-        Where the entry holds what msgpack does not: a number beyond 64 bits in an action that was undone.
+        Where the entry holds what msgpack does not: a number beyond 64 bits in an action that was
+        undone.
     """
     values = [getattr(entry, field.name) for field in fields(entry)]
     plain = (_pack_event(value) if isinstance(value, Event) else value for value in values)
@@ -156,19 +166,24 @@ def unpack(data: bytes) -> Entry:
         entry: Entry = _ENTRIES[kind](*values)
         _check(entry)
     except (WireError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise RecordingError(f"no entry that this version knows ({type(error).__name__}: {error})") from error
+        raise RecordingError(
+            f"no entry that this version knows ({type(error).__name__}: {error})"
+        ) from error
     return entry
 
 
 def _check(entry: Entry) -> None:
     for field in fields(entry):
-        kind: Any = get_origin(field.type) if get_origin(field.type) in (dict, tuple) else field.type
+        kind: Any = (
+            get_origin(field.type) if get_origin(field.type) in (dict, tuple) else field.type
+        )
         if not isinstance(getattr(entry, field.name), kind):
             raise TypeError(f"{field.name} is no {getattr(kind, '__name__', kind)}")
 
 
 def outline(action: Action) -> bytes:
-    """All that tells this action from another, but for tensors, models and the places of code in a report.
+    """All that tells this action from another, but for tensors, models and the places of code in a
+    report.
 
     Recording never fails the core: what msgpack does not hold is told by its kind.
     """
@@ -185,7 +200,11 @@ def _facts(action: Action) -> list[Any]:
     match action:
         case ToPeer() | ToWorker():
             key = action.key if isinstance(action, ToPeer) else ""
-            row = [key, _pack_message(action.message), [_pack_part(action.message, part) for part in action.buffers]]
+            row = [
+                key,
+                _pack_message(action.message),
+                [_pack_part(action.message, part) for part in action.buffers],
+            ]
         case Store():
             row = [action.offset, len(action.data)]
         case KillWorker():
@@ -200,7 +219,10 @@ def _facts(action: Action) -> list[Any]:
 
 
 def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
-    """(kind of action, key of a peer or "", message, other facts) of an outline; RecordingError where it is none."""
+    """(kind of action, key of a peer or "", message, other facts) of an outline.
+
+    RecordingError where it is none.
+    """
     try:
         name, *row = msgpack.unpackb(packed)
         if name not in ("ToPeer", "ToWorker") or not row:
@@ -208,17 +230,24 @@ def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
         key, message, parts = row
         return name, str(key), _unpack_message(message, [b""] * len(parts))[0], parts
     except (WireError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise RecordingError(f"an action that this version does not know ({type(error).__name__}: {error})") from error
+        raise RecordingError(
+            f"an action that this version does not know ({type(error).__name__}: {error})"
+        ) from error
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def _pack_event(event: Event) -> list[Any]:
     name = type(event).__name__
     match event:
         case FromPeer(sender, message, buffers):
-            return [name, [sender.key, sender.role, sender.name], _pack_message(message), _kept(message, buffers)]
+            return [
+                name,
+                [sender.key, sender.role, sender.name],
+                _pack_message(message),
+                _kept(message, buffers),
+            ]
         case FromWorker(message, buffers):
             return [name, _pack_message(message), _kept(message, buffers)]
         case Undone(action, text):
@@ -241,7 +270,9 @@ def _unpack_event(name: str, *row: Any) -> Event:
 
 
 def _pack_undone(action: Action) -> list[Any]:
-    """Of an action that could not be carried out the core looks at its kind, its message and the peer."""
+    """Of an action that could not be carried out the core looks at its kind, its message and the
+    peer.
+    """
     message = _pack_message(action.message) if isinstance(action, ToPeer | ToWorker) else None
     return [type(action).__name__, action.key if isinstance(action, ToPeer) else "", message]
 
@@ -259,7 +290,7 @@ def _unpack_undone(kind: str, key: str, message: Any) -> Action:
     return Report("")  # any other is only counted
 
 
-# --- messages ---------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 def _pack_message(message: Message) -> list[Any]:
@@ -271,14 +302,24 @@ def _pack_message(message: Message) -> list[Any]:
         return [number, {field.name: getattr(message, field.name) for field in fields(message)}]
 
 
-def _unpack_message(packed: Any, buffers: Sequence[Buffer] | None = None) -> tuple[Message, tuple[Buffer, ...]]:
-    """The message and its buffers, as strictly checked as on the wire; `buffers` None: they are of no interest."""
+def _unpack_message(
+    packed: Any, buffers: Sequence[Buffer] | None = None
+) -> tuple[Message, tuple[Buffer, ...]]:
+    """The message and its buffers, as strictly checked as on the wire.
+
+    `buffers` None: they are of no interest.
+    """
     number, header = packed
     entry = MESSAGES[number]
     if isinstance(header, dict):
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in header.items()
+        }
         return entry.type(**values), tuple(buffers or ())
-    return decode([header, *([b""] * entry.buffers[0] if buffers is None else buffers)], entry.channel)
+    return decode(
+        [header, *([b""] * entry.buffers[0] if buffers is None else buffers)], entry.channel
+    )
 
 
 def _kept(message: Message, buffers: Sequence[Buffer]) -> list[Any]:
@@ -296,7 +337,9 @@ def _restored(kept: Sequence[Any]) -> list[Buffer]:
 
 
 def _pack_part(message: Message, part: Buffer | Span) -> Any:
-    """A buffer of an action: where it lies, or its size and (where the recording tells its bytes) its checksum."""
+    """A buffer of an action: where it lies, or its size and (where the recording tells its bytes)
+    its checksum.
+    """
     if isinstance(part, Span):
         return [part.arena, part.offset, part.nbytes]
     return len(part) if isinstance(message, UNREAD) else [len(part), zlib.crc32(part)]

@@ -1,4 +1,6 @@
-"""A recording played to a fresh core: what it answers now, and where that is not what was answered then. Pure."""
+"""A recording played to a fresh core: what it answers now, and where that is not what was answered
+then. Pure.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,10 +26,11 @@ from potluck_wire.messages import Channel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One input at `at_s` of the device's clock, and outlines of the answers: of the replay, and of the recording.
+    """One input at `at_s` of the device's clock, and outlines of the answers: of the replay, and of
+    the recording.
 
-    `recorded` None: the recording tells no answer, because it ends here or such an input has none. `note`: what went
-    otherwise in the replay, beside the answers.
+    `recorded` None: the recording tells no answer, because it ends here or such an input has none.
+    `note`: what went otherwise in the replay, beside the answers.
     """
 
     at_s: float
@@ -100,7 +103,9 @@ class _Player:
             case _:  # `Full`: nothing was done
                 pass
         outlines = tuple(map(outline, actions))
-        return Replayed(at_s=self._now_s, entry=entry, replayed=outlines, recorded=recorded, note=note)
+        return Replayed(
+            at_s=self._now_s, entry=entry, replayed=outlines, recorded=recorded, note=note
+        )
 
     def _survive(self, entry: Survived) -> tuple[str, list[Action]]:
         self._now_s = entry.at_s
@@ -110,7 +115,11 @@ class _Player:
         error, note = self._raised, ""
         if error is None or entry.event is not None:
             error = _error(entry.error, entry.text)
-            note = "" if entry.event is not None else f"the agent raised {entry.error}, the replay did not"
+            note = (
+                ""
+                if entry.event is not None
+                else f"the agent raised {entry.error}, the replay did not"
+            )
         elif type(error).__name__ != entry.error:
             note = f"the agent raised {entry.error}, the replay {type(error).__name__}: {error}"
         return note, self._core.survive(event, error, entry.at_s)

@@ -1,4 +1,7 @@
-"""What is loaded here: runs, their plan epochs, and the documents of a `Prepare`. Records and checks only."""
+"""What is loaded here: runs, their plan epochs, and the documents of a `Prepare`.
+
+Records and checks only.
+"""
 
 import gc
 from collections import OrderedDict, deque
@@ -28,7 +31,9 @@ KEPT_NAMES = 8192  # names of finished executions, for repeated values and reque
 
 @dataclass(slots=True, kw_only=True)
 class Epoch:
-    """One plan of a run. It is prepared once `loading` is empty: slots that the worker has not filled -> segments."""
+    """One plan of a run. It is prepared once `loading` is empty: slots that the worker has not
+    filled -> segments.
+    """
 
     number: int
     document_bytes: int
@@ -38,7 +43,9 @@ class Epoch:
     credit_along: bool = False  # its devices know `Value.received`
 
     def need_alone(self, memory_bytes: int) -> None:
-        """Once it is in force: give back what was only for the time beside the plan before; 0: nothing."""
+        """Once it is in force: give back what was only for the time beside the plan before; 0:
+        nothing.
+        """
         self.memory_bytes = min(self.memory_bytes, memory_bytes or self.memory_bytes)
 
 
@@ -69,7 +76,9 @@ class LoadedRun:
             self._whole.append(name)
         self._whole_bytes += _bytes_of(answer) - _bytes_of(before)
         self.answers[name] = answer
-        while len(self._whole) > KEPT_ANSWERS or (len(self._whole) > 1 and self._whole_bytes > KEPT_ANSWERS_BYTES):
+        while len(self._whole) > KEPT_ANSWERS or (
+            len(self._whole) > 1 and self._whole_bytes > KEPT_ANSWERS_BYTES
+        ):
             older = self._whole.popleft()
             self._whole_bytes -= _bytes_of(self.answers.get(older))
             self.answers[older] = None
@@ -83,7 +92,10 @@ def _bytes_of(answer: Answer | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A segment to be loaded. `weights`: the segment whose state it has, as programs name it; empty: its own."""
+    """A segment to be loaded. `weights`: the segment whose state it has, as programs name it.
+
+    Empty: its own.
+    """
 
     name: str
     kind: str
@@ -121,7 +133,9 @@ def read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without looking for garbage: each of many new objects is in use, and looking took half of the time."""
+    """Without looking for garbage: each of many new objects is in use, and looking took half of the
+    time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -135,9 +149,13 @@ def _read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
     document = parse(buffers[0], "the plan", _LOAD)
     named = document["segments"]
     if len(named) != len(buffers) - 1:
-        raise WireError(WireCode.DOCUMENT, f"{len(named)} segments are named, {len(buffers) - 1} came")
+        raise WireError(
+            WireCode.DOCUMENT, f"{len(named)} segments are named, {len(buffers) - 1} came"
+        )
     segments = tuple(
-        Piece(name=piece["name"], kind=piece["kind"], weights=piece.get("weights", ""), document=data)
+        Piece(
+            name=piece["name"], kind=piece["kind"], weights=piece.get("weights", ""), document=data
+        )
         for piece, data in zip(named, buffers[1:], strict=True)
     )
     layouts = [lay_out(from_json(program)) for program in document["programs"]]

@@ -1,9 +1,10 @@
 """Values on their way out: the device's one network lane. Which chunk leaves next, and when.
 
-Among all values that wait, the one with the smallest priority goes first, as far as its receiver's credit window lets
-it; so a bulky gradient delays an urgent activation by no more than that window, of a few chunks as large as the link
-carries in a moment. A value with a release time is not among them before that; one with a pace keeps the lane for as
-long as its chunks take at that pace, or until all that was sent has been credited. Pure: the time comes in.
+Among all values that wait, the one with the smallest priority goes first, as far as its receiver's
+credit window lets it; so a bulky gradient delays an urgent activation by no more than that window,
+of a few chunks as large as the link carries in a moment. A value with a release time is not among
+them before that; one with a pace keeps the lane for as long as its chunks take at that pace, or
+until all that was sent has been credited. Pure: the time comes in.
 """
 
 import heapq
@@ -17,16 +18,21 @@ from potluck_wire.messages import Chunk, Credit, Value
 
 MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
-CATCH_UP_S = 0.05  # a pace is made up for when the loop came that much late for what waited; not more: no bursts
-FAST_CHUNK_S = 0.02  # a link that carries more than the usual chunk in so long gets larger ones: 2 MiB at 100 MiB/s
+# a pace is made up for when the loop came that much late for what waited; not more: no bursts
+CATCH_UP_S = 0.05
+# a link that carries more than the usual chunk in so long gets larger ones: 2 MiB at 100 MiB/s
+FAST_CHUNK_S = 0.02
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """One value to be sent. `value` carries everything but the transfer's number; `about` says whose it is.
+    """One value to be sent. `value` carries everything but the transfer's number.
 
-    `release_s`: not before that; `pace_bytes_per_s`: no faster than that. 0: at once, as fast as it goes.
-    `received`: what its header tells of the receiver's own transfers, and tells again on a new connection.
+    `about` says whose it is.
+
+    `release_s`: not before that; `pace_bytes_per_s`: no faster than that. 0: at once, as fast as it
+    goes. `received`: what its header tells of the receiver's own transfers, and tells again on a
+    new connection.
     """
 
     key: str
@@ -49,7 +55,8 @@ class Transfer:
 class SendQueue:
     """All parcels of this device. `link_bytes_per_s` 0: as fast as the network is.
 
-    `along(key)` gives the transfers of that receiver that the header of its next value shall acknowledge.
+    `along(key)` gives the transfers of that receiver that the header of its next value shall
+    acknowledge.
     """
 
     def __init__(
@@ -61,12 +68,19 @@ class SendQueue:
     ) -> None:
         self._rate, self._along = link_bytes_per_s, along
         self._window_bytes = window_bytes
-        limit = max(MIN_CHUNK_BYTES, int(link_bytes_per_s * CHUNK_S)) if link_bytes_per_s else CHUNK_BYTES
+        limit = (
+            max(MIN_CHUNK_BYTES, int(link_bytes_per_s * CHUNK_S))
+            if link_bytes_per_s
+            else CHUNK_BYTES
+        )
         self._chunk_bytes = min(CHUNK_BYTES, limit)
-        self._waiting: dict[str, list[Transfer]] = {}  # by receiver: heaps of parcels with unsent chunks
-        self._under_way: dict[tuple[str, int], Transfer] = {}  # by receiver and transfer: not acknowledged in full
+        # by receiver: heaps of parcels with unsent chunks
+        self._waiting: dict[str, list[Transfer]] = {}
+        # by receiver and transfer: not acknowledged in full
+        self._under_way: dict[tuple[str, int], Transfer] = {}
         self._outstanding: dict[str, int] = {}  # by receiver: bytes sent and not credited
-        self._fast_chunk_bytes: dict[str, int] = {}  # by receiver: what its link has shown that it carries
+        # by receiver: what its link has shown that it carries
+        self._fast_chunk_bytes: dict[str, int] = {}
         self._reachable: set[str] = set()
         self._n_parcels = self._n_transfers = 0
         self._held: list[tuple[float, int, Transfer]] = []  # by release time: a heap
@@ -109,8 +123,13 @@ class SendQueue:
         return min(fast_bytes, largest_chunk_bytes(parcel.value.nbytes))
 
     def restart(self, key: str) -> None:
-        """The connection to this receiver is a new one: everything under way begins anew. Repeats are recognised."""
-        again = sorted(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
+        """The connection to this receiver is a new one: everything under way begins anew.
+
+        Repeats are recognised.
+        """
+        again = sorted(
+            parcel for (receiver, _), parcel in self._under_way.items() if receiver == key
+        )
         self._waiting.pop(key, None)
         self._outstanding.pop(key, None)
         self._fast_chunk_bytes.pop(key, None)
@@ -119,7 +138,9 @@ class SendQueue:
             self._begin(parcel)
 
     def unburden(self, key: str) -> None:
-        """This receiver begins its own transfers anew, with new numbers: what we have of the old ones is not told."""
+        """This receiver begins its own transfers anew, with new numbers: what we have of the old
+        ones is not told.
+        """
         for (receiver, _), parcel in self._under_way.items():
             if receiver == key:
                 parcel.received = ()
@@ -155,7 +176,10 @@ class SendQueue:
         return lost
 
     def credited(self, key: str, credit: Credit, now_s: float) -> Transfer | None:
-        """The receiver has more of a value; returns the parcel once it has all. WireError where that cannot be."""
+        """The receiver has more of a value; returns the parcel once it has all.
+
+        WireError where that cannot be.
+        """
         parcel = self._under_way.get((key, credit.transfer))
         if parcel is None:
             return None
@@ -168,15 +192,27 @@ class SendQueue:
         return parcel
 
     def arrived(self, key: str, transfer: int, now_s: float) -> Transfer | None:
-        """The receiver has all of a value, and says so with one of its own; returns the parcel, if it is news."""
+        """The receiver has all of a value, and says so with one of its own.
+
+        Returns the parcel, if it is news.
+        """
         parcel = self._under_way.get((key, transfer))
         if parcel is None:
             return None
-        return self.credited(key, Credit(transfer=transfer, received_bytes=parcel.value.nbytes, done=True), now_s)
+        return self.credited(
+            key, Credit(transfer=transfer, received_bytes=parcel.value.nbytes, done=True), now_s
+        )
 
     def _judge(self, parcel: Transfer, now_s: float) -> None:
-        """Size the next chunks for this receiver by how fast it got a value that took more than one."""
-        if self._rate or parcel.start_s is None or not parcel.departure.all_sent or parcel.value.nbytes <= CHUNK_BYTES:
+        """Size the next chunks for this receiver by how fast it got a value that took more than
+        one.
+        """
+        if (
+            self._rate
+            or parcel.start_s is None
+            or not parcel.departure.all_sent
+            or parcel.value.nbytes <= CHUNK_BYTES
+        ):
             return
         elapsed_s = now_s - parcel.start_s
         fits = parcel.value.nbytes * FAST_CHUNK_S
@@ -194,7 +230,9 @@ class SendQueue:
 
     def _end(self, parcel: Transfer) -> None:
         del self._under_way[parcel.key, parcel.transfer]
-        self._outstanding[parcel.key] = self._outstanding.get(parcel.key, 0) - parcel.departure.outstanding_bytes
+        self._outstanding[parcel.key] = (
+            self._outstanding.get(parcel.key, 0) - parcel.departure.outstanding_bytes
+        )
 
     def pump(self, now_s: float) -> list[ToPeer]:
         """Everything that may leave by now."""
@@ -213,7 +251,9 @@ class SendQueue:
         return sent
 
     def _is_due(self, now_s: float) -> bool:
-        """Whether the last chunk has had its time, or all is there already: a link may be faster than was thought."""
+        """Whether the last chunk has had its time, or all is there already: a link may be faster
+        than was thought.
+        """
         return self._paced_until_s <= now_s or not any(self._outstanding.values())
 
     def wake_s(self) -> float | None:
@@ -226,7 +266,9 @@ class SendQueue:
         return min(times, default=None)
 
     def _pump_paced(self, now_s: float) -> list[ToPeer]:
-        """A chunk is on the air for its bytes over the rate, and handed over when it has left the air."""
+        """A chunk is on the air for its bytes over the rate, and handed over when it has left the
+        air.
+        """
         sent: list[ToPeer] = []
         if self._on_air is None:
             self._air_free_s = max(self._air_free_s, now_s)
@@ -261,10 +303,14 @@ class SendQueue:
         self._outstanding[best.key] = self._outstanding.get(best.key, 0) + stop - start
         if best.pace_bytes_per_s:
             late_s = 0.0 if self._is_idle else CATCH_UP_S
-            self._paced_until_s = max(self._paced_until_s, now_s - late_s) + (stop - start) / best.pace_bytes_per_s
+            self._paced_until_s = (
+                max(self._paced_until_s, now_s - late_s) + (stop - start) / best.pace_bytes_per_s
+            )
         span = Span(best.place.arena, best.place.offset + start, stop - start)
         if index:
-            return ToPeer(best.key, Chunk(transfer=best.transfer, index=index), (span,)), stop - start
+            return ToPeer(
+                best.key, Chunk(transfer=best.transfer, index=index), (span,)
+            ), stop - start
         if best.start_s is None:
             best.start_s = now_s
         best.received = best.received or self._along(best.key)
@@ -274,7 +320,10 @@ class SendQueue:
         heap = self._waiting.get(key)
         while heap:
             parcel = heap[0]
-            if self._under_way.get((key, parcel.transfer)) is parcel and not parcel.departure.all_sent:
+            if (
+                self._under_way.get((key, parcel.transfer)) is parcel
+                and not parcel.departure.all_sent
+            ):
                 return parcel
             heapq.heappop(heap)
         self._waiting.pop(key, None)
@@ -289,7 +338,9 @@ class SendQueue:
 
     def _window_of(self, key: str) -> int:
         """By the largest chunks under way: the receiver may owe credit for half as many of them."""
-        largest = max(other.departure.chunk_bytes for (to, _), other in self._under_way.items() if to == key)
+        largest = max(
+            other.departure.chunk_bytes for (to, _), other in self._under_way.items() if to == key
+        )
         return min(self._window_bytes, WINDOW_CHUNKS * largest)
 
 

@@ -1,6 +1,8 @@
-"""Values between this device and its peers, as their messages come: what is taken, what has arrived, what is refused.
+"""Values between this device and its peers, as their messages come: what is taken, what has
+arrived, what is refused.
 
-`ReceiveBuffers` and `SendQueue` keep the accounts; here their news go to the work and to the measurements. Pure.
+`ReceiveBuffers` and `SendQueue` keep the accounts; here their news go to the work and to the
+measurements. Pure.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,12 @@ class ValueExchange:
         measuring: MeasurementQueue,
     ) -> None:
         self._is_emulated, self._out, self._laborer = settings.is_emulated, out, laborer
-        self._incoming, self._outgoing, self._work, self._measuring = incoming, outgoing, work, measuring
+        self._incoming, self._outgoing, self._work, self._measuring = (
+            incoming,
+            outgoing,
+            work,
+            measuring,
+        )
         self.n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
         self._heard: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
             Value: self._value,
@@ -58,12 +65,18 @@ class ValueExchange:
                 self._out.say(key, known)
                 return
             may_wait = not (sink or self._is_emulated) and self._work.goes_on_after(message)
-            step = self._incoming.begin(key, message, buffers[0], about, sink=sink, now_s=now_s, may_wait=may_wait)
+            step = self._incoming.begin(
+                key, message, buffers[0], about, sink=sink, now_s=now_s, may_wait=may_wait
+            )
             self._work.apply(step, now_s)
         except Unwanted as unwanted:
-            self._out.say(key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted)))
+            self._out.say(
+                key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted))
+            )
         except WireError as error:
-            self._out.say(key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text))
+            self._out.say(
+                key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text)
+            )
 
     def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
         self._work.apply(self._incoming.chunk(key, message, buffers[0]), now_s)
@@ -72,7 +85,9 @@ class ValueExchange:
         try:
             parcel = self._outgoing.credited(key, message, now_s)
         except WireError as error:  # it counts wrongly: this value cannot be finished with it
-            self.rejected(key, Rejected(transfer=message.transfer, code=error.code, text=error.text), now_s)
+            self.rejected(
+                key, Rejected(transfer=message.transfer, code=error.code, text=error.text), now_s
+            )
             return
         self._delivered(parcel, now_s)
 

@@ -1,4 +1,6 @@
-"""Executions that are asked for and wait behind another one of their program, which goes on meanwhile. Pure."""
+"""Executions that are asked for and wait behind another one of their program, which goes on
+meanwhile. Pure.
+"""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ class Ask:
 
 
 class Behind:
-    """Each waits for one other, several may wait for the same, and whoever waits may itself be waited for."""
+    """Each waits for one other, several may wait for the same, and whoever waits may itself be
+    waited for.
+    """
 
     def __init__(self) -> None:
         self._asks: dict[Name, list[Ask]] = {}  # by the execution ahead, in the order they came
@@ -50,7 +54,10 @@ class Behind:
         return asks
 
     def take_all(self, ahead: Name) -> Iterator[tuple[Name, Ask]]:
-        """All that cannot begin any more, as this one failed, and those behind them; each with the one ahead of it."""
+        """All that cannot begin any more, as this one failed, and those behind them.
+
+        Each with the one ahead of it.
+        """
         failed = [ahead]
         while failed:
             name = failed.pop(0)
@@ -70,7 +77,9 @@ class Behind:
 def crowded(under_way: Collection[Execution], behind: Behind, layout: DependencyGraph) -> str:
     """Why no further execution is begun or waits, of a program of that layout; empty: one does."""
     n_executions = len(under_way) + len(behind)
-    n_instructions = sum([execution.layout.n_instructions for execution in under_way]) + behind.n_instructions
+    n_instructions = (
+        sum([execution.layout.n_instructions for execution in under_way]) + behind.n_instructions
+    )
     is_too_much = n_executions > 0 and n_instructions + layout.n_instructions > MAX_UNDER_WAY
     if not is_too_much and n_executions < MAX_EXECUTIONS:
         return ""

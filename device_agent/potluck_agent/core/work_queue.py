@@ -1,7 +1,7 @@
 """Work that leads to more work, one piece after the other. Pure.
 
-A peer decides how long such a chain is: a place that is free lets a value in, whose program ends and frees the next.
-Calling one from within the other would be as deep as the chain is long.
+A peer decides how long such a chain is: a place that is free lets a value in, whose program ends
+and frees the next. Calling one from within the other would be as deep as the chain is long.
 """
 
 from collections import deque

@@ -1,4 +1,7 @@
-"""The core's view of its worker: absent, starting or ready; what it owes an answer for; whether it hangs. Pure."""
+"""The core's view of its worker: absent, starting or ready; what it owes an answer for.
+
+Whether it hangs. Pure.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -37,8 +40,10 @@ class WorkerProxy:
         self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
         self.busy_s = 0.0
         self._backlog: list[tuple[ToWorker, int]] = []  # with `_told_bytes` at each
-        self._owed: dict[int | str, deque[int]] = {}  # tag, slot or measurement -> `_told_bytes` at each such order
-        self._told_bytes = self._taken_bytes = 0  # by us and by the worker, which goes through its orders in turn
+        # tag, slot or measurement -> `_told_bytes` at each such order
+        self._owed: dict[int | str, deque[int]] = {}
+        # by us and by the worker, which goes through its orders in turn
+        self._told_bytes = self._taken_bytes = 0
         self._heard_s = self._done_s = 0.0
         self._longest_s = 0.0
 
@@ -53,11 +58,15 @@ class WorkerProxy:
         return self._told_bytes - self._taken_bytes if self._owed or self._backlog else 0
 
     def crowded(self, nbytes: int = 0) -> str:
-        """Why it is told nothing more with so many bytes of documents, for what waits is in memory; empty: it is."""
+        """Why it is told nothing more with so many bytes of documents, for what waits is in memory;
+        empty: it is.
+        """
         behind_bytes = self.behind_bytes
         if not behind_bytes or behind_bytes + nbytes <= MAX_BEHIND_BYTES:
             return ""
-        return f"the worker is busy, and orders of {behind_bytes} bytes wait for it; ask again later"
+        return (
+            f"the worker is busy, and orders of {behind_bytes} bytes wait for it; ask again later"
+        )
 
     def need(self, now_s: float) -> None:
         """Have a worker started, if there is none."""
@@ -89,7 +98,8 @@ class WorkerProxy:
     def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
         """The worker said something. WireError where that cannot be.
 
-        Only what is due ends its silence: it may have been taken over, and say anything else without end.
+        Only what is due ends its silence: it may have been taken over, and say anything else
+        without end.
         """
         answer = _answer(message)
         is_due = answer in self._owed
@@ -102,7 +112,8 @@ class WorkerProxy:
             case Computed() if is_due:
                 check_moments(message, now_s)
                 self.n_finished += 1
-                self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))  # one after the other
+                # one after the other
+                self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))
                 self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
         if answer is not None and is_due:
@@ -122,7 +133,11 @@ class WorkerProxy:
             return silent_s if silent_s > self._settings.start_s else None
         if self.state != READY or not self._owed:
             return None
-        return silent_s if silent_s > max(self._settings.hang_s, HANG_TASKS * self._longest_s) else None
+        return (
+            silent_s
+            if silent_s > max(self._settings.hang_s, HANG_TASKS * self._longest_s)
+            else None
+        )
 
     def kill(self, reason: str) -> None:
         """End it."""
@@ -137,7 +152,10 @@ class WorkerProxy:
 
 
 def _answer(message: Message) -> int | str | None:
-    """What an order and its answer have in common; None: it is neither. So nothing counts that nobody asked for."""
+    """What an order and its answer have in common; None: it is neither.
+
+    So nothing counts that nobody asked for.
+    """
     match message:
         case Compute(tag=tag) | Computed(tag=tag):
             return tag

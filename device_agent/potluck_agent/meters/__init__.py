@@ -1,8 +1,9 @@
 """Power and energy of this device: the best meter there is, or a model that says that it is one.
 
-One file per family of meters; each finds its meter below an injectable root folder and explains why it is not there.
-Time is an argument everywhere. Keep reading about once a second while something is to be known: meters that tell power
-only are integrated from reading to reading, and counters overflow within minutes.
+One file per family of meters; each finds its meter below an injectable root folder and explains why
+it is not there. Time is an argument everywhere. Keep reading about once a second while something is
+to be known: meters that tell power only are integrated from reading to reading, and counters
+overflow within minutes.
 """
 
 import os
@@ -16,13 +17,16 @@ __all__ = ["Finding", "Gauge", "Meter", "Model", "Sample", "explain", "open_mete
 
 Power = tuple[float, float, float]  # (idle_w, max_w, radio_w)
 
-THREAD_W = 4.0  # of an unknown processor at full load, per hardware thread (codecarbon's last resort)
+# of an unknown processor at full load, per hardware thread (codecarbon's last resort)
+THREAD_W = 4.0
 IDLE_FRAC = 0.1  # of that at rest (codecarbon's load model)
 RADIO_W = 1.0  # a guess for WiFi while sending; give `power` to do better
 
 
 class Meter:
-    """Joules since it was made, from `gauges` where they answer and from `model` where they do not."""
+    """Joules since it was made, from `gauges` where they answer and from `model` where they do
+    not.
+    """
 
     def __init__(self, gauges: tuple[Gauge, ...], model: Model) -> None:
         self._gauges, self._model = gauges, model
@@ -30,10 +34,12 @@ class Meter:
         self._partly_modelled = False
 
     def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
-        """Power since the last reading. `busy_s` and `radio_s` are the seconds of computing and of sending so far.
+        """Power since the last reading. `busy_s` and `radio_s` are the seconds of computing and of
+        sending so far.
 
-        While a meter is silent (a charger is plugged in, a driver is gone) the model speaks for it. From then on every
-        sample says "estimated", for its joules hold an estimate; `meter` says who gave the watts.
+        While a meter is silent (a charger is plugged in, a driver is gone) the model speaks for it.
+        From then on every sample says "estimated", for its joules hold an estimate; `meter` says
+        who gave the watts.
         """
         modelled = self._model.advance(now_s, busy_s, radio_s)
         watts, joules = self._measure(now_s)
@@ -46,7 +52,9 @@ class Meter:
             joules=self._joules,
             source="measured" if measured else self._model.source,
             meter=name,
-            resolution_w=0.0 if watts is None else sum(gauge.resolution_w for gauge in self._gauges),
+            resolution_w=0.0
+            if watts is None
+            else sum(gauge.resolution_w for gauge in self._gauges),
         )
 
     def _measure(self, now_s: float) -> Advance:
@@ -67,7 +75,9 @@ def _sum(figures: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(figures) else None
 
 
-def open_meter(*, power: Power | None = None, emulated: bool = False, root: Path = Path("/")) -> Meter:
+def open_meter(
+    *, power: Power | None = None, emulated: bool = False, root: Path = Path("/")
+) -> Meter:
     """The best meter here. An emulated device has none of its own: its power is simulated."""
     threads = os.cpu_count() or 1
     idle_w, max_w, radio_w = power or (IDLE_FRAC * THREAD_W * threads, THREAD_W * threads, RADIO_W)

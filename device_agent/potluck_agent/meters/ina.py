@@ -14,7 +14,8 @@ from pathlib import Path
 
 from potluck_agent.meters.records import Finding, Found, PowerGauge, number, text
 
-TOTAL_RAIL = ("_in", "system", "total")  # how the rail of the whole board is called: VDD_IN, POM_5V_IN, 5V_SYSTEM
+# how the rail of the whole board is called: VDD_IN, POM_5V_IN, 5V_SYSTEM
+TOTAL_RAIL = ("_in", "system", "total")
 STEP_V = 40e-6  # INA3221: steps of the voltage over the shunt
 SHUNT_OHM = 5e-3  # what Jetson boards have, where the driver does not tell
 UNKNOWN_RESOLUTION_W = 0.05  # about the above at 5 V: 40 uV / 5 mOhm x 5 V = 40 mW
@@ -39,13 +40,19 @@ def find(root: Path) -> Found:
         for rail in chosen:
             rail.power_w()
     except OSError as error:
-        return Found(finding=Finding(meter="ina", present=False, reason=f"the monitor does not answer: {error}"))
+        return Found(
+            finding=Finding(
+                meter="ina", present=False, reason=f"the monitor does not answer: {error}"
+            )
+        )
     if not chosen:
         reason = "no INA3221 or INA238 power monitor on this board"
         return Found(finding=Finding(meter="ina", present=False, reason=reason))
     names = ", ".join(rail.name for rail in chosen)
     reason = f"measures {names}" + ("" if total else " (no rail holds them all)")
-    gauges = tuple(PowerGauge(f"ina {rail.name}", rail.resolution_w, rail.power_w) for rail in chosen)
+    gauges = tuple(
+        PowerGauge(f"ina {rail.name}", rail.resolution_w, rail.power_w) for rail in chosen
+    )
     return Found(finding=Finding(meter="ina", present=True, reason=reason), gauges=gauges)
 
 
@@ -53,7 +60,11 @@ def _old(drivers: Path) -> Iterator[Rail]:
     for label in sorted(drivers.glob("ina3221x/*/iio:device*/rail_name_*")):
         power = label.with_name(f"in_power{label.name.removeprefix('rail_name_')}_input")
         if power.exists():
-            yield Rail(name=text(label), power_w=partial(_scaled, power, 1e-3), resolution_w=UNKNOWN_RESOLUTION_W)
+            yield Rail(
+                name=text(label),
+                power_w=partial(_scaled, power, 1e-3),
+                resolution_w=UNKNOWN_RESOLUTION_W,
+            )
 
 
 def _hwmon(drivers: Path) -> Iterator[Rail]:
@@ -70,8 +81,14 @@ def _hwmon(drivers: Path) -> Iterator[Rail]:
 
 def _ina238(drivers: Path) -> Iterator[Rail]:
     for power in sorted(drivers.glob("ina238/*/hwmon/**/power1_input")):
-        name = text(power.with_name("label")) or text(power.with_name("in1_label")) or power.parent.name
-        yield Rail(name=name, power_w=partial(_scaled, power, 1e-6), resolution_w=UNKNOWN_RESOLUTION_W)
+        name = (
+            text(power.with_name("label"))
+            or text(power.with_name("in1_label"))
+            or power.parent.name
+        )
+        yield Rail(
+            name=name, power_w=partial(_scaled, power, 1e-6), resolution_w=UNKNOWN_RESOLUTION_W
+        )
 
 
 def _resolution_w(volts: Path, shunt: Path) -> float:

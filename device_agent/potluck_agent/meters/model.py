@@ -1,12 +1,20 @@
-"""Power without a meter: idle + (max - idle) x busy + radio x sending, from three numbers in the device's profile."""
+"""Power without a meter: idle + (max - idle) x busy + radio x sending, from three numbers in the
+device's profile.
+"""
 
 
 class Model:
-    """`source` is "estimated" for a real device without a meter, "simulated" for an emulated one."""
+    """`source` is "estimated" for a real device without a meter, "simulated" for an emulated
+    one.
+    """
 
-    def __init__(self, idle_w: float, max_w: float, radio_w: float, *, source: str = "estimated") -> None:
+    def __init__(
+        self, idle_w: float, max_w: float, radio_w: float, *, source: str = "estimated"
+    ) -> None:
         if not 0 <= idle_w <= max_w or not 0 <= radio_w < float("inf") or max_w == float("inf"):
-            raise ValueError(f"power of {idle_w}, {max_w}, {radio_w} W: expected 0 <= idle <= max and 0 <= radio")
+            raise ValueError(
+                f"power of {idle_w}, {max_w}, {radio_w} W: expected 0 <= idle <= max and 0 <= radio"
+            )
         self.source = source
         self._idle_w, self._max_w, self._radio_w = idle_w, max_w, radio_w
         self._last: tuple[float, float, float] | None = None  # (now_s, busy_s, radio_s)
@@ -17,7 +25,7 @@ class Model:
         >>> model = Model(2.0, 10.0, 1.0)
         >>> model.advance(0.0, 0.0, 0.0)
         (2.0, 0.0)
-        >>> model.advance(4.0, 1.0, 2.0)  # a quarter of the time busy, half of it sending: 2 + 8/4 + 1/2
+        >>> model.advance(4.0, 1.0, 2.0)  # a quarter busy, half of it sending: 2 + 8/4 + 1/2
         (4.5, 18.0)
         """
         before_s, before_busy_s, before_radio_s = self._last or (now_s, busy_s, radio_s)

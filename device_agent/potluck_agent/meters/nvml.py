@@ -1,4 +1,5 @@
-"""NVIDIA graphics processors, through nvidia-ml-py (extra `nvidia`): the energy counter where there is one.
+"""NVIDIA graphics processors, through nvidia-ml-py (extra `nvidia`): the energy counter where there
+is one.
 
 The library is given in by tests; any object with the functions used here will do.
 """
@@ -25,10 +26,16 @@ def find(library: ModuleType | Any | None = None) -> Found:
         return Found(finding=Finding(meter="nvml", present=False, reason=reason, remedy=remedy))
     try:
         nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
         gauges = tuple(_gauge(nvml, index, handle) for index, handle in enumerate(handles))
     except nvml.NVMLError as error:
-        return Found(finding=Finding(meter="nvml", present=False, reason=f"no NVIDIA driver answers: {error}"))
+        return Found(
+            finding=Finding(
+                meter="nvml", present=False, reason=f"no NVIDIA driver answers: {error}"
+            )
+        )
     if not gauges:
         return Found(finding=Finding(meter="nvml", present=False, reason="the driver shows no GPU"))
     reason = f"measures {len(gauges)} GPU" + ("s" if len(gauges) > 1 else "")

@@ -1,7 +1,9 @@
-"""Raspberry Pi 5: the power chip's currents and voltages, by `vcgencmd pmic_read_adc`. Earlier models have no meter.
+"""Raspberry Pi 5: the power chip's currents and voltages, by `vcgencmd pmic_read_adc`.
 
-The rails behind the power chip are added up; its own losses and USB devices are not seen. Each reading starts a
-process (some 10 ms).
+Earlier models have no meter.
+
+The rails behind the power chip are added up; its own losses and USB devices are not seen. Each
+reading starts a process (some 10 ms).
 """
 
 import re
@@ -12,7 +14,8 @@ from pathlib import Path
 
 from potluck_agent.meters.records import Finding, Found, PowerGauge, text
 
-RESOLUTION_W = 0.01  # a guess: the currents come in steps of about 1 mA on a dozen rails of 0.8 to 5 V
+# a guess: the currents come in steps of about 1 mA on a dozen rails of 0.8 to 5 V
+RESOLUTION_W = 0.01
 TIMEOUT_S = 2.0
 _LINE = re.compile(r"^\s*(\w+)_([AV]) (?:current|volt)\(\d+\)=([0-9.]+)[AV]\s*$", re.MULTILINE)
 
@@ -25,15 +28,23 @@ def find(root: Path, run: Runner | None = None) -> Found:
     if not model.startswith("Raspberry Pi"):
         return Found(finding=Finding(meter="pi5", present=False, reason="this is no Raspberry Pi"))
     if not model.startswith("Raspberry Pi 5"):
-        return Found(finding=Finding(meter="pi5", present=False, reason=f"a {model} has no power meter"))
+        return Found(
+            finding=Finding(meter="pi5", present=False, reason=f"a {model} has no power meter")
+        )
     run = run or _vcgencmd
     try:
         power_w(run())
     except OSError as error:
-        remedy = "install vcgencmd (package libraspberrypi-bin or raspi-utils), add the agent's user to the group video"
+        remedy = (
+            "install vcgencmd (package libraspberrypi-bin or raspi-utils), add the agent's "
+            "user to the group video"
+        )
         return Found(finding=Finding(meter="pi5", present=False, reason=str(error), remedy=remedy))
     gauge = PowerGauge("pi5 pmic", RESOLUTION_W, lambda: power_w(run()))
-    return Found(finding=Finding(meter="pi5", present=True, reason="measures the power chip's rails"), gauges=(gauge,))
+    return Found(
+        finding=Finding(meter="pi5", present=True, reason="measures the power chip's rails"),
+        gauges=(gauge,),
+    )
 
 
 def power_w(output: str) -> float:
@@ -54,7 +65,13 @@ def _vcgencmd() -> str:
     if command is None:
         raise FileNotFoundError("vcgencmd is not installed")
     try:
-        done = subprocess.run([command, "pmic_read_adc"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(
+            [command, "pmic_read_adc"],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
     except subprocess.SubprocessError as error:
         raise OSError(f"vcgencmd failed: {error}") from error
     return done.stdout

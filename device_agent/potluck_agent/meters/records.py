@@ -1,4 +1,6 @@
-"""What a meter says, what is found out about it, and the two ways to count energy: from a counter and from power."""
+"""What a meter says, what is found out about it, and the two ways to count energy: from a counter
+and from power.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +10,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Power since the last sample, energy since the meter was opened. `source`: measured, estimated or simulated."""
+    """Power since the last sample, energy since the meter was opened.
+
+    `source`: measured, estimated or simulated.
+    """
 
     watts: float
     joules: float
@@ -19,7 +24,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Whether a family of meters can be used here; if not why, and what would help (may be empty)."""
+    """Whether a family of meters can be used here.
+
+    If not why, and what would help (may be empty).
+    """
 
     meter: str
     present: bool
@@ -27,7 +35,8 @@ class Finding:
     remedy: str = ""
 
 
-Advance = tuple[float | None, float | None]  # watts, joules; None: not known from a first call alone
+# watts, joules; None: not known from a first call alone
+Advance = tuple[float | None, float | None]
 
 
 class Gauge(Protocol):
@@ -74,10 +83,17 @@ class PowerGauge:
 
 
 class CounterGauge:
-    """A meter that counts joules, up to `range_j` and then again from 0. With None, a smaller count is a new start."""
+    """A meter that counts joules, up to `range_j` and then again from 0.
+
+    With None, a smaller count is a new start.
+    """
 
     def __init__(
-        self, name: str, resolution_w: float, count_j: Callable[[], float], range_j: float | None = None
+        self,
+        name: str,
+        resolution_w: float,
+        count_j: Callable[[], float],
+        range_j: float | None = None,
     ) -> None:
         self.name, self.resolution_w = name, resolution_w
         self._count_j, self._range_j = count_j, range_j

@@ -1,7 +1,8 @@
-"""The loop: messages, worker, pairing and time go into the core as events, and its actions are carried out.
+"""The loop: messages, worker, pairing and time go into the core as events, and its actions are
+carried out.
 
-One thread, one wait. The heartbeat socket is looked at first and no source may take more than its share of a round, so
-that a device that is busy still answers.
+One thread, one wait. The heartbeat socket is looked at first and no source may take more than its
+share of a round, so that a device that is busy still answers.
 """
 
 import time
@@ -50,12 +51,24 @@ from potluck_wire.errors import WireError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES, clip
-from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, Compute, FailureCause, Message, Reading, Value
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
+    Chunk,
+    Compute,
+    FailureCause,
+    Message,
+    Reading,
+    Value,
+)
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
-BYTES_AT_ONCE = 512 * 1024  # of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
-AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}  # messages of one socket in one round
+# of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
+BYTES_AT_ONCE = 512 * 1024
+# messages of one socket in one round
+AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -79,13 +92,18 @@ class Meter(Protocol):
     """Where readings of power come from."""
 
     def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
-        """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so far."""
+        """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so
+        far.
+        """
 
 
 class EventLoop:
-    """The agent's sockets and its loop. `start_worker()` gives a new worker link; `meter` is read when asked for.
+    """The agent's sockets and its loop. `start_worker()` gives a new worker link.
 
-    `paired(name)` is called when a notebook has been paired, `note(text)` with what the owner may want to read.
+    `meter` is read when asked for.
+
+    `paired(name)` is called when a notebook has been paired, `note(text)` with what the owner may
+    want to read.
     """
 
     def __init__(
@@ -114,7 +132,9 @@ class EventLoop:
         self._sources = Poller()
         self._workplace = WorkerSupervisor(self._sources, start_worker)
         self._context: Any = zmq.Context()
-        self._links = PeerConnections(self._context, self._sources, identity, self._feed, self._blame)
+        self._links = PeerConnections(
+            self._context, self._sources, identity, self._feed, self._blame
+        )
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
@@ -130,7 +150,7 @@ class EventLoop:
         for source in (self._door.zap, *self._door.routers.values()):
             self._sources.register(source)
 
-    # --- the loop -----------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def run(self, each_tick: Callable[[], None]) -> None:
         """Serve until `stopping` is set; `each_tick` is called some times a second."""
@@ -172,7 +192,8 @@ class EventLoop:
     def _tick(self, now_s: float) -> None:
         try:
             self._load_peers()
-        except AgentError as error:  # somebody broke the file: those who were trusted stay, until it is mended
+        # somebody broke the file: those who were trusted stay, until it is mended
+        except AgentError as error:
             self._note(str(error))
         self._reception.tick(now_s)
         self._links.tick(now_s)
@@ -191,13 +212,16 @@ class EventLoop:
         self._door.close()
         self._context.destroy(0)
 
-    # --- peers --------------------------------------------------------------------------------------------------------
+    # --- peers ------------------------------------------------------------------------------------
 
     def _admits(self, key: str) -> bool:
         return key in self._owners or key in self._links
 
     def _load_peers(self) -> None:
-        """The owners, read again when the file has changed; whoever is not in it any more is cut off at once."""
+        """The owners, read again when the file has changed.
+
+        Whoever is not in it any more is cut off at once.
+        """
         path = self._state_dir / keys.PEERS
         try:
             stat = path.stat()
@@ -237,14 +261,16 @@ class EventLoop:
         return True
 
     def _sender(self, key: str) -> Sender | None:
-        """Who has this key now: checked for each message, because a connection outlives the trust in it."""
+        """Who has this key now: checked for each message, because a connection outlives the trust
+        in it.
+        """
         owner = self._owners.get(key)
         if owner is not None:
             return Sender(key, OWNER, owner.name)
         link = self._links.get(key)
         return Sender(key, MEMBER, link.member.name) if link is not None else None
 
-    # --- messages in --------------------------------------------------------------------------------------------------
+    # --- messages in ------------------------------------------------------------------------------
 
     def _read_router(self, channel: Channel) -> None:
         router, n_bytes = self._door.routers[channel], 0
@@ -271,11 +297,14 @@ class EventLoop:
             self._routes[channel, key] = route
             if known is not None and channel is Channel.DATA:
                 self._feed(LinkReset(key, outgoing=key not in self._links))
-        if len(frames) == 1 and not len(frames[0]):  # the greeting of a new connection: now there is a way back
+        # the greeting of a new connection: now there is a way back
+        if len(frames) == 1 and not len(frames[0]):
             self._core.reach(key)
             return
         try:
-            message, buffers = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], channel)
+            message, buffers = decode(
+                [frames[0].bytes, *(frame.buffer for frame in frames[1:])], channel
+            )
         except WireError as error:
             self._perform(self._core.malformed(key, channel, error))
             return
@@ -291,14 +320,15 @@ class EventLoop:
         now_s = time.monotonic()
         try:
             return self._core.handle(event, now_s)
-        except Exception as error:  # the last line of defence: whoever it came from is given up, the agent goes on
+        # the last line of defence: whoever it came from is given up, the agent goes on
+        except Exception as error:
             return self._core.survive(event, error, now_s)
 
     def _blame(self, key: str, error: Exception) -> None:
         """What this peer sent could not even be read, for a reason that nobody foresaw."""
         self._perform(self._core.survive(LinkReset(key), error, time.monotonic()))
 
-    # --- actions ------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
         while actions:
@@ -306,7 +336,8 @@ class EventLoop:
             for action in actions:
                 try:
                     self._do(action)
-                except Exception as error:  # the others are carried out all the same: the core counts on them
+                # the others are carried out all the same: the core counts on them
+                except Exception as error:
                     undone.append(Undone(action, _what_failed(action, error)))
             actions = [action for event in undone for action in self._handle(event)]
 
@@ -316,7 +347,9 @@ class EventLoop:
                 self._send(action)
             case Store():
                 with suppress(LookupError):
-                    self._workplace.view("inbound", action.offset, len(action.data))[:] = action.data
+                    self._workplace.view("inbound", action.offset, len(action.data))[:] = (
+                        action.data
+                    )
             case ToWorker():
                 self._workplace.hold(self._loaded(action.message), action.buffers)
             case StartWorker():
@@ -349,7 +382,8 @@ class EventLoop:
             self._note(f"cannot send {type(action.message).__name__}: {error}")
             return
         frames = encode(action.message, buffers)
-        with suppress(zmq.ZMQError):  # it is gone, or does not read: its silence is noticed elsewhere
+        # it is gone, or does not read: its silence is noticed elsewhere
+        with suppress(zmq.ZMQError):
             socket = self._door.routers[channel] if link is None else link.socket
             self._sources.use(socket)
             hand_over(socket, frames if route is None else [route, *frames])

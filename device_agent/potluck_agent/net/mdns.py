@@ -1,7 +1,9 @@
-"""Tell the network that this device is here, by mDNS: a hint for notebooks, never more. In a thread of its own.
+"""Tell the network that this device is here, by mDNS: a hint for notebooks, never more.
 
-Asking and probing for the name takes 3.2 s and nobody waits for it. A failure is reported and changes nothing else:
-explicit addresses always work.
+In a thread of its own.
+
+Asking and probing for the name takes 3.2 s and nobody waits for it. A failure is reported and
+changes nothing else: explicit addresses always work.
 """
 
 import hashlib
@@ -17,14 +19,19 @@ from potluck_wire.version import show
 
 STOP_S = 3.0
 TTL_S = 120
-ASK_MS = 1500  # an answer that was given a second ago waits 1.3 s; a probe's come by unicast, to one process only
+# an answer that was given a second ago waits 1.3 s; a probe's come by unicast, to one process only
+ASK_MS = 1500
 MAX_STEM = 36  # so that a name of 40 characters has room for a number
 
 
 class Announcement:
-    """One device's record; a device of the same name elsewhere makes it `NAME-2`, and both are seen."""
+    """One device's record; a device of the same name elsewhere makes it `NAME-2`, and both are
+    seen.
+    """
 
-    def __init__(self, *, name: str, host: str, port: int, key: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, name: str, host: str, port: int, key: str, note: Callable[[str], None]
+    ) -> None:
         self._name, self._host, self._port, self._key, self._note = name, host, port, key, note
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="potluck announce", daemon=True)
@@ -54,11 +61,18 @@ class Announcement:
                     zeroconf.close()
 
     def _free_name(self, zeroconf: Any) -> str:
-        """A name that nobody here has. Zeroconf probes too, but gets no answers from agents of this very machine."""
+        """A name that nobody here has. Zeroconf probes too, but gets no answers from agents of this
+        very machine.
+        """
         from zeroconf import DNSQuestionType
 
         name, number = self._name, 1
-        while zeroconf.get_service_info(SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", ASK_MS, DNSQuestionType.QM) is not None:
+        while (
+            zeroconf.get_service_info(
+                SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", ASK_MS, DNSQuestionType.QM
+            )
+            is not None
+        ):
             number += 1
             name = f"{self._name[:MAX_STEM]}-{number}"
         return name
@@ -79,7 +93,9 @@ class Announcement:
 
 
 def addresses(host: str) -> list[str]:
-    """Under which addresses this device can be reached: the one it listens on, or all of this machine (IPv4)."""
+    """Under which addresses this device can be reached: the one it listens on, or all of this
+    machine (IPv4).
+    """
     if host not in ("0.0.0.0", "::", "*"):  # noqa: S104
         return [socket.gethostbyname(host)]
     import psutil

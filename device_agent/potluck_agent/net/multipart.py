@@ -9,7 +9,8 @@ from typing import Any
 import zmq
 
 SMALL_BYTES = 32 * 1024  # below it zmq copies faster than it hands over
-_NO_WAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: zmq's own flags are slow to join
+# plain numbers: zmq's own flags are slow to join
+_NO_WAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 def receive(socket: Any) -> list[Any]:
@@ -21,7 +22,10 @@ def receive(socket: Any) -> list[Any]:
 
 
 def hand_over(socket: Any, frames: Sequence[bytes | memoryview]) -> None:
-    """Send these frames; zmq.ZMQError where nobody takes them. The memory of large ones is read until they arrived."""
+    """Send these frames; zmq.ZMQError where nobody takes them.
+
+    The memory of large ones is read until they arrived.
+    """
     for frame in frames[:-1]:
         socket.send(frame, _MORE, len(frame) < SMALL_BYTES)
     socket.send(frames[-1], _NO_WAIT, len(frames[-1]) < SMALL_BYTES)

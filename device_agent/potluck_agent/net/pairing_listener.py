@@ -22,8 +22,8 @@ READ_BYTES = 1024
 class PairingListener:
     """Visitors of the pairing port.
 
-    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner. `fault` is told what a
-    visitor's bytes raised that nothing may raise; the visitor has to go.
+    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner. `fault`
+    is told what a visitor's bytes raised that nothing may raise; the visitor has to go.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class PairingListener:
             self.hang_up()
 
     def _set_window(self, secret: str, window_s: float | None, now_s: float) -> None:
-        """A new window begins with all its tries; of one that is closed there is no more to tell."""
+        """A new window begins with all its tries.
+
+        Of one that is closed there is no more to tell.
+        """
         if secret:
             self._desk.open(secret, now_s, window_s=window_s)
             self._n_wrong_told = -1

@@ -1,7 +1,10 @@
-"""Our own connections to the data sockets of the other devices of the home. Credit comes back on them.
+"""Our own connections to the data sockets of the other devices of the home.
 
-A connection that broke has lost what was on it: it is made anew, and the core is told to begin anew. One that was
-refused is tried again (libzmq itself never does): the other device may hear of this one a moment later.
+Credit comes back on them.
+
+A connection that broke has lost what was on it: it is made anew, and the core is told to begin
+anew. One that was refused is tried again (libzmq itself never does): the other device may hear of
+this one a moment later.
 """
 
 import time
@@ -30,16 +33,21 @@ RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
 ASK_AGAIN_S = 5.0  # for the address of a host that nobody knew
 LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
-_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_BROKEN = (
+    zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _BROKEN |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN
 
 
 @dataclass(slots=True)
 class PeerConnection:
-    """One connection. It `stands` once it is encrypted; `down_s` is since when this device could not be reached.
+    """One connection. It `stands` once it is encrypted.
 
-    `socket` and `monitor` are None until the address of the member is known; `ask_s`: when to ask for it again.
+    `down_s` is since when this device could not be reached.
+
+    `socket` and `monitor` are None until the address of the member is known; `ask_s`: when to ask
+    for it again.
     """
 
     member: Member
@@ -52,7 +60,9 @@ class PeerConnection:
 
 
 class PeerConnections:
-    """Links by the key of the member. `feed` takes events for the core, `blame` the key of whose frames raised what."""
+    """Links by the key of the member. `feed` takes events for the core, `blame` the key of whose
+    frames raised what.
+    """
 
     def __init__(
         self,
@@ -155,13 +165,17 @@ class PeerConnections:
     def _read(self, link: PeerConnection) -> None:
         for _ in range(AT_ONCE):
             try:
-                message, buffers = decode([frame.bytes for frame in receive(link.socket)], Channel.DATA)
+                message, buffers = decode(
+                    [frame.bytes for frame in receive(link.socket)], Channel.DATA
+                )
             except WireError:
                 pass
             except Exception as error:
                 self._blame(link.member.key, error)
             else:
-                self._feed(FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers))
+                self._feed(
+                    FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers)
+                )
             closed = self._links.get(link.member.key) is not link
             if closed or not self._sources.has_message(link.socket):
                 return

@@ -1,7 +1,8 @@
 """Who of many has something to say: ZeroMQ sockets and plain descriptors in one wait.
 
-`zmq.Poller` asks every socket at every wake. Here the system says which descriptors moved, and only those sockets are
-asked, and the ones that were used since: what a socket does for us may swallow the sign that more has come.
+`zmq.Poller` asks every socket at every wake. Here the system says which descriptors moved, and only
+those sockets are asked, and the ones that were used since: what a socket does for us may swallow
+the sign that more has come.
 """
 
 import selectors
@@ -42,7 +43,10 @@ class Poller:
         self._used.add(socket)
 
     def has_message(self, socket: Any) -> bool:
-        """Whether a message waits in this ZeroMQ socket. One that has none is not asked again until it moves."""
+        """Whether a message waits in this ZeroMQ socket.
+
+        One that has none is not asked again until it moves.
+        """
         if socket.get(_EVENTS) & _READABLE:
             return True
         self._used.discard(socket)

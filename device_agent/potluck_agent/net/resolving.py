@@ -1,7 +1,8 @@
-"""Names of hosts to addresses, in threads of their own: a name server may take half a minute to say nothing.
+"""Names of hosts to addresses, in threads of their own: a name server may take half a minute to say
+nothing.
 
-libzmq would ask it in the one thread that carries all of the agent's connections, and no pulse would be answered
-meanwhile. So it is only ever given addresses.
+libzmq would ask it in the one thread that carries all of the agent's connections, and no pulse
+would be answered meanwhile. So it is only ever given addresses.
 """
 
 import socket
@@ -32,14 +33,19 @@ class Resolver:
         self._answers: dict[str, str] = {}
 
     def address(self, host: str) -> str | None:
-        """Its address, `UNKNOWN`, or None: not yet, ask again. Never waits. An answer is given once."""
+        """Its address, `UNKNOWN`, or None: not yet, ask again. Never waits.
+
+        An answer is given once.
+        """
         if is_address(host):
             return host
         if host in self._answers:
             return self._answers.pop(host)
         if host not in self._under_way and len(self._under_way) < AT_ONCE:
             self._under_way.add(host)
-            threading.Thread(target=self._ask, args=(host,), name=f"resolve {host}", daemon=True).start()
+            threading.Thread(
+                target=self._ask, args=(host,), name=f"resolve {host}", daemon=True
+            ).start()
         return None
 
     def _ask(self, host: str) -> None:

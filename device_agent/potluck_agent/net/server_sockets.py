@@ -1,8 +1,10 @@
-"""The guarded sockets: bound, encrypted, and closed to every key that is not trusted; and the proof that they are.
+"""The guarded sockets: bound, encrypted, and closed to every key that is not trusted.
 
-CURVE alone lets every key in. So each socket enforces a ZAP domain, the answer to ZAP is our own (it never raises: an
-authenticator that dies lets nobody in any more), and `self_test` knocks from outside before anybody is told that this
-device exists.
+And the proof that they are.
+
+CURVE alone lets every key in. So each socket enforces a ZAP domain, the answer to ZAP is our own
+(it never raises: an authenticator that dies lets nobody in any more), and `self_test` knocks from
+outside before anybody is told that this device exists.
 """
 
 import errno
@@ -39,7 +41,11 @@ SENT_AT_ONCE = 1000  # small ones; values are bounded by the credit window, in b
 TEST_S = 5.0
 REBIND_S = 2.0
 
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _WATCHED = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Socket = Any  # zmq's stubs are generic over what recv returns; here it depends on the call
@@ -48,9 +54,13 @@ Socket = Any  # zmq's stubs are generic over what recv returns; here it depends 
 def check_library() -> None:
     """AgentError where this libzmq cannot keep strangers out."""
     if not zmq.has("curve"):
-        raise AgentError("this libzmq cannot encrypt (built without libsodium). Install pyzmq >= 27.3 from PyPI.")
+        raise AgentError(
+            "this libzmq cannot encrypt (built without libsodium). Install pyzmq >= 27.3 from PyPI."
+        )
     if zmq.zmq_version_info() < OLDEST_ZMQ:
-        raise AgentError(f"libzmq {zmq.zmq_version()} has known holes. Install pyzmq >= 27.3 from PyPI.")
+        raise AgentError(
+            f"libzmq {zmq.zmq_version()} has known holes. Install pyzmq >= 27.3 from PyPI."
+        )
 
 
 class _Taken(AgentError):
@@ -58,12 +68,15 @@ class _Taken(AgentError):
 
 
 class ServerSockets:
-    """Three encrypted ROUTERs and the plain pairing listener on four ports in a row, and the ZAP handler.
+    """Three encrypted ROUTERs and the plain pairing listener on four ports in a row, and the ZAP
+    handler.
 
     `admits(key)` says at each handshake whether that CURVE key (z85) may come in.
     """
 
-    def __init__(self, context: Any, identity: Identity, admits: Callable[[str], bool], host: str, port: int) -> None:
+    def __init__(
+        self, context: Any, identity: Identity, admits: Callable[[str], bool], host: str, port: int
+    ) -> None:
         self._context, self._identity, self._host = context, identity, host
         self.admits = admits
         self.zap: Socket = context.socket(zmq.REP)
@@ -76,7 +89,10 @@ class ServerSockets:
     def _bind(self, port: int) -> int:
         """Take four ports from `port` on; AgentError where one is in use."""
         if not 1 <= port <= 65536 - N_PORTS:
-            raise AgentError(f"port {port} leaves no room for {N_PORTS} ports. Choose one below {65536 - N_PORTS}.")
+            raise AgentError(
+                f"port {port} leaves no room for {N_PORTS} ports. Choose one below "
+                f"{65536 - N_PORTS}."
+            )
         taken = port
         try:
             for channel, offset in OFFSETS.items():
@@ -101,13 +117,15 @@ class ServerSockets:
     def _bind_free(self) -> int:
         for _ in range(100):
             with suppress(_Taken):
-                return self._bind(20_000 + N_PORTS * secrets.randbelow(3_000))  # below what connections get
+                # below what connections get
+                return self._bind(20_000 + N_PORTS * secrets.randbelow(3_000))
         raise AgentError(f"no {N_PORTS} free ports in a row on {self._host}. Give one with --port.")
 
     def _listen(self, port: int) -> None:
         self.listener.close()
         self.listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
-        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows SO_REUSEADDR lets others steal the port
+        # on Windows SO_REUSEADDR lets others steal the port
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,20 +155,28 @@ class ServerSockets:
         return router
 
     def reopen(self) -> None:
-        """Cut every connection and listen again: the only way to cut one. Those who are trusted come back."""
+        """Cut every connection and listen again: the only way to cut one.
+
+        Those who are trusted come back.
+        """
         deadline_s = time.monotonic() + REBIND_S
         for channel, offset in OFFSETS.items():
             self.routers.pop(channel).close(0)
             while channel not in self.routers:
                 try:
                     self.routers[channel] = self._router(channel, self.port + offset)
-                except zmq.ZMQError as error:  # closing is asynchronous: the port is free in a moment
+                # closing is asynchronous: the port is free in a moment
+                except zmq.ZMQError as error:
                     if time.monotonic() > deadline_s:
-                        raise AgentError(f"cannot listen on port {self.port + offset} again: {error}.") from error
+                        raise AgentError(
+                            f"cannot listen on port {self.port + offset} again: {error}."
+                        ) from error
                     time.sleep(0.005)
 
     def answer_zap(self) -> None:
-        """Answer one question of libzmq: may this key come in? Whatever goes wrong, the answer is no."""
+        """Answer one question of libzmq: may this key come in? Whatever goes wrong, the answer is
+        no.
+        """
         try:
             frames = self.zap.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
@@ -175,22 +201,33 @@ def endpoint(host: str, port: int) -> str:
 
 
 def zap_reply(frames: Sequence[bytes], admits: Callable[[str], bool]) -> list[bytes]:
-    """The answer to one ZAP request (RFC 27). User-Id is the key, so that every message carries it."""
+    """The answer to one ZAP request (RFC 27).
+
+    User-Id is the key, so that every message carries it.
+    """
     request = frames[1] if len(frames) > 1 else b""
     try:
         version, _, domain, _, _, mechanism, public = frames
-        if version != b"1.0" or domain != ZAP_DOMAIN.encode() or mechanism != b"CURVE" or len(public) != 32:
+        if (
+            version != b"1.0"
+            or domain != ZAP_DOMAIN.encode()
+            or mechanism != b"CURVE"
+            or len(public) != 32
+        ):
             return [b"1.0", request, b"400", b"not CURVE, or another domain", b"", b""]
         key = z85.encode(public).decode()
         if admits(key):
             return [b"1.0", request, b"200", b"", key.encode(), b""]
         return [b"1.0", request, b"400", b"this key is not trusted", b"", b""]
-    except Exception:  # fails closed: an exception here would leave every later client waiting for ever
+    # fails closed: an exception here would leave every later client waiting for ever
+    except Exception:
         return [b"1.0", request, b"500", b"the authenticator failed", b"", b""]
 
 
 def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
-    """Knock at every socket: with an unknown key and without encryption nobody may come in; with a known key one must.
+    """Knock at every socket: with an unknown key and without encryption nobody may come in.
+
+    With a known key one must.
 
     Raises
     ------
@@ -208,7 +245,8 @@ def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
     deadline_s = time.monotonic() + TEST_S
     try:
         while time.monotonic() < deadline_s and not (
-            heard == {(channel, "friend") for channel in OFFSETS} and all(visitor.turned_away for visitor in visitors)
+            heard == {(channel, "friend") for channel in OFFSETS}
+            and all(visitor.turned_away for visitor in visitors)
         ):
             _listen_once(door, visitors, heard)
     finally:
@@ -217,12 +255,20 @@ def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
             visitor.close()
     intruders = sorted(f"{who} on {channel.value}" for channel, who in heard if who != "friend")
     if intruders or any(visitor.let_in for visitor in visitors if visitor.who != "friend"):
-        raise AgentError(f"self-test failed: a stranger came in ({', '.join(intruders) or 'handshake'}). Not starting.")
+        raise AgentError(
+            f"self-test failed: a stranger came in ({', '.join(intruders) or 'handshake'}). Not "
+            "starting."
+        )
     if len(heard) < len(OFFSETS) or not all(visitor.turned_away for visitor in visitors):
-        raise AgentError("self-test failed: connections over this machine's own network do not work. Not starting.")
+        raise AgentError(
+            "self-test failed: connections over this machine's own network do not work. Not "
+            "starting."
+        )
 
 
-def _listen_once(door: ServerSockets, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]) -> None:
+def _listen_once(
+    door: ServerSockets, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]
+) -> None:
     poller = zmq.Poller()
     for source in (door.zap, *door.routers.values(), *(visitor.monitor for visitor in visitors)):
         poller.register(source, zmq.POLLIN)
@@ -254,7 +300,9 @@ class _Visitor:
         self._socket.linger = 0
         if keys is not None:
             self._socket.curve_serverkey = server.public.encode()
-            self._socket.curve_publickey, self._socket.curve_secretkey = (part.encode() for part in keys)
+            self._socket.curve_publickey, self._socket.curve_secretkey = (
+                part.encode() for part in keys
+            )
         self.monitor = self._socket.get_monitor_socket(_WATCHED)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}.get(door._host, door._host)  # noqa: S104
         self._socket.ipv6 = ":" in host

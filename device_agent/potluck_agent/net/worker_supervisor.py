@@ -1,4 +1,7 @@
-"""The worker of the moment as the loop sees it: started, fed, read and ended; its news are events for the core."""
+"""The worker of the moment as the loop sees it: started, fed, read and ended.
+
+Its news are events for the core.
+"""
 
 from collections.abc import Callable, Container, Iterator
 from typing import Any
@@ -48,7 +51,10 @@ class WorkerSupervisor:
             self._worker.listen()
 
     def supply(self) -> None:
-        """Pass on what is held for it, all at once: it wakes once. Poll for room in the pipe only while it is full."""
+        """Pass on what is held for it, all at once: it wakes once.
+
+        Poll for room in the pipe only while it is full.
+        """
         if self._worker is None:
             return
         self._worker.flush()
@@ -62,7 +68,10 @@ class WorkerSupervisor:
         return self._worker is not None and self._worker.socket.fileno() in ready
 
     def news(self) -> Iterator[FromWorker | WorkerDied]:
-        """What it has said; the end of one that broke the protocol or is gone. Stops where it was ended meanwhile."""
+        """What it has said; the end of one that broke the protocol or is gone.
+
+        Stops where it was ended meanwhile.
+        """
         worker = self._worker
         messages: list[tuple[Message, Any]] = []
         reason: tuple[str, str] | None = None

@@ -1,1 +1,3 @@
-"""The disposable worker: torch and onnxruntime in a process of their own, without keys, files or network."""
+"""The disposable worker: torch and onnxruntime in a process of their own, without keys, files or
+network.
+"""

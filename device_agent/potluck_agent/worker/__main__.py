@@ -1,4 +1,6 @@
-"""Start of the worker process; `launch.start` runs this file by its path, without the agent's environment."""
+"""Start of the worker process; `launch.start` runs this file by its path, without the agent's
+environment.
+"""
 
 import importlib.util
 import os
@@ -17,5 +19,6 @@ if __name__ == "__main__":
         code = main(sys.argv[1:])
     except BaseException:
         traceback.print_exc()
-    finally:  # at once: the pipe closes when the exit code is known, and tearing torch down takes 100 ms
+    # at once: the pipe closes when the exit code is known, and tearing torch down takes 100 ms
+    finally:
         os._exit(code)

@@ -1,7 +1,9 @@
-"""Whether an operator may run on these arguments: tried on meta tensors first, which have a shape and no memory.
+"""Whether an operator may run on these arguments: tried on meta tensors first, which have a shape
+and no memory.
 
-So sizes and types that do not fit are refused before native code sees real memory, and the bytes of every result are
-known before the allocator is asked. What was admitted once is remembered by operator, shapes, types and settings.
+So sizes and types that do not fit are refused before native code sees real memory, and the bytes of
+every result are known before the allocator is asked. What was admitted once is remembered by
+operator, shapes, types and settings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +27,18 @@ _remembered: dict[tuple[Any, ...], int] = {}
 def _makes_from_nothing(name: str) -> bool:
     """Whether an operator has no tensor to tell it that it is only being tried."""
     arguments = OVERLOADS[name]._schema.arguments
-    return any(a.name == "device" for a in arguments) and not any(str(a.real_type) == "Tensor" for a in arguments)
+    return any(a.name == "device" for a in arguments) and not any(
+        str(a.real_type) == "Tensor" for a in arguments
+    )
 
 
 _FROM_NOTHING = frozenset(name for name in OVERLOADS if _makes_from_nothing(name))
 
 
 def admit(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raise SegmentError, or what torch raises, where the operator cannot run on these arguments in this memory."""
+    """Raise SegmentError, or what torch raises, where the operator cannot run on these arguments in
+    this memory.
+    """
     key = (op, *(_signature(argument) for argument in args), *named.items())
     needed_bytes = _remembered.get(key)
     if needed_bytes is None:
@@ -76,7 +82,9 @@ def _needed_bytes(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> int
 def _meta(argument: Any) -> Any:
     """The argument without its memory."""
     if isinstance(argument, torch.Tensor):
-        return torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype, device="meta")
+        return torch.empty_strided(
+            argument.shape, argument.stride(), dtype=argument.dtype, device="meta"
+        )
     if isinstance(argument, list | tuple):
         return [_meta(item) for item in argument]
     return argument
@@ -98,5 +106,7 @@ def _new_bytes(result: torch.Tensor, own: set[int]) -> int:
     if storage._cdata not in own:
         return max(value_bytes, storage.nbytes())
     if value_bytes > max(storage.nbytes(), MAX_EXPANDED_BYTES):
-        raise SegmentError("out-of-memory", f"its result: a view of {value_bytes} bytes of less memory")
+        raise SegmentError(
+            "out-of-memory", f"its result: a view of {value_bytes} bytes of less memory"
+        )
     return 0

@@ -1,7 +1,7 @@
 """Anonymous shared memory between the agent and its worker: no name in any file system.
 
-`kill -9` of both sides leaves nothing behind (on Windows it has a name, which dies with its last user). Who may use
-which part of it is bookkeeping: see `allocator.py`.
+`kill -9` of both sides leaves nothing behind (on Windows it has a name, which dies with its last
+user). Who may use which part of it is bookkeeping: see `allocator.py`.
 """
 
 import contextlib
@@ -13,9 +13,12 @@ import tempfile
 
 
 class Arena:
-    """`nbytes` of shared memory. The creator passes `handle` on; the other side opens it with `Arena(nbytes, handle)`.
+    """`nbytes` of shared memory. The creator passes `handle` on.
 
-    `handle` is a file descriptor (POSIX: inherited by the child) or the name of a mapping (Windows).
+    The other side opens it with `Arena(nbytes, handle)`.
+
+    `handle` is a file descriptor (POSIX: inherited by the child) or the name of a mapping
+    (Windows).
     """
 
     def __init__(self, nbytes: int, handle: str | None = None) -> None:
@@ -38,7 +41,9 @@ class Arena:
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes [offset, offset + nbytes), writable, not copied. A new object each time."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
-            raise ValueError(f"[{offset}, {offset + nbytes}) lies outside a shared memory of {self.nbytes} bytes")
+            raise ValueError(
+                f"[{offset}, {offset + nbytes}) lies outside a shared memory of {self.nbytes} bytes"
+            )
         return memoryview(self._map)[offset : offset + nbytes]
 
     def close(self) -> None:
@@ -51,7 +56,9 @@ class Arena:
 
 
 def _anonymous_file(length: int) -> int:
-    """A descriptor of `length` zero bytes that no directory lists; where it can be sealed, nobody changes its length.
+    """A descriptor of `length` zero bytes that no directory lists.
+
+    Where it can be sealed, nobody changes its length.
 
     Whoever cut it shorter would end the other side, at its next look beyond the new end.
     """
@@ -60,7 +67,9 @@ def _anonymous_file(length: int) -> int:
 
         fd = os.memfd_create("potluck", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, length)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
         return fd
     fd, path = tempfile.mkstemp(prefix="potluck-")
     os.unlink(path)

@@ -25,11 +25,17 @@ class BorrowingSegment(ForwardOnly):
 
     def __init__(self, graph: Graph, lender: Segment) -> None:
         self._interpreter = Interpreter(graph)
-        parameters = [borrowed(lender, p.name, p.dtype, p.shape, torch_arrays) for p in graph.parameters]
-        self._state = parameters + [borrowed(lender, b.name, b.dtype, b.shape, torch_arrays) for b in graph.buffers]
+        parameters = [
+            borrowed(lender, p.name, p.dtype, p.shape, torch_arrays) for p in graph.parameters
+        ]
+        self._state = parameters + [
+            borrowed(lender, b.name, b.dtype, b.shape, torch_arrays) for b in graph.buffers
+        ]
         self._lender = lender
 
-    def forward(self, inputs: Tensors, *, train: bool = False, **_: Any) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, inputs: Tensors, *, train: bool = False, **_: Any
+    ) -> tuple[torch.Tensor, ...]:
         """The outputs."""
         if train:
             raise self.refusal()

@@ -1,7 +1,8 @@
 """Dropout whose masks do not depend on how a micro-batch is split over devices.
 
-The mask of a whole micro-batch is drawn from a generator seeded by (seed, step, micro-batch, node); each device takes
-the rows that are its own. Where the first dimension does not count rows, the mask is drawn for the share alone.
+The mask of a whole micro-batch is drawn from a generator seeded by (seed, step, micro-batch, node);
+each device takes the rows that are its own. Where the first dimension does not count rows, the mask
+is drawn for the share alone.
 """
 
 import hashlib
@@ -17,19 +18,31 @@ from . import room
 
 @dataclass(slots=True)
 class Masks:
-    """Draws the masks; `rows` = (start, stop, total) says which rows of which micro-batch are being computed."""
+    """Draws the masks; `rows` = (start, stop, total) says which rows of which micro-batch are being
+    computed.
+    """
 
     seed: int
     rows: tuple[int, int, int] | None = None
     step: int = 0
     micro_batch: int = 0
 
-    def draw(self, number: int, shape: tuple[int, ...], keep: float, dtype: torch.dtype) -> torch.Tensor:
+    def draw(
+        self, number: int, shape: tuple[int, ...], keep: float, dtype: torch.dtype
+    ) -> torch.Tensor:
         """A mask of zeros and 1/keep."""
-        start, stop, total = self.rows or (0, max(shape[0], 1) if shape else 1, max(shape[0], 1) if shape else 1)
+        start, stop, total = self.rows or (
+            0,
+            max(shape[0], 1) if shape else 1,
+            max(shape[0], 1) if shape else 1,
+        )
         rows = stop - start
         whole = bool(shape) and rows > 0 and shape[0] % rows == 0
-        key = (self.seed, self.step, self.micro_batch, number) if whole else (self.seed, self.step, start, number)
+        key = (
+            (self.seed, self.step, self.micro_batch, number)
+            if whole
+            else (self.seed, self.step, start, number)
+        )
         text = struct.pack("<4Q", *(word % 2**64 for word in key))
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
         generator = torch.Generator().manual_seed(seed)
@@ -37,7 +50,10 @@ class Masks:
             return _bernoulli(shape, keep, dtype, generator)
         per_row = shape[0] // rows
         whole_shape = (per_row * total, *shape[1:])
-        room.require(room.bytes_of(whole_shape, dtype.itemsize, "the mask of the whole micro-batch"), "its mask")
+        room.require(
+            room.bytes_of(whole_shape, dtype.itemsize, "the mask of the whole micro-batch"),
+            "its mask",
+        )
         mask = _bernoulli(whole_shape, keep, dtype, generator)
         return mask[per_row * start : per_row * stop]
 
@@ -71,12 +87,18 @@ class Masks:
         if enable_gqa:
             times = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
-        scores = (query * (scale if scale is not None else query.shape[-1] ** -0.5)) @ key.transpose(-2, -1)
+        scores = (
+            query * (scale if scale is not None else query.shape[-1] ** -0.5)
+        ) @ key.transpose(-2, -1)
         if causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
             scores = scores.masked_fill(~seen, float("-inf"))
         if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+            scores = (
+                scores.masked_fill(~mask, float("-inf"))
+                if mask.dtype is torch.bool
+                else scores + mask
+            )
         weights = torch.softmax(scores, -1)
         return (weights * self.draw(number, tuple(weights.shape), 1.0 - p, weights.dtype)) @ value
 
@@ -89,6 +111,8 @@ class Masks:
         }
 
 
-def _bernoulli(shape: tuple[int, ...], keep: float, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _bernoulli(
+    shape: tuple[int, ...], keep: float, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
     mask = torch.zeros(shape, dtype=dtype)
     return mask.bernoulli_(keep, generator=generator).div_(keep) if keep > 0 else mask

@@ -1,17 +1,21 @@
-"""Pretend to be a slower device: every task takes `slowdown` times the processor time it really needs.
+"""Pretend to be a slower device: every task takes `slowdown` times the processor time it really
+needs.
 
-The numbers are really computed; only time is stretched. A task lasts as long as the device's profile says, where the
-notebook has one: the profile is what is emulated. Where it has none, the time aimed at is that of the quickest among
-recent tasks of the same kind: a neighbour on the same core, cold caches and page faults can only make a task slower,
-and several emulated devices share a few cores. Measured on two busy hardware threads, medians wandered by 40 %.
+The numbers are really computed; only time is stretched. A task lasts as long as the device's
+profile says, where the notebook has one: the profile is what is emulated. Where it has none, the
+time aimed at is that of the quickest among recent tasks of the same kind: a neighbour on the same
+core, cold caches and page faults can only make a task slower, and several emulated devices share a
+few cores. Measured on two busy hardware threads, medians wandered by 40 %.
 """
 
 import time
 from collections import defaultdict, deque
 from collections.abc import Hashable
 
-WINDOW = 15  # tasks per kind: enough for an undisturbed one among them, few enough to follow a lasting change
-SPIN_S = 100e-6  # sleeping overshoots by some 60 us (Linux timer slack); the last 100 us are waited for awake
+# tasks per kind: enough for an undisturbed one among them, few enough to follow a lasting change
+WINDOW = 15
+# sleeping overshoots by some 60 us (Linux timer slack); the last 100 us are waited for awake
+SPIN_S = 100e-6
 
 Kind = tuple[str, Hashable]  # tasks of the same slot that take the same time: operation, shapes
 
@@ -26,9 +30,11 @@ class Stretch:
         self._recent: defaultdict[Kind, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
 
     def target_s(self, kind: Kind, cpu_s: float, lasts_s: float = 0.0) -> float:
-        """Seconds that a task of this `kind`, which took `cpu_s` of processor time, shall last in all.
+        """Seconds that a task of this `kind`, which took `cpu_s` of processor time, shall last in
+        all.
 
-        `lasts_s` where the device's profile says so; else by what such tasks took lately. 0 where nothing is emulated.
+        `lasts_s` where the device's profile says so; else by what such tasks took lately. 0 where
+        nothing is emulated.
         """
         if lasts_s > 0.0:
             return lasts_s
@@ -45,7 +51,10 @@ class Stretch:
 
 
 def wait_until(deadline_s: float) -> None:
-    """Return at `deadline_s` of `time.monotonic`, late by some microseconds; at once where it has passed."""
+    """Return at `deadline_s` of `time.monotonic`, late by some microseconds.
+
+    At once where it has passed.
+    """
     while (left_s := deadline_s - time.monotonic()) > 0:
         if left_s > SPIN_S:
             time.sleep(left_s - SPIN_S)

@@ -65,7 +65,9 @@ class Engine:
         }
 
     def ready(self, bounds: dict[str, str]) -> None:
-        """Tell the agent what this worker can do, how fast its smallest steps are, and which limits hold."""
+        """Tell the agent what this worker can do, how fast its smallest steps are, and which limits
+        hold.
+        """
         statement = self._loader.capabilities() | {
             "bounds": bounds,
             "memory_counted": memory.COUNTED,
@@ -74,7 +76,9 @@ class Engine:
         }
         self._pipe.send(WorkerReady(), [json.dumps(statement).encode()])
         self._pipe.flush()
-        gc.freeze()  # what the libraries made stays anyway: looking through it takes 50 ms, in the middle of a step
+        # what the libraries made stays anyway: looking through it takes 50 ms, in the middle of a
+        # step
+        gc.freeze()
 
     def handle(self, message: Message, buffers: Buffers) -> None:
         """Carry out one message."""
@@ -85,7 +89,9 @@ class Engine:
 
     def _put(self, message: Put, buffers: Buffers) -> None:
         try:
-            self._values.put(message.value, message.offset, message.nbytes, message.dtype, message.shape)
+            self._values.put(
+                message.value, message.offset, message.nbytes, message.dtype, message.shape
+            )
         except ValueError as error:
             self._values.freed.append(message.offset)
             self._fail(error)
@@ -110,10 +116,15 @@ class Engine:
         self._values.drop(message.frees)
         wait_until(until_s)
         answer = Computed(
-            tag=message.tag, start_s=start_s, stop_s=time.monotonic(), memory_bytes=held_bytes,
+            tag=message.tag,
+            start_s=start_s,
+            stop_s=time.monotonic(),
+            memory_bytes=held_bytes,
             freed=self._values.take_freed(),
-        )  # fmt: skip
-        self._pipe.send(answer, [json.dumps(rows, separators=(",", ":")).encode()], urgent=bool(rows))
+        )
+        self._pipe.send(
+            answer, [json.dumps(rows, separators=(",", ":")).encode()], urgent=bool(rows)
+        )
 
     def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
         return Task(
@@ -122,7 +133,8 @@ class Engine:
             segment=self._segment(message.slot),
             step=message.step,
             scope=message.scope
-            or scope_of((*message.outputs, *message.inputs)),  # `backward` may have no values at all
+            # `backward` may have no values at all
+            or scope_of((*message.outputs, *message.inputs)),
             arrays=self._arrays,
         )
 
@@ -135,7 +147,9 @@ class Engine:
         """The task and its exports: the rows of `Computed`."""
         outputs = tuple(perform(message.op, task))
         if len(outputs) != len(message.outputs):
-            raise ValueError(f"{message.op} gave {len(outputs)} values, {len(message.outputs)} are named")
+            raise ValueError(
+                f"{message.op} gave {len(outputs)} values, {len(message.outputs)} are named"
+            )
         for key, tensor in zip(message.outputs, outputs, strict=True):
             self._values[key] = tensor
         rows: list[list[Any]] = []
@@ -156,7 +170,9 @@ class Engine:
             if lender is not None:
                 self._segments[message.slot] = self._loader.borrow(message.kind, document, lender)
             else:
-                self._segments[message.slot] = self._loader.load(message.kind, document, seed=message.seed)
+                self._segments[message.slot] = self._loader.load(
+                    message.kind, document, seed=message.seed
+                )
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.slot)
             return
@@ -169,7 +185,8 @@ class Engine:
         self._base_bytes += (memory.allocated_bytes() or 0) - before_bytes
 
     def _set_base(self) -> None:
-        """What is there while nothing is held for anybody is the libraries': kernels and buffers made at first use.
+        """What is there while nothing is held for anybody is the libraries': kernels and buffers
+        made at first use.
 
         A tensor is never theirs: one that is still alive then goes on being counted as held.
         """
@@ -178,7 +195,9 @@ class Engine:
             self._base_bytes = (memory.allocated_bytes() or 0) - self._arrays.live_bytes()
 
     def _forget(self, message: Forget, buffers: Buffers) -> None:
-        """Segments, values, and what unfinished executions keep for backward runs that will not come."""
+        """Segments, values, and what unfinished executions keep for backward runs that will not
+        come.
+        """
         self._values.drop_prefix(message.prefix)
         for slot in [slot for slot in self._segments if slot.startswith(message.prefix)]:
             del self._segments[slot]
@@ -193,10 +212,18 @@ class Engine:
             segment = self._loader.load(message.kind, bytes(buffers[0]), seed=0, made_up=True)
             slowdown = self._stretch.slowdown
             timings = time_segment(
-                segment, message.rows, train=message.train, repeats=message.repeats, slowdown=slowdown,
+                segment,
+                message.rows,
+                train=message.train,
+                repeats=message.repeats,
+                slowdown=slowdown,
                 arrays=self._arrays,
-            )  # fmt: skip
-            update_s = time_update(segment, repeats=message.repeats, slowdown=slowdown) if message.train else 0.0
+            )
+            update_s = (
+                time_update(segment, repeats=message.repeats, slowdown=slowdown)
+                if message.train
+                else 0.0
+            )
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.task)
             return
@@ -217,7 +244,11 @@ class Engine:
         allocated_bytes = memory.allocated_bytes()
         if allocated_bytes is None:
             return self._values.stored_bytes() + self._exports.used_bytes
-        return max(0, allocated_bytes - self._base_bytes) + self._values.inbound_bytes + self._exports.used_bytes
+        return (
+            max(0, allocated_bytes - self._base_bytes)
+            + self._values.inbound_bytes
+            + self._exports.used_bytes
+        )
 
     def _wait_for_release(self) -> None:
         """The outbound memory is full: read until the agent has sent something."""
@@ -245,5 +276,7 @@ def _kind(message: Compute, task: Task) -> Kind:
 
 
 def scope_of(keys: Sequence[str]) -> str:
-    """The execution that a task belongs to, as the common beginning of its keys: `run/epoch/program/step/`."""
+    """The execution that a task belongs to, as the common beginning of its keys:
+    `run/epoch/program/step/`.
+    """
     return "".join(f"{part}/" for part in keys[0].split("/")[:4]) if keys else ""

@@ -3,8 +3,15 @@
 from potluck_wire.limits import clip
 from potluck_wire.messages import FailureCause
 
-# What torch, oneDNN and onnxruntime say when memory runs out, in exceptions that are no MemoryError.
-_MEMORY_WORDS = ("not enough memory", "can't allocate memory", "bad_alloc", "out of memory", "failed to allocate")
+# What torch, oneDNN and onnxruntime say when memory runs out, in exceptions that are no
+# MemoryError.
+_MEMORY_WORDS = (
+    "not enough memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "failed to allocate",
+)
 
 
 def cause_of(error: Exception) -> tuple[str, str]:

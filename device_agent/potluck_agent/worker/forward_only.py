@@ -1,4 +1,6 @@
-"""What segments share that run forward and learn nothing, and that may have their state from another one."""
+"""What segments share that run forward and learn nothing, and that may have their state from
+another one.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,5 +41,7 @@ def borrowed(lender: Segment, name: str, dtype: str, shape: Sequence[int], array
     state = lender.read(name)
     if arrays.name_of(state) != dtype or tuple(state.shape) != tuple(shape):
         got = f"{state.dtype} {list(state.shape)}"
-        raise SegmentError("document", f"{name} is {got} in the other segment, not {dtype} {list(shape)}"[:300])
+        raise SegmentError(
+            "document", f"{name} is {got} in the other segment, not {dtype} {list(shape)}"[:300]
+        )
     return state

@@ -1,8 +1,10 @@
-"""Runs a graph: its nodes are compiled once into steps, and for each size of batch the sizes are filled in once.
+"""Runs a graph: its nodes are compiled once into steps, and for each size of batch the sizes are
+filled in once.
 
-A step is (function, arguments with holes, which value fills which hole, where the result goes, which values end here).
-The loop looks nothing up by name. At the first run of each size of batch every call has to be admitted first. Values
-are dropped at their last use; what backward needs, autograd keeps itself.
+A step is (function, arguments with holes, which value fills which hole, where the result goes,
+which values end here). The loop looks nothing up by name. At the first run of each size of batch
+every call has to be admitted first. Values are dropped at their last use; what backward needs,
+autograd keeps itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +13,18 @@ from typing import Any
 
 import torch
 
-from potluck_wire.graph import Argument, Dtype, Graph, Node, Ref, SegmentError, Sym, evaluate, node_refs, refs
+from potluck_wire.graph import (
+    Argument,
+    Dtype,
+    Graph,
+    Node,
+    Ref,
+    SegmentError,
+    Sym,
+    evaluate,
+    node_refs,
+    refs,
+)
 from potluck_wire.operators import KIND_OF, in_evaluation
 
 from .admission import admit
@@ -38,7 +51,9 @@ class Step:
 
 
 class Interpreter:
-    """A graph ready to run. `randoms` replace the operators that draw random numbers, in training."""
+    """A graph ready to run. `randoms` replace the operators that draw random numbers, in
+    training.
+    """
 
     def __init__(self, graph: Graph, randoms: Randoms | None = None) -> None:
         for node in graph.nodes:
@@ -49,24 +64,31 @@ class Interpreter:
         self._admitted: set[Sizes] = set()
 
     def symbols(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-        """The symbols' values, after checking that every input has the type and shape that the graph expects."""
+        """The symbols' values, after checking that every input has the type and shape that the
+        graph expects.
+        """
         graph = self.graph
         if len(inputs) != len(graph.inputs):
-            raise SegmentError("bad-input", f"{len(graph.inputs)} inputs are expected, {len(inputs)} came")
+            raise SegmentError(
+                "bad-input", f"{len(graph.inputs)} inputs are expected, {len(inputs)} came"
+            )
         found = {}
         for symbol in graph.symbols:
             tensor, port = inputs[symbol.input], graph.inputs[symbol.input]
             size = tensor.shape[symbol.dim] if symbol.dim < tensor.dim() else -1
             if size < 0 or size % symbol.multiple:
                 raise SegmentError(
-                    "bad-input", f"input {port.name} has the shape {list(tensor.shape)}, not {port.shape}"
+                    "bad-input",
+                    f"input {port.name} has the shape {list(tensor.shape)}, not {port.shape}",
                 )
             found[symbol.name] = size // symbol.multiple
         for tensor, port in zip(inputs, graph.inputs, strict=True):
             shape = [evaluate(size, found) for size in port.shape]
             if list(tensor.shape) != shape or tensor.dtype is not DTYPES[port.dtype]:
                 got = f"{DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
-                raise SegmentError("bad-input", f"input {port.name} is {got}; expected {port.dtype} {shape}")
+                raise SegmentError(
+                    "bad-input", f"input {port.name} is {got}; expected {port.dtype} {shape}"
+                )
         return found
 
     def run(
@@ -77,7 +99,10 @@ class Interpreter:
         train: bool,
         observe: Observer | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs. `state`: parameters, then buffers. `observe` sees (position, value) of each node."""
+        """The outputs. `state`: parameters, then buffers.
+
+        `observe` sees (position, value) of each node.
+        """
         key, steps = self._bind(train, self.symbols(inputs))
         is_new = key not in self._admitted
         values: list[Any] = [*inputs, *state, *([None] * len(self.graph.nodes))]
@@ -97,7 +122,14 @@ class Interpreter:
                         observe(step.target - self.graph.first_node, result)
                     for value in step.ends:
                         values[value] = None
-        except (RuntimeError, TypeError, IndexError, ValueError, MemoryError, SegmentError) as error:
+        except (
+            RuntimeError,
+            TypeError,
+            IndexError,
+            ValueError,
+            MemoryError,
+            SegmentError,
+        ) as error:
             raise self._named(error, step) from error
         self._admitted.add(key)
         return tuple(_fetch(output.ref)(values) for output in self.graph.outputs)
@@ -126,7 +158,9 @@ class Interpreter:
                 oldest = next(iter(self._bound))
                 del self._bound[oldest]
                 self._admitted.discard(oldest)
-            steps = (self._step(position, train, symbols) for position in range(len(self.graph.nodes)))
+            steps = (
+                self._step(position, train, symbols) for position in range(len(self.graph.nodes))
+            )
             self._bound[key] = [step for step in steps if step is not None]
         return key, self._bound[key]
 
@@ -150,7 +184,8 @@ class Interpreter:
                 template.append(_constant(argument, symbols))
         if any(refs(argument) for _, argument in node.kwargs):
             raise SegmentError(
-                "document", f"node {node.number} ({node.op}): a tensor must stand in its place, not by name"
+                "document",
+                f"node {node.number} ({node.op}): a tensor must stand in its place, not by name",
             )
         function = function_of(node.op, bool(node.kwargs))
         if train and node.op in self.randoms:
@@ -158,13 +193,19 @@ class Interpreter:
             function = lambda *args, **named: random(number, *args, **named)  # noqa: E731 - one line says it
         named = {name: _constant(argument, symbols) for name, argument in node.kwargs}
         target = self.graph.first_node + position
-        return Step(function, template, tuple(holes), tuple(nested), named, target, self._ends[position])
+        return Step(
+            function, template, tuple(holes), tuple(nested), named, target, self._ends[position]
+        )
 
 
 def _in_evaluation(node: Node) -> Node:
     """The node as it is outside training."""
     args = in_evaluation(node.op, node.args)
-    return node if args is node.args else Node(number=node.number, op=node.op, args=args, kwargs=node.kwargs)
+    return (
+        node
+        if args is node.args
+        else Node(number=node.number, op=node.op, args=args, kwargs=node.kwargs)
+    )
 
 
 def _constant(argument: Argument, symbols: Mapping[str, int]) -> Any:

@@ -1,7 +1,8 @@
-"""Start a worker process and talk with it: the agent's end of the pipe and of the two shared memories.
+"""Start a worker process and talk with it: the agent's end of the pipe and of the two shared
+memories.
 
-The worker gets three descriptors (pipe, inbound, outbound) and nothing else of the agent: no environment, no open
-file, no terminal, no folder. It dies with the agent, however the agent dies.
+The worker gets three descriptors (pipe, inbound, outbound) and nothing else of the agent: no
+environment, no open file, no terminal, no folder. It dies with the agent, however the agent dies.
 """
 
 import contextlib
@@ -19,32 +20,42 @@ from potluck_wire.limits import clip
 from potluck_wire.messages import Channel, Configure, FailureCause, Message
 from potluck_wire.stream import Reader, pack
 
-PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py")),)  # what a worker runs
+# what a worker runs
+PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py")),)
 
-KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # for which processor torch and oneDNN choose their kernels
+# for which processor torch and oneDNN choose their kernels
+KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 # What a library needs to be found at all, or obeys; nothing that could carry a secret.
 KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *KERNELS)
-ENDING_S = 0.5  # a process that closed its pipe by ending is gone within this; its own last word is the true reason
+# a process that closed its pipe by ending is gone within this; its own last word is the true reason
+ENDING_S = 0.5
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
-# One arena, so that its memory can be counted exactly. What tensors gave back stays for the next ones, as much as glibc
-# itself comes to at most by its own rule: to fetch it anew, page by page, took a transformer 2 to 4 % of every step.
-# MKL gives back what a product packs its operands into: it kept up to 39 MiB of the largest so far, and was no faster.
+# One arena, so that its memory can be counted exactly. What tensors gave back stays for the next
+# ones, as much as glibc itself comes to at most by its own rule: to fetch it anew, page by page,
+# took a transformer 2 to 4 % of every step. MKL gives back what a product packs its operands into:
+# it kept up to 39 MiB of the largest so far, and was no faster.
 MALLOC = {
-    "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2), "MALLOC_TRIM_THRESHOLD_": str(64 * 1024**2),
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 1024**2),
     "MKL_DISABLE_FAST_MM": "1",
-}  # fmt: skip
+}
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 
 
 class WorkerLink:
-    """A running worker. Nothing here blocks: poll `socket` for reading, and for writing while `wants_write`.
+    """A running worker. Nothing here blocks: poll `socket` for reading, and for writing while
+    `wants_write`.
 
-    `inbound` is written by the agent (values that arrived), `outbound` by the worker (values to be sent).
+    `inbound` is written by the agent (values that arrived), `outbound` by the worker (values to be
+    sent).
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pipe: socket.socket, inbound: Arena, outbound: Arena) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], pipe: socket.socket, inbound: Arena, outbound: Arena
+    ) -> None:
         self.socket, self.inbound, self.outbound, self.pid = pipe, inbound, outbound, process.pid
         self.closed = False  # the worker's end of the pipe is gone
         self._process = process
@@ -109,8 +120,12 @@ class WorkerLink:
             self._process.stderr.close()
 
     def exit_reason(self) -> tuple[str, str]:
-        """Why the worker is gone: a `FailureCause` and a text for people. Ends it where it only closed the pipe."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the pipe is closed some moments before the process ends
+        """Why the worker is gone: a `FailureCause` and a text for people.
+
+        Ends it where it only closed the pipe.
+        """
+        # the pipe is closed some moments before the process ends
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_S)
         self._end()
         code = self._process.returncode
@@ -124,7 +139,10 @@ class WorkerLink:
             return FailureCause.MEMORY, "the worker ran out of its memory outside of any task"
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         words = self._last_words.decode(errors="replace").strip().splitlines()
-        last = next((line for line in words if line.startswith("Fatal")), words[-1] if words else "no last words")
+        last = next(
+            (line for line in words if line.startswith("Fatal")),
+            words[-1] if words else "no last words",
+        )
         text = f"the worker crashed ({how}): {last}"
         cause = FailureCause.MEMORY if "bad_alloc" in text else FailureCause.CRASHED
         return cause, clip(text)
@@ -140,7 +158,10 @@ class WorkerLink:
         self.listen()
 
     def listen(self) -> None:
-        """Keep the end of what the worker wrote to its standard error (a crash's trace); do so now and then."""
+        """Keep the end of what the worker wrote to its standard error (a crash's trace).
+
+        Do so now and then.
+        """
         stderr = self._process.stderr
         if stderr is None or stderr.closed or sys.platform == "win32":  # a pipe would block there
             return
@@ -150,24 +171,33 @@ class WorkerLink:
 
 
 def start(
-    *, memory_bytes: int, threads: int = 1, slowdown: float = 1.0, inbound_bytes: int, outbound_bytes: int,
+    *,
+    memory_bytes: int,
+    threads: int = 1,
+    slowdown: float = 1.0,
+    inbound_bytes: int,
+    outbound_bytes: int,
     backends: Sequence[str] = (),
-) -> WorkerLink:  # fmt: skip
+) -> WorkerLink:
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
 
-    Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that thread.
+    Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that
+    thread.
     """
     ours, theirs = socket.socketpair()
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
     fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
-    handles = ["stdin" if sys.platform == "win32" else str(theirs.fileno()), inbound.handle, outbound.handle]
+    handles = [
+        "stdin" if sys.platform == "win32" else str(theirs.fileno()),
+        inbound.handle,
+        outbound.handle,
+    ]
     try:
         process = subprocess.Popen(
             [sys.executable, "-E", "-P", "-B", *PROGRAM, *handles],
             env=_environment(os.environ, threads),
-            cwd=Path(
-                PROGRAM[0]
-            ).anchor,  # it moves into a folder that does not exist any more once its libraries are loaded
+            # it moves into a folder that does not exist any more once its libraries are loaded
+            cwd=Path(PROGRAM[0]).anchor,
             pass_fds=fds,
             stdin=subprocess.PIPE if sys.platform == "win32" else subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -202,7 +232,10 @@ def start(
 def _environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """The few variables that the worker gets."""
     kept = {name: environment[name] for name in KEPT_ENVIRONMENT if name in environment}
-    counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    counts = {
+        name: str(threads)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    }
     return kept | counts | {"OMP_WAIT_POLICY": "PASSIVE", "LC_ALL": "C.UTF-8"} | MALLOC
 
 
@@ -214,7 +247,9 @@ def _hand_over(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
 
 
 def _kernel_kills() -> int:
-    """How often this system ended a process for want of memory, since it started (Linux; else 0)."""
+    """How often this system ended a process for want of memory, since it started (Linux; else
+    0).
+    """
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

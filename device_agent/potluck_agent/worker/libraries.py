@@ -1,6 +1,8 @@
-"""Make torch ready for computing and nothing else: without its compiler, and with everything lazy already loaded.
+"""Make torch ready for computing and nothing else: without its compiler, and with everything lazy
+already loaded.
 
-Loading later would fail (the worker stands in no folder) and would count as somebody's memory and time.
+Loading later would fail (the worker stands in no folder) and would count as somebody's memory and
+time.
 """
 
 import operator
@@ -10,7 +12,8 @@ from typing import Any
 
 import torch
 
-LARGE = 1 << 18  # elements: above torch's grain of 32,768, so that the work is shared among all threads
+# elements: above torch's grain of 32,768, so that the work is shared among all threads
+LARGE = 1 << 18
 _COMPILER = "torch._dynamo"
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 
@@ -23,7 +26,9 @@ class _Nothing:
 _STAND_INS: dict[str, dict[str, Any]] = {
     _COMPILER: {"disable": lambda function, *_, **__: function, "graph_break": lambda *_: None},
     _SYMBOLS: {
-        **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),
+        **dict.fromkeys(
+            ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool
+        ),
         **dict.fromkeys(("statically_known_true", "definitely_true", "definitely_false"), bool),
         **dict.fromkeys(("guard_int", "guarding_hint_or_throw"), int),
         **dict.fromkeys(("is_nested_int", "is_symbolic"), lambda _: False),
@@ -55,10 +60,13 @@ def prepare(threads: int) -> None:
 
 
 def _without_compiler() -> list[str]:
-    """Stand-ins for modules that torch loads lazily and hardly uses here (torch 2.13); returns their names.
+    """Stand-ins for modules that torch loads lazily and hardly uses here (torch 2.13).
 
-    Its optimizers load its compiler, only to tell it to leave them alone: 1.8 s and 66 MiB. Its backward and its
-    shapes of meta tensors load symbolic shapes, and sympy, only to compare two sizes: 1.4 s.
+    Returns their names.
+
+    Its optimizers load its compiler, only to tell it to leave them alone: 1.8 s and 66 MiB. Its
+    backward and its shapes of meta tensors load symbolic shapes, and sympy, only to compare two
+    sizes: 1.4 s.
     """
     stood_in = [name for name in _STAND_INS if name not in sys.modules]
     for name in stood_in:
@@ -71,13 +79,17 @@ def _without_compiler() -> list[str]:
 
 
 def _learn() -> None:
-    """A forward run, a backward run from a given gradient and a step of each optimizer, all tiny; shapes of all kinds.
+    """A forward run, a backward run from a given gradient and a step of each optimizer, all tiny;
+    shapes of all kinds.
 
     Raises ImportError where this torch wants more of a module than its stand-in has.
     """
-    torch.ones(LARGE // 256, 256) @ torch.ones(256, 1024)  # products take their buffers, of some MiB, at the first
+    # products take their buffers, of some MiB, at the first
+    torch.ones(LARGE // 256, 256) @ torch.ones(256, 1024)
     weight = torch.ones(8, 3, 3, 3, requires_grad=True)
-    output = torch.nn.functional.conv2d(torch.ones(2, 3, 8, 8), weight).flatten(1) @ torch.ones(288, 4)
+    output = torch.nn.functional.conv2d(torch.ones(2, 3, 8, 8), weight).flatten(1) @ torch.ones(
+        288, 4
+    )
     torch.autograd.backward(output, torch.ones_like(output))
     for optimizer in (torch.optim.SGD([weight], lr=0.1, momentum=0.9), torch.optim.AdamW([weight])):
         optimizer.step()
@@ -87,8 +99,14 @@ def _learn() -> None:
 
 
 def _learn_shapes() -> None:
-    """Operators on meta tensors, one for each way that torch has to tell a shape: its Python code is loaded here."""
-    aten, x, image = torch.ops.aten, torch.ones(4, 6, device="meta"), torch.ones(2, 4, 6, 6, device="meta")
+    """Operators on meta tensors, one for each way that torch has to tell a shape: its Python code
+    is loaded here.
+    """
+    aten, x, image = (
+        torch.ops.aten,
+        torch.ones(4, 6, device="meta"),
+        torch.ones(2, 4, 6, 6, device="meta"),
+    )
     classes, four = torch.zeros(4, dtype=torch.int64, device="meta"), torch.ones(4, device="meta")
     heads = torch.ones(2, 4, 6, 8, device="meta")
     with torch.no_grad():

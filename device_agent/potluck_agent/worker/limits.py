@@ -1,7 +1,10 @@
-"""What keeps a worker in its bounds: memory, files, processes, signals, network. Each limit says whether it holds here.
+"""What keeps a worker in its bounds: memory, files, processes, signals, network.
 
-First line of defence is the closed set of operators; these bounds are for bugs in native libraries and for honest
-programs that ask for too much. Linux has all of them; elsewhere the answer says what is missing.
+Each limit says whether it holds here.
+
+First line of defence is the closed set of operators; these bounds are for bugs in native libraries
+and for honest programs that ask for too much. Linux has all of them; elsewhere the answer says what
+is missing.
 """
 
 import contextlib
@@ -15,8 +18,8 @@ from pathlib import Path
 
 from potluck_agent.worker import seccomp
 
-# On top of tensors: Python objects of graphs and documents (4 MiB of JSON become some 25 MiB), and onnxruntime, which
-# is loaded when it is first needed (25 MiB).
+# On top of tensors: Python objects of graphs and documents (4 MiB of JSON become some 25 MiB), and
+# onnxruntime, which is loaded when it is first needed (25 MiB).
 OWN_BYTES = 64 << 20
 MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
 
@@ -26,13 +29,17 @@ _SIGKILL = 9
 
 
 def isolate(pipe: socket.socket) -> dict[str, str]:
-    """Before any library is loaded (a new namespace needs a process with one thread). Says what is in force."""
+    """Before any library is loaded (a new namespace needs a process with one thread).
+
+    Says what is in force.
+    """
     if not sys.platform.startswith("linux"):
         threading.Thread(target=_die_with, args=(pipe.fileno(),), daemon=True).start()
         return {"network": "not cut off: only Linux has network namespaces"}
     libc = ctypes.CDLL(None, use_errno=True)
     network = "not cut off: this system permits no network namespace"
-    # With a user namespace the worker also loses every privilege over the rest of the system, even when run by root.
+    # With a user namespace the worker also loses every privilege over the rest of the system, even
+    # when run by root.
     for flags in (_CLONE_NEWUSER | _CLONE_NEWNET, _CLONE_NEWNET):
         if libc.unshare(flags) == 0:
             network = "cut off"
@@ -44,13 +51,16 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
 
 
 def confine(memory_bytes: int) -> dict[str, str]:
-    """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more than now.
+    """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more
+    than now.
 
     Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
     """
     _leave_the_file_system()
     if sys.platform == "win32":
-        return dict.fromkeys(("memory", "files", "processes"), "not limited: Windows") | {"signals": seccomp.ABSENT}
+        return dict.fromkeys(("memory", "files", "processes"), "not limited: Windows") | {
+            "signals": seccomp.ABSENT
+        }
     import resource
 
     def limit(which: int, most: int) -> None:

@@ -20,7 +20,11 @@ class Loader:
     def capabilities(self) -> dict[str, Any]:
         """Backends with their versions, operators of graph documents and element types."""
         operators = sorted(OPERATORS) if "torch" in self._present else []
-        return {"backends": dict(self._present), "operators": operators, "dtypes": list(self._arrays.DTYPES)}
+        return {
+            "backends": dict(self._present),
+            "operators": operators,
+            "dtypes": list(self._arrays.DTYPES),
+        }
 
     def prepare(self, kind: str) -> None:
         """Load the library for this kind of document, if it is not there yet."""
@@ -58,4 +62,6 @@ class Loader:
         needed = BACKEND_OF.get(kind)
         if needed not in self._present:
             has = ", ".join(self._present) or "nothing that computes"
-            raise ValueError(f"a segment of the kind {kind} needs {needed or 'what nobody has'}; here is {has}")
+            raise ValueError(
+                f"a segment of the kind {kind} needs {needed or 'what nobody has'}; here is {has}"
+            )

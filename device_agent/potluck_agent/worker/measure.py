@@ -17,17 +17,26 @@ from potluck_wire.stream import Reader, pack
 
 OVERHEAD_REPEATS = 30
 MAX_REPEATS = 1000
-# An emulated device rests between tasks, and others use the processor and its caches meanwhile: measured without rests,
-# times were a third too short.
+# An emulated device rests between tasks, and others use the processor and its caches meanwhile:
+# measured without rests, times were a third too short.
 REST_S = 0.02
 _KEY = "\0measure"
-_ADAMW = {"name": "adamw", "lr": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+_ADAMW = {
+    "name": "adamw",
+    "lr": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
 COPY_REPEATS = 7
 COPY_BYTES = 4 << 20  # larger than most caches of a small device, as activations are
 
 
 def taken_s(work: Callable[[], object], slowdown: float) -> float:
-    """Seconds that `work` takes on this device: processor time of this thread if emulated, else time on the clock."""
+    """Seconds that `work` takes on this device: processor time of this thread if emulated, else
+    time on the clock.
+    """
     clock = time.thread_time if slowdown > 1.0 else time.perf_counter
     start_s = clock()
     work()
@@ -63,21 +72,34 @@ class Measurable(Segment, Protocol):
 
 
 def time_segment(
-    segment: Measurable, rows: Sequence[int], *, train: bool, repeats: int, slowdown: float, arrays: Arrays
+    segment: Measurable,
+    rows: Sequence[int],
+    *,
+    train: bool,
+    repeats: int,
+    slowdown: float,
+    arrays: Arrays,
 ) -> list[Timing]:
-    """A `Timing` for each batch size in `rows`; the first run of each is a warm-up and does not count."""
+    """A `Timing` for each batch size in `rows`.
+
+    The first run of each is a warm-up and does not count.
+    """
     if not 1 <= repeats <= MAX_REPEATS:
         raise ValueError(f"{repeats} repeats, expected 1 to {MAX_REPEATS}")
     return [_time_rows(segment, count, train, repeats, slowdown, arrays) for count in rows]
 
 
-def _time_rows(segment: Measurable, rows: int, train: bool, repeats: int, slowdown: float, arrays: Arrays) -> Timing:
+def _time_rows(
+    segment: Measurable, rows: int, train: bool, repeats: int, slowdown: float, arrays: Arrays
+) -> Timing:
     inputs = segment.example(rows)
     outputs: Tensors = ()
 
     def forward() -> None:
         nonlocal outputs
-        outputs = segment.forward(inputs, key=_KEY, train=train, rows=(0, rows, rows), step=0, micro_batch=0)
+        outputs = segment.forward(
+            inputs, key=_KEY, train=train, rows=(0, rows, rows), step=0, micro_batch=0
+        )
 
     def backward() -> None:
         segment.backward(_KEY, gradients, 1.0)
@@ -98,7 +120,8 @@ def _time_rows(segment: Measurable, rows: int, train: bool, repeats: int, slowdo
 
 
 def time_update(segment: Segment, *, repeats: int, slowdown: float) -> float:
-    """Seconds of one step of AdamW on the segment's parameters, with the gradients that they have now.
+    """Seconds of one step of AdamW on the segment's parameters, with the gradients that they have
+    now.
 
     A step uses them up, so each gets them anew; without, it would have nothing to do.
     """
@@ -108,17 +131,25 @@ def time_update(segment: Segment, *, repeats: int, slowdown: float) -> float:
 
 
 def overhead_s(slowdown: float, arrays: Arrays) -> float:
-    """Seconds of one instruction beside its arithmetic: reading, looking up, one tiny operator, answering.
+    """Seconds of one instruction beside its arithmetic: reading, looking up, one tiny operator,
+    answering.
 
-    Real on emulated devices too: their tasks last as long as the profile says, and this comes on top.
+    Real on emulated devices too: their tasks last as long as the profile says, and this comes on
+    top.
     """
     tiny = arrays.zeros((8,), "float32")
-    request = pack(Compute(op="slice", inputs=("r/0/p/0/x",), outputs=("r/0/p/0/y",)), [b'{"start":0,"stop":4}'])
+    request = pack(
+        Compute(op="slice", inputs=("r/0/p/0/x",), outputs=("r/0/p/0/y",)),
+        [b'{"start":0,"stop":4}'],
+    )
 
     def instruction() -> None:
         Reader(Channel.WORKER).feed(request)
         attrs = json.loads('{"start":0,"stop":4}')
-        perform("slice", Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope="", arrays=arrays))
+        perform(
+            "slice",
+            Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope="", arrays=arrays),
+        )
         pack(Computed(), [b"[]"])
 
     return typical_s([taken_s(instruction, 1.0) for _ in range(OVERHEAD_REPEATS)], slowdown)
@@ -127,5 +158,7 @@ def overhead_s(slowdown: float, arrays: Arrays) -> float:
 def copy_bytes_per_s(slowdown: float, arrays: Arrays) -> float:
     """Bytes of result per second when tensors are added, the slowest of the copying operations."""
     first, second, out = (arrays.zeros((COPY_BYTES // 4,), "float32") + float(i) for i in range(3))
-    times_s = [taken_s(lambda: arrays.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS)]
+    times_s = [
+        taken_s(lambda: arrays.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS)
+    ]
     return COPY_BYTES / max(typical_s(times_s, slowdown), 1e-9)

@@ -1,8 +1,10 @@
-"""How many bytes of tensors this process holds: exact where the C library counts, else what is stored by name.
+"""How many bytes of tensors this process holds: exact where the C library counts, else what is
+stored by name.
 
-glibc's `mallinfo2` counts every byte that `malloc` has handed out (torch's tensors come from it; the worker runs with
-one malloc arena, so nothing escapes). It takes 1 us, and sees what names do not: activations that autograd keeps,
-gradients, optimizer state. It is read between tasks, so what a task takes and gives back in between does not show.
+glibc's `mallinfo2` counts every byte that `malloc` has handed out (torch's tensors come from it;
+the worker runs with one malloc arena, so nothing escapes). It takes 1 us, and sees what names do
+not: activations that autograd keeps, gradients, optimizer state. It is read between tasks, so what
+a task takes and gives back in between does not show.
 """
 
 import ctypes
@@ -22,7 +24,8 @@ class _Mallinfo2(ctypes.Structure):
 def _counter() -> Callable[[], _Mallinfo2] | None:
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):  # another C library; TypeError: Windows has no global handle
+    # another C library; TypeError: Windows has no global handle
+    except (AttributeError, OSError, TypeError):
         return None
     mallinfo2.restype = _Mallinfo2
     return mallinfo2

@@ -1,8 +1,9 @@
-"""The optimizers that a device may use: torch's own SGD, SGD with momentum and AdamW, with their state by name.
+"""The optimizers that a device may use: torch's own SGD, SGD with momentum and AdamW, with their
+state by name.
 
-torch's AdamW makes two temporary tensors of the size of a parameter. So a large one is updated in pieces, each a
-parameter to torch: the arithmetic is by elements, so that the result is the same, and a step takes hardly more memory
-than its state.
+torch's AdamW makes two temporary tensors of the size of a parameter. So a large one is updated in
+pieces, each a parameter to torch: the arithmetic is by elements, so that the result is the same,
+and a step takes hardly more memory than its state.
 """
 
 import math
@@ -36,14 +37,18 @@ PIECE_NUMBERS = 1 << 20  # a few MiB, and a multiple of what processors take at 
 
 
 class Optimizer:
-    """One optimizer over named parameters, chosen at each step; its state outlives a change of rates."""
+    """One optimizer over named parameters, chosen at each step.
+
+    Its state outlives a change of rates.
+    """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.parameters = dict(parameters)
         self._pieces = {name: _pieces(parameter) for name, parameter in self.parameters.items()}
         self._name = ""
         self._made: torch.optim.Optimizer | None = None
-        self._state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.parameters}  # before it is made
+        # before it is made
+        self._state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.parameters}
 
     def step(self, options: Mapping[str, Any]) -> None:
         """One step with the parameters' gradients, which are gone afterwards."""
@@ -92,12 +97,21 @@ class Optimizer:
         if self._made is None:
             return self._state[parameter][slot]
         parts = [self._made.state[piece][slot] for piece in self._pieces[parameter]]
-        return parts[0] if slot == "step" or len(parts) == 1 else torch.cat(parts).view_as(self.parameters[parameter])
+        return (
+            parts[0]
+            if slot == "step" or len(parts) == 1
+            else torch.cat(parts).view_as(self.parameters[parameter])
+        )
 
     def _set(self, parameter: str, slot: str, tensor: torch.Tensor) -> None:
-        """Overwrite a slot of the optimizer that is made; slots that are not there yet become blank."""
+        """Overwrite a slot of the optimizer that is made.
+
+        Slots that are not there yet become blank.
+        """
         assert self._made is not None
-        parts = [tensor.clone() for _ in self._pieces[parameter]] if slot == "step" else _split(tensor)
+        parts = (
+            [tensor.clone() for _ in self._pieces[parameter]] if slot == "step" else _split(tensor)
+        )
         for piece, part in zip(self._pieces[parameter], parts, strict=True):
             state = self._made.state[piece]
             for missing in _SLOTS[self._name]:
@@ -107,7 +121,11 @@ class Optimizer:
 
     def names(self) -> tuple[str, ...]:
         """`SLOT:PARAMETER` of all state there is."""
-        return tuple(f"{slot}:{parameter}" for parameter in self.parameters for slot in self._present(parameter))
+        return tuple(
+            f"{slot}:{parameter}"
+            for parameter in self.parameters
+            for slot in self._present(parameter)
+        )
 
     def read(self, name: str) -> torch.Tensor:
         """State by name; zeros where there is none yet."""
@@ -121,7 +139,10 @@ class Optimizer:
         slot, parameter = self._part(name)
         blank = _blank(slot, self.parameters[parameter])
         if blank.shape != tensor.shape or blank.dtype is not tensor.dtype:
-            raise SegmentError("bad-input", f"{name} is {blank.dtype} {list(blank.shape)}, not {list(tensor.shape)}")
+            raise SegmentError(
+                "bad-input",
+                f"{name} is {blank.dtype} {list(blank.shape)}, not {list(tensor.shape)}",
+            )
         blank.copy_(tensor)
         if self._made is None:
             self._state[parameter][slot] = blank
@@ -141,7 +162,11 @@ def _pieces(parameter: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _split(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    return torch.split(tensor.reshape(-1), PIECE_NUMBERS) if tensor.numel() > PIECE_NUMBERS else (tensor,)
+    return (
+        torch.split(tensor.reshape(-1), PIECE_NUMBERS)
+        if tensor.numel() > PIECE_NUMBERS
+        else (tensor,)
+    )
 
 
 def _blank(slot: str, parameter: torch.Tensor) -> torch.Tensor:
@@ -149,20 +174,29 @@ def _blank(slot: str, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def check(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(name, all settings) of an optimizer. Raises SegmentError for an unknown one or a bad setting."""
+    """(name, all settings) of an optimizer.
+
+    Raises SegmentError for an unknown one or a bad setting.
+    """
     name = options.get("name")
     if not isinstance(name, str) or name not in DEFAULTS:
-        raise SegmentError("bad-input", f"there is no optimizer {name!r}; there are {sorted(DEFAULTS)}"[:200])
+        raise SegmentError(
+            "bad-input", f"there is no optimizer {name!r}; there are {sorted(DEFAULTS)}"[:200]
+        )
     given = {key: value for key, value in options.items() if key != "name"}
     unknown = sorted(set(given) - set(DEFAULTS[name]))
     if unknown:
         raise SegmentError("bad-input", f"{name} has no setting {unknown[0]!r}"[:200])
     for key, value in given.items():
         if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise SegmentError("bad-input", f"{name}: {key} must be a number that is not negative: {value!r}"[:200])
+            raise SegmentError(
+                "bad-input", f"{name}: {key} must be a number that is not negative: {value!r}"[:200]
+            )
     settings = {**DEFAULTS[name], **given}
     if name == "adamw":
         settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
         if max(settings["betas"]) >= 1:
-            raise SegmentError("bad-input", f"adamw: beta1 and beta2 must be below 1: {settings['betas']}")
+            raise SegmentError(
+                "bad-input", f"adamw: beta1 and beta2 must be below 1: {settings['betas']}"
+            )
     return name, settings

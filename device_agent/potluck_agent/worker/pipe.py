@@ -9,11 +9,14 @@ from potluck_wire.messages import Channel, Message, Release
 from potluck_wire.stream import Reader, pack
 
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
-LATE_S = 0.025  # what nobody waits for is said that late at most; half of what the agent lets a worker have ahead
+# what nobody waits for is said that late at most; half of what the agent lets a worker have ahead
+LATE_S = 0.025
 
 
 class Pipe:
-    """The worker's end of the pipe. A `Release` overtakes everything: a full outbound memory may be waiting for it."""
+    """The worker's end of the pipe. A `Release` overtakes everything: a full outbound memory may be
+    waiting for it.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.outbound_released: deque[int] = deque()
@@ -23,7 +26,9 @@ class Pipe:
         self._urgent, self._said_s = False, 0.0
         self._waiting: deque[tuple[Message, tuple[bytes | memoryview, ...]]] = deque()
 
-    def send(self, message: Message, buffers: Sequence[bytes] = (), *, urgent: bool = False) -> None:
+    def send(
+        self, message: Message, buffers: Sequence[bytes] = (), *, urgent: bool = False
+    ) -> None:
         """Send with the next `flush`: the agent wakes once for all that a task has to say."""
         self._unsent.append(pack(message, buffers))
         self._urgent = self._urgent or urgent
@@ -36,7 +41,9 @@ class Pipe:
             self._urgent, self._said_s = False, time.monotonic()
 
     def flush_in_time(self) -> None:
-        """Flush what is urgent; the rest where nothing is left to do here, or the last time is long ago."""
+        """Flush what is urgent; the rest where nothing is left to do here, or the last time is long
+        ago.
+        """
         if self._urgent or not self._waiting or time.monotonic() - self._said_s > LATE_S:
             self.flush()
 

@@ -1,6 +1,8 @@
-"""The worker's process: one message after the other from the pipe, strictly in order, on one thread.
+"""The worker's process: one message after the other from the pipe, strictly in order, on one
+thread.
 
-Whatever a task does wrong ends that task (`ComputeFailed`), not the worker. The process ends when the pipe does.
+Whatever a task does wrong ends that task (`ComputeFailed`), not the worker. The process ends when
+the pipe does.
 """
 
 import faulthandler
@@ -16,7 +18,10 @@ EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be bla
 
 
 def main(arguments: list[str]) -> int:
-    """Run a worker on the descriptors in `arguments` (pipe, inbound, outbound); returns the exit code."""
+    """Run a worker on the descriptors in `arguments` (pipe, inbound, outbound).
+
+    Returns the exit code.
+    """
     faulthandler.enable()
     end, inbound_handle, outbound_handle = arguments
     connection = _inherited(end)
@@ -25,7 +30,9 @@ def main(arguments: list[str]) -> int:
     try:
         configure, _ = pipe.next()
         if not isinstance(configure, Configure):
-            raise ValueError(f"the first message is a {type(configure).__name__}, expected Configure")
+            raise ValueError(
+                f"the first message is a {type(configure).__name__}, expected Configure"
+            )
         from potluck_agent.worker.engine import Engine  # loads torch, which takes a second or two
 
         inbound = Arena(configure.inbound_bytes, inbound_handle)
@@ -41,7 +48,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _inherited(end: str) -> socket.socket:
-    """The socket that the agent passed on: a descriptor, or on Windows its description on standard input."""
+    """The socket that the agent passed on: a descriptor, or on Windows its description on standard
+    input.
+    """
     if sys.platform == "win32":
         return socket.fromshare(sys.stdin.buffer.read())
     return socket.socket(fileno=int(end))

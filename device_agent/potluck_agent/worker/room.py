@@ -1,4 +1,6 @@
-"""Whether a value fits into the memory that is left, computed before the allocator is asked for it."""
+"""Whether a value fits into the memory that is left, computed before the allocator is asked for
+it.
+"""
 
 import math
 import os
@@ -10,11 +12,14 @@ from potluck_agent.worker.limits import private_bytes
 from potluck_wire.graph import MAX_INT, SegmentError
 from potluck_wire.limits import MAX_VALUE_BYTES
 
-SMALL_BYTES = 1 << 20  # not worth asking the system, which takes 50 us; the worker's own reserve holds them
+# not worth asking the system, which takes 50 us; the worker's own reserve holds them
+SMALL_BYTES = 1 << 20
 
 
 def available_bytes() -> int:
-    """Bytes that this process may still take: under its limit where it has one, else the memory of the machine."""
+    """Bytes that this process may still take: under its limit where it has one, else the memory of
+    the machine.
+    """
     if sys.platform != "win32":
         import resource
 
@@ -30,11 +35,15 @@ def available_bytes() -> int:
 def require(needed_bytes: int, what: str) -> None:
     """Raise SegmentError, naming `what`, where so many bytes are not left."""
     if needed_bytes > SMALL_BYTES and needed_bytes > (left_bytes := available_bytes()):
-        _refuse(what, f"{needed_bytes} bytes are needed, {left_bytes} are left of this worker's memory")
+        _refuse(
+            what, f"{needed_bytes} bytes are needed, {left_bytes} are left of this worker's memory"
+        )
 
 
 def bytes_of(shape: Sequence[int], item_bytes: int, what: str) -> int:
-    """Bytes of a value. Raises SegmentError where its sizes are negative or beyond any memory, beside a zero too."""
+    """Bytes of a value. Raises SegmentError where its sizes are negative or beyond any memory,
+    beside a zero too.
+    """
     if any(size < 0 for size in shape) or math.prod(max(size, 1) for size in shape) > MAX_INT:
         _refuse(what, f"the shape {list(shape)} is beyond any memory")
     return math.prod(shape) * item_bytes

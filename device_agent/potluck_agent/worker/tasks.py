@@ -1,7 +1,8 @@
-"""What each operation of a program does in the worker: the table op -> function, over values and segments.
+"""What each operation of a program does in the worker: the table op -> function, over values and
+segments.
 
-Functions take the task, its input tensors and its attributes and return the output tensors. They check what the
-attributes say; shapes that do not fit are the operators' own errors.
+Functions take the task, its input tensors and its attributes and return the output tensors. They
+check what the attributes say; shapes that do not fit are the operators' own errors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,19 @@ Rows = tuple[int, int, int]  # [start, stop) of that many rows of a micro-batch
 
 
 class Segment(Protocol):
-    """A loaded piece of the model: `training.Segment`, or an ONNX model, which only runs forward."""
+    """A loaded piece of the model: `training.Segment`, or an ONNX model, which only runs
+    forward.
+    """
 
     def forward(
-        self, inputs: Tensors, *, key: str, train: bool, rows: Rows | None, step: int, micro_batch: int
+        self,
+        inputs: Tensors,
+        *,
+        key: str,
+        train: bool,
+        rows: Rows | None,
+        step: int,
+        micro_batch: int,
     ) -> Tensors:
         """The outputs; in training, what backward needs is kept under `key`."""
 
@@ -46,7 +56,10 @@ class Segment(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One instruction as the operations see it. `scope` names the execution, so that keys of two never meet."""
+    """One instruction as the operations see it.
+
+    `scope` names the execution, so that keys of two never meet.
+    """
 
     inputs: Tensors
     attrs: Attributes
@@ -89,7 +102,9 @@ def perform(op: str, task: Task) -> Tensors:
 
 def _run(task: Task) -> Tensors:
     rows = task.attrs.get("rows")
-    if rows is not None and not (isinstance(rows, list) and len(rows) == 3 and all(type(n) is int for n in rows)):
+    if rows is not None and not (
+        isinstance(rows, list) and len(rows) == 3 and all(type(n) is int for n in rows)
+    ):
         raise ValueError(f"attribute rows is {rows!r:.80}, expected [start, stop, total]")
     return task.on().forward(
         _taken(task.inputs, task.attrs.get("takes")),
@@ -106,8 +121,13 @@ def _taken(inputs: Tensors, takes: Any) -> Tensors:
     if takes is None:
         return inputs
     if not isinstance(takes, list) or len(takes) != len(inputs):
-        raise ValueError(f"attribute takes is {takes!r:.80}, expected one entry for each of {len(inputs)} inputs")
-    return [value if take is None else _part(value, 0, *take) for value, take in zip(inputs, takes, strict=True)]
+        raise ValueError(
+            f"attribute takes is {takes!r:.80}, expected one entry for each of {len(inputs)} inputs"
+        )
+    return [
+        value if take is None else _part(value, 0, *take)
+        for value, take in zip(inputs, takes, strict=True)
+    ]
 
 
 def _backward(task: Task) -> Tensors:
@@ -148,7 +168,9 @@ def _slice(task: Task) -> Tensors:
 
 def _part(value: Any, dim: int, start: int, stop: int) -> Any:
     if not 0 <= start <= stop <= value.shape[dim]:
-        raise ValueError(f"[{start}, {stop}) is no part of {value.shape[dim]} along dimension {dim}")
+        raise ValueError(
+            f"[{start}, {stop}) is no part of {value.shape[dim]} along dimension {dim}"
+        )
     return value[_along(value, dim, start, stop)]
 
 
@@ -181,7 +203,8 @@ def _add(task: Task) -> Tensors:
     for index, other in enumerate(others):
         if other.shape != first.shape or other.dtype != task.inputs[0].dtype:
             raise ValueError(
-                f"cannot add {other.dtype} {list(other.shape)} to {task.inputs[0].dtype} {list(task.inputs[0].shape)}"
+                f"cannot add {other.dtype} {list(other.shape)} to {task.inputs[0].dtype} "
+                f"{list(task.inputs[0].shape)}"
             )
         if index:
             first += other

@@ -1,7 +1,8 @@
 """A loaded segment: forward, backward, gradients, optimizer steps, and its state by name.
 
-Gradients add up over micro-batches in the order of the backward calls, as they would on one machine. Parameters are
-zeros until they are written (which takes no time), or made up, so that a segment can be timed without any weight.
+Gradients add up over micro-batches in the order of the backward calls, as they would on one
+machine. Parameters are zeros until they are written (which takes no time), or made up, so that a
+segment can be timed without any weight.
 """
 
 import math
@@ -25,8 +26,8 @@ _INPUT = "bad-input"
 class Segment:
     """A piece of a model that computes and learns.
 
-    With `seed` None, dropout draws from torch's global generator as an unsplit model would; else its masks are a
-    function of (seed, step, micro-batch, node) and do not depend on the split.
+    With `seed` None, dropout draws from torch's global generator as an unsplit model would; else
+    its masks are a function of (seed, step, micro-batch, node) and do not depend on the split.
     """
 
     def __init__(self, graph: Graph, seed: int | None = 0, *, made_up: bool = True) -> None:
@@ -36,8 +37,12 @@ class Segment:
         self._parameters = _parameters(graph, made_up)
         self._buffers = _made_up_buffers(graph)
         self._state = [*self._parameters.values(), *self._buffers.values()]
-        self._trainable = {p.name: self._parameters[p.name] for p in graph.parameters if p.trainable}
-        self._averaged = [self._buffers[b.name] for b in graph.buffers if b.updated and b.dtype in FLOATS]
+        self._trainable = {
+            p.name: self._parameters[p.name] for p in graph.parameters if p.trainable
+        }
+        self._averaged = [
+            self._buffers[b.name] for b in graph.buffers if b.updated and b.dtype in FLOATS
+        ]
         self._optimizer = Optimizer(self._trainable)
         self._kept: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
@@ -54,19 +59,29 @@ class Segment:
         micro_batch: int = 0,
         observe: Observer | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs. In training, what backward needs is kept under `key` (the inputs' memory too: leave it be)."""
+        """The outputs. In training, what backward needs is kept under `key` (the inputs' memory
+        too: leave it be).
+        """
         if self._masks:
             _check_rows(rows)
             self._masks.rows, self._masks.step, self._masks.micro_batch = rows, step, micro_batch
         if not train:
             return self._interpreter.run(inputs, self._state, train=False, observe=observe)
         if len(inputs) != len(self.graph.inputs):
-            raise SegmentError(_INPUT, f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came")
+            raise SegmentError(
+                _INPUT, f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came"
+            )
         ports = zip(inputs, self.graph.inputs, strict=True)
-        leaves = [x.detach().requires_grad_() if port.gradient and x.is_floating_point() else x for x, port in ports]
+        leaves = [
+            x.detach().requires_grad_() if port.gradient and x.is_floating_point() else x
+            for x, port in ports
+        ]
         outputs = self._interpreter.run(leaves, self._state, train=True, observe=observe)
         roots = [y for y, port in zip(outputs, self.graph.outputs, strict=True) if port.gradient]
-        self._kept[key] = ([x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient], roots)
+        self._kept[key] = (
+            [x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient],
+            roots,
+        )
         return tuple(y.detach() for y in outputs)
 
     def backward(
@@ -74,19 +89,25 @@ class Segment:
     ) -> tuple[torch.Tensor, ...]:
         """Gradients of the inputs that have one; adds to the parameters' own.
 
-        `gradients` belong to the outputs that have one. Without any, the first output is the loss and `scale` is its
-        gradient. Raises SegmentError where no forward was kept under `key`.
+        `gradients` belong to the outputs that have one. Without any, the first output is the loss
+        and `scale` is its gradient. Raises SegmentError where no forward was kept under `key`.
         """
         if key not in self._kept:
             raise SegmentError(_INPUT, f"no forward is kept under {key!r}")
         leaves, roots = self._kept.pop(key)
         if not gradients:
             if not roots or roots[0].numel() != 1:
-                raise SegmentError(_INPUT, "backward without gradients needs a segment whose first output is the loss")
+                raise SegmentError(
+                    _INPUT,
+                    "backward without gradients needs a segment whose first output is the loss",
+                )
             roots, gradients = roots[:1], [torch.full_like(roots[0], scale)]
         if [tuple(g.shape) for g in gradients] != [tuple(y.shape) for y in roots]:
             expected = [list(y.shape) for y in roots]
-            raise SegmentError(_INPUT, f"gradients of {[list(g.shape) for g in gradients]} came, {expected} expected")
+            raise SegmentError(
+                _INPUT,
+                f"gradients of {[list(g.shape) for g in gradients]} came, {expected} expected",
+            )
         pairs = [(y, g) for y, g in zip(roots, gradients, strict=True) if y.requires_grad]
         try:
             if pairs:
@@ -103,13 +124,20 @@ class Segment:
     # --- learning ---
 
     def gradients(self, share_frac: float = 1.0) -> torch.Tensor:
-        """All gradients, then all running statistics times `share_frac`, as one flat float32 vector."""
-        parts = [_flat(p.grad) if p.grad is not None else torch.zeros(p.numel()) for p in self._trainable.values()]
+        """All gradients, then all running statistics times `share_frac`, as one flat float32
+        vector.
+        """
+        parts = [
+            _flat(p.grad) if p.grad is not None else torch.zeros(p.numel())
+            for p in self._trainable.values()
+        ]
         parts += [_flat(buffer) * share_frac for buffer in self._averaged]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def step(self, vector: torch.Tensor | None, optimizer: Mapping[str, Any]) -> None:
-        """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and statistics first."""
+        """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and
+        statistics first.
+        """
         if vector is not None:
             self._spread(vector)
         self._optimizer.step(optimizer)
@@ -118,7 +146,9 @@ class Segment:
         sizes = [t.numel() for t in (*self._trainable.values(), *self._averaged)]
         if vector.dim() != 1 or vector.numel() != sum(sizes) or vector.dtype is not torch.float32:
             got = f"{vector.dtype} {list(vector.shape)}"
-            raise SegmentError(_INPUT, f"step takes a flat float32 vector of {sum(sizes)}, not {got}")
+            raise SegmentError(
+                _INPUT, f"step takes a flat float32 vector of {sum(sizes)}, not {got}"
+            )
         parts = torch.split(vector, sizes)
         for parameter, part in zip(self._trainable.values(), parts, strict=False):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
@@ -132,7 +162,9 @@ class Segment:
         return (*self._parameters, *self._buffers, *self._optimizer.names())
 
     def read(self, name: str) -> torch.Tensor:
-        """A named state; the optimizer's is `exp_avg:NAME` and so on, zeros before the first step."""
+        """A named state; the optimizer's is `exp_avg:NAME` and so on, zeros before the first
+        step.
+        """
         if ":" in name and name not in self._buffers and name not in self._parameters:
             return self._optimizer.read(name)
         return self._named(name).detach()
@@ -144,7 +176,10 @@ class Segment:
             return
         state = self._named(name)
         if state.shape != tensor.shape or state.dtype is not tensor.dtype:
-            got, expected = f"{tensor.dtype} {list(tensor.shape)}", f"{state.dtype} {list(state.shape)}"
+            got, expected = (
+                f"{tensor.dtype} {list(tensor.shape)}",
+                f"{state.dtype} {list(state.shape)}",
+            )
             raise SegmentError(_INPUT, f"{name} is {expected}, not {got}")
         with torch.no_grad():
             state.copy_(tensor)
@@ -159,24 +194,32 @@ class Segment:
     # --- measuring ---
 
     def example(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """Made-up inputs of that many rows (integers are zeros: a valid token and a valid class)."""
+        """Made-up inputs of that many rows (integers are zeros: a valid token and a valid
+        class).
+        """
         sizes = {symbol.name: symbol.hint for symbol in self.graph.symbols} | {BATCH: rows}
         generator = torch.Generator().manual_seed(0)
         made = []
         for port in self.graph.inputs:
             shape = [evaluate(size, sizes) for size in port.shape]
             floating = port.dtype in FLOATS
-            room.require(room.bytes_of(shape, max(4, DTYPE_BYTES[port.dtype]), port.name), port.name)
+            room.require(
+                room.bytes_of(shape, max(4, DTYPE_BYTES[port.dtype]), port.name), port.name
+            )
             made.append(torch.randn(shape, generator=generator) if floating else torch.zeros(shape))
-        return tuple(x.to(DTYPES[port.dtype]) for x, port in zip(made, self.graph.inputs, strict=True))
+        return tuple(
+            x.to(DTYPES[port.dtype]) for x, port in zip(made, self.graph.inputs, strict=True)
+        )
 
     def kept_bytes(self, inputs: Sequence[torch.Tensor]) -> int:
         """Bytes that one forward in training keeps for backward, beside the parameters.
 
-        Nothing is left for autograd to keep: a tensor that its own graph keeps would never be freed.
+        Nothing is left for autograd to keep: a tensor that its own graph keeps would never be
+        freed.
         """
         own = {t.untyped_storage().data_ptr() for t in self._state}
-        kept: dict[int, torch.UntypedStorage] = {}  # alive until all are counted, so that no address is used twice
+        # alive until all are counted, so that no address is used twice
+        kept: dict[int, torch.UntypedStorage] = {}
 
         def note(tensor: torch.Tensor) -> None:
             storage = tensor.untyped_storage()
@@ -198,14 +241,20 @@ def _check_rows(rows: Rows | None) -> None:
 
 
 def _parameters(graph: Graph, made_up: bool) -> dict[str, torch.Tensor]:
-    """Zeros, or values of the size that trained weights have: matrices 1/sqrt(inputs), vectors around one."""
+    """Zeros, or values of the size that trained weights have: matrices 1/sqrt(inputs), vectors
+    around one.
+    """
     generator = torch.Generator().manual_seed(0)
     made = {}
     for p in graph.parameters:
         tensor = _zeros(p.name, p.shape, p.dtype)
         if made_up and p.dtype in FLOATS:
             if len(p.shape) > 1:
-                tensor.normal_(0.0, math.prod(p.shape[1:]) ** -0.5 if tensor.numel() else 1.0, generator=generator)
+                tensor.normal_(
+                    0.0,
+                    math.prod(p.shape[1:]) ** -0.5 if tensor.numel() else 1.0,
+                    generator=generator,
+                )
             else:
                 tensor.uniform_(0.5, 1.5, generator=generator)
         made[p.name] = tensor.requires_grad_(p.trainable and p.dtype in FLOATS)
@@ -213,7 +262,9 @@ def _parameters(graph: Graph, made_up: bool) -> dict[str, torch.Tensor]:
 
 
 def _made_up_buffers(graph: Graph) -> dict[str, torch.Tensor]:
-    """Ones where they are floats (a variance must be positive), else zeros (an index must be valid)."""
+    """Ones where they are floats (a variance must be positive), else zeros (an index must be
+    valid).
+    """
     made = {b.name: _zeros(b.name, b.shape, b.dtype) for b in graph.buffers}
     for b in graph.buffers:
         if b.dtype in FLOATS:

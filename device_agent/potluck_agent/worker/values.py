@@ -1,8 +1,9 @@
-"""The values a worker holds: tensors by key, over the shared memories where they came in and where they leave.
+"""The values a worker holds: tensors by key, over the shared memories where they came in and where
+they leave.
 
-An inbound value is a view of shared memory, never a copy. Its place is free again when the last tensor that looks at
-it is gone; autograd may hold one long after the key is dropped, so the object behind the tensors is watched, not the
-key.
+An inbound value is a view of shared memory, never a copy. Its place is free again when the last
+tensor that looks at it is gone; autograd may hold one long after the key is dropped, so the object
+behind the tensors is watched, not the key.
 """
 
 import weakref
@@ -41,7 +42,10 @@ class Values:
         self._tensors[key] = tensor
 
     def put(self, key: str, offset: int, count: int, dtype: str, shape: tuple[int, ...]) -> None:
-        """A value has arrived at `offset` of the inbound memory. A key that is there already keeps its value."""
+        """A value has arrived at `offset` of the inbound memory.
+
+        A key that is there already keeps its value.
+        """
         if nbytes(dtype, shape) != count:
             raise ValueError(f"{key}: {count} bytes are no {dtype} of shape {list(shape)}")
         if dtype not in self._arrays.DTYPES:
@@ -65,7 +69,10 @@ class Values:
         self.drop([key for key in self._tensors if key.startswith(prefix)])
 
     def take_freed(self) -> tuple[int, ...]:
-        """The inbound places that nobody looks at any more, as many as one message tells; each once."""
+        """The inbound places that nobody looks at any more, as many as one message tells.
+
+        Each once.
+        """
         taken, self.freed = tuple(self.freed[:MAX_WORKER_ITEMS]), self.freed[MAX_WORKER_ITEMS:]
         return taken
 
@@ -98,7 +105,10 @@ class Exports:
         self._allocator.free(offset)
 
     def copy(self, key: str, tensor: Any) -> list[Any]:
-        """A row of `Computed`: [key, offset, nbytes, dtype, shape]. `ArenaFull` where it can never fit."""
+        """A row of `Computed`: [key, offset, nbytes, dtype, shape].
+
+        `ArenaFull` where it can never fit.
+        """
         dtype = self._arrays.name_of(tensor)
         if dtype is None:
             raise ValueError(f"{key} is a {tensor.dtype}, which cannot be sent")

@@ -1,4 +1,5 @@
-"""Every figure in the README can be made again from here: one module per bench, run by `potluck bench NAME`.
+"""Every figure in the README can be made again from here: one module per bench, run by `potluck
+bench NAME`.
 
 A bench module has `SETTINGS` (its defaults, numbers) and `run(settings) -> Result`.
 """
@@ -12,10 +13,15 @@ BENCHES = {
     "optimality": "planners against every plan there is, on small random homes",
     "planning_time": "seconds to a first plan, a near-best one and the end",
     "simulator": "simulated actions per second",
-    "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent against none",
-    "network_schedule": "transfers in turns against transfers that share the air, predicted and measured in a lab",
+    "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent "
+    "against none",
+    "network_schedule": "transfers in turns against transfers that share the air, predicted and "
+    "measured in a lab",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",
-    "digits": "a training step on 1 to 4 local agents against one process, and against its prediction",
-    "split": "one request shared inside its operators against one side alone, layer cuts and differential evolution",
-    "fidelity": "predictions against measurements: homes, models, plans, schedules, training and inference",
+    "digits": "a training step on 1 to 4 local agents against one process, and against its "
+    "prediction",
+    "split": "one request shared inside its operators against one side alone, layer cuts and "
+    "differential evolution",
+    "fidelity": "predictions against measurements: homes, models, plans, schedules, training and "
+    "inference",
 }

@@ -1,7 +1,9 @@
-"""How light the agent and the command are: time to import, to print help, to be ready; memory at rest.
+"""How light the agent and the command are: time to import, to print help, to be ready.
 
-Each figure is a median over processes of their own, started one after another. Python's own start is part of
-`help_ms`, `agent_help_ms` and `ready_s`, as it is for whoever waits.
+Memory at rest.
+
+Each figure is a median over processes of their own, started one after another. Python's own start
+is part of `help_ms`, `agent_help_ms` and `ready_s`, as it is for whoever waits.
 """
 
 import json
@@ -20,8 +22,16 @@ from potluck.bench.frame import Result
 from potluck.errors import DeviceError
 
 SETTINGS: Mapping[str, float] = {"repeats": 7, "settle_s": 1.0}
-GOALS = {"help_ms": ("<=", 100.0), "agent_help_ms": ("<=", 100.0), "ready_s": ("<=", 1.0), "idle_mib": ("<=", 40.0)}
-IMPORT = "import time; t = time.perf_counter(); import potluck_agent.cli.main; print(time.perf_counter() - t)"
+GOALS = {
+    "help_ms": ("<=", 100.0),
+    "agent_help_ms": ("<=", 100.0),
+    "ready_s": ("<=", 1.0),
+    "idle_mib": ("<=", 40.0),
+}
+IMPORT = (
+    "import time; t = time.perf_counter(); import potluck_agent.cli.main; "
+    "print(time.perf_counter() - t)"
+)
 MIB = 2**20
 
 
@@ -46,7 +56,9 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def _output(*arguments: str) -> str:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _elapsed_s(*arguments: str) -> float:
@@ -56,10 +68,31 @@ def _elapsed_s(*arguments: str) -> float:
 
 
 def _start(settle_s: float) -> tuple[float, int, int]:
-    """One agent: seconds until it says that it is ready; then its resident and its private bytes, at rest."""
+    """One agent: seconds until it says that it is ready.
+
+    Then its resident and its private bytes, at rest.
+    """
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
-        command = [sys.executable, "-m", "potluck_agent", "start", "--json", "--no-mdns", "--name", "bench"]
-        command += ["--bind", "127.0.0.1", "--port", "0", "--state", folder, "--parent-pid", str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "potluck_agent",
+            "start",
+            "--json",
+            "--no-mdns",
+            "--name",
+            "bench",
+        ]
+        command += [
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--state",
+            folder,
+            "--parent-pid",
+            str(os.getpid()),
+        ]
         with (Path(folder) / "log").open("w") as log:
             start_s = time.perf_counter()
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -68,7 +101,9 @@ def _start(settle_s: float) -> tuple[float, int, int]:
             line = process.stdout.readline()
             ready_s = time.perf_counter() - start_s
             if not line or "port" not in json.loads(line):
-                raise DeviceError("the agent did not start.", next_step="Run `potluck agent` to see why.")
+                raise DeviceError(
+                    "the agent did not start.", next_step="Run `potluck agent` to see why."
+                )
             time.sleep(settle_s)  # what it does once, such as opening its log, is over
             resting = psutil.Process(process.pid)
             return ready_s, resting.memory_info().rss, _private_bytes(resting)
@@ -80,6 +115,8 @@ def _start(settle_s: float) -> tuple[float, int, int]:
 
 
 def _private_bytes(process: psutil.Process) -> int:
-    """Memory that would be free without the process: shared libraries are counted by whoever else uses them."""
+    """Memory that would be free without the process: shared libraries are counted by whoever else
+    uses them.
+    """
     memory = process.memory_full_info()
     return int(getattr(memory, "uss", 0) or memory.rss)

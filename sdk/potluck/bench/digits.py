@@ -1,7 +1,9 @@
-"""Training a CNN on digits: a step on 1 to 4 local agents against plain torch, and against its prediction.
+"""Training a CNN on digits: a step on 1 to 4 local agents against plain torch, and against its
+prediction.
 
-Agents here share this computer's cores, so more of them need not be faster: what is measured is what the splitting
-costs. The lab's emulated devices leave each other room; there, several plans are tried against their predictions.
+Agents here share this computer's cores, so more of them need not be faster: what is measured is
+what the splitting costs. The lab's emulated devices leave each other room; there, several plans are
+tried against their predictions.
 
 Agents on shared cores are foretold worse than those of the lab, for reasons that `LIMITS` names.
 """
@@ -21,8 +23,10 @@ SETTINGS: Mapping[str, float] = {"batch": 64, "steps": 12, "most_agents": 4, "la
 GOALS = {"prediction_error_frac": ("<=", 0.10)}
 LEARNING_RATE = 1e-3
 LIMITS = (
-    "prediction_error_local_frac: layers are timed with nobody else at work. In a run workers, agents and the notebook "
-    "share the cores; the prediction knows that of the workers' tasks, by one number measured on the heaviest layer, "
+    "prediction_error_local_frac: layers are timed with nobody else at work. In a run workers, "
+    "agents and the notebook "
+    "share the cores; the prediction knows that of the workers' tasks, by one number measured on "
+    "the heaviest layer, "
     "and not of encryption, messages, the notebook and other programs.",
 )
 
@@ -38,7 +42,10 @@ def run(settings: Mapping[str, float]) -> Result:
     for n in range(1, int(settings["most_agents"]) + 1):
         with Home.local(n) as home:
             ((step_s, error_frac),) = _try_plans(home, batches, 1)
-        figures |= {f"agents_{n}_step_ms": 1e3 * step_s, f"agents_{n}_ratio_to_plain": step_s / plain_s}
+        figures |= {
+            f"agents_{n}_step_ms": 1e3 * step_s,
+            f"agents_{n}_ratio_to_plain": step_s / plain_s,
+        }
         errors.append(error_frac)
     with Home.lab() as home:
         tried = _try_plans(home, batches, int(settings["lab_plans"]))
@@ -78,8 +85,12 @@ def _plain_step_s(batches: Sequence[tuple[Any, Any]]) -> float:
     return median(seconds[1:])
 
 
-def _try_plans(home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int) -> list[tuple[float, float]]:
-    """(measured step, error of its prediction) of the best plan and of the best ones on other sets of devices."""
+def _try_plans(
+    home: "Home", batches: Sequence[tuple[Any, Any]], n_plans: int
+) -> list[tuple[float, float]]:
+    """(measured step, error of its prediction) of the best plan and of the best ones on other sets
+    of devices.
+    """
     import torch
 
     from potluck.graph import Model

@@ -1,9 +1,11 @@
-"""Which estimate of the bandwidth chooses the best entries of a split table, on made-up links that fade.
+"""Which estimate of the bandwidth chooses the best entries of a split table, on made-up links that
+fade.
 
-The links: WiFi of 93 Mbit/s indoors and 73 outdoors (Intra-DP's means), a first-order autoregression in the logarithm,
-and a Gilbert-Elliott chain that takes it to near zero for seconds. A transfer shows the bandwidth with noise, rarely a
-burst out of a buffer or a stall. As in `offload/maintenance.py`, nothing is seen while the device answers alone but by
-asking, and a late request is begun again on the device. A rule's regret: seconds of all requests over those of whoever
+The links: WiFi of 93 Mbit/s indoors and 73 outdoors (Intra-DP's means), a first-order
+autoregression in the logarithm, and a Gilbert-Elliott chain that takes it to near zero for seconds.
+A transfer shows the bandwidth with noise, rarely a burst out of a buffer or a stall. As in
+`offload/maintenance.py`, nothing is seen while the device answers alone but by asking, and a late
+request is begun again on the device. A rule's regret: seconds of all requests over those of whoever
 knows the bandwidth, minus one.
 """
 
@@ -21,7 +23,8 @@ from potluck.offload.link_bandwidth import PROBE_BYTES
 from potluck.offload.plan.problem import OffloadProblem, Operator
 from potluck.offload.plan.split import Splitter
 
-PLACES = {"indoors": (93e6 / 8, 0.35, 0.02), "outdoors": (73e6 / 8, 0.6, 0.06)}  # mean, spread, drops per second
+# mean, spread, drops per second
+PLACES = {"indoors": (93e6 / 8, 0.35, 0.02), "outdoors": (73e6 / 8, 0.6, 0.06)}
 EVERY_S, LASTS_S = 0.25, 600.0  # between two requests; of a trace
 CALM_S = 2.0  # the autoregression forgets in so long
 BACK_FRAC = 0.4  # of drops that end, per second
@@ -83,7 +86,10 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 
 def figures(seed: int = 0) -> dict[str, float]:
-    """The regret of every rule by place, and over both (`_regret`); the rules' windows of today stand beside it."""
+    """The regret of every rule by place, and over both (`_regret`).
+
+    The rules' windows of today stand beside it.
+    """
     latency_s = _table()
     found: dict[str, float] = {"short": SHORT, "long": LONG}
     for name, rule in RULES.items():
@@ -106,10 +112,16 @@ def trace(place: str, seed: int) -> Iterator[float]:
 
 
 def fade(place: str, n: int, seed: int = 0) -> tuple[float, ...]:
-    """Neighbours in a trace: `n // 2` before its first drop to near zero that is soon over, and as many from there."""
+    """Neighbours in a trace: `n // 2` before its first drop to near zero that is soon over, and as
+    many from there.
+    """
     rates = tuple(trace(place, seed))
     low = [rate < 3 * DROP * PLACES[place][0] for rate in rates]
-    drops = (turn for turn in range(n, len(rates)) if low[turn] and not low[turn - 1] and not low[turn + SOON])
+    drops = (
+        turn
+        for turn in range(n, len(rates))
+        if low[turn] and not low[turn - 1] and not low[turn + SOON]
+    )
     begin = next(drops) - n // 2
     return rates[begin : begin + n]
 
@@ -141,16 +153,28 @@ def _nearest(bytes_per_s: float) -> int:
 
 
 def _table() -> list[list[float]]:
-    """Seconds of a request [planned for][at], over `GRID`: a pyramid of convolutions, some VGG at 1/8 of its work."""
+    """Seconds of a request [planned for][at], over `GRID`: a pyramid of convolutions, some VGG at
+    1/8 of its work.
+    """
     line = [Operator(name="x", count=224, row_bytes=2688)]
-    for k, (count, row_bytes) in enumerate(((224, 57344), (112, 57344), (56, 57344), (28, 57344), (14, 28672))):
+    for k, (count, row_bytes) in enumerate(
+        ((224, 57344), (112, 57344), (56, 57344), (28, 57344), (14, 28672))
+    ):
         window = _Window(2 if k else 1, line[-1].count)
         line.append(
-            Operator(name=f"c{k}", count=count, row_bytes=row_bytes, side_s=(0.03, 0.003), inputs=((k, window),))
+            Operator(
+                name=f"c{k}",
+                count=count,
+                row_bytes=row_bytes,
+                side_s=(0.03, 0.003),
+                inputs=((k, window),),
+            )
         )
     whole = ((len(line) - 1, None),)
     line.append(Operator(name="y", count=1, row_bytes=4000, inputs=whole, divisible=False))
-    splitter = Splitter(OffloadProblem(operators=tuple(line), bytes_per_s=GRID[0], latency_s=2e-3, piece_s=5e-4))
+    splitter = Splitter(
+        OffloadProblem(operators=tuple(line), bytes_per_s=GRID[0], latency_s=2e-3, piece_s=5e-4)
+    )
     splits = [splitter.share(rate) for rate in GRID]
     rows: list[list[float]] = []
     for split in splits:

@@ -1,7 +1,9 @@
-"""Predictions against what the lab measures: homes, models, plans and schedules; training, requests and streams.
+"""Predictions against what the lab measures: homes, models, plans and schedules.
 
-Every case runs a few steps, or requests, on emulated devices, and compares them with the simulator's word on the very
-same programs: `Run.compare`.
+Training, requests and streams.
+
+Every case runs a few steps, or requests, on emulated devices, and compares them with the
+simulator's word on the very same programs: `Run.compare`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +33,8 @@ GOALS = {
     "time_error_max_frac": ("<=", 0.15),
     "peak_memory_violations": ("<=", 0.0),
 }
-# Slow enough that a few milliseconds which somebody else has the processor stay a small part of every task.
+# Slow enough that a few milliseconds which somebody else has the processor stay a small part of
+# every task.
 SLOWER = 3.0
 # Uplinks so slow that a wide model waits for them, and several flows at a time share each.
 CONGESTED = (
@@ -41,7 +44,11 @@ CONGESTED = (
 )
 HOMES: Mapping[str, tuple[Spec, ...]] = {
     "demo": tuple(
-        replace(spec, slowdown=SLOWER * spec.slowdown, link_rate=parse_rate(spec.link_rate or 0) / SLOWER)
+        replace(
+            spec,
+            slowdown=SLOWER * spec.slowdown,
+            link_rate=parse_rate(spec.link_rate or 0) / SLOWER,
+        )
         for spec in DEMO
     ),
     "congested": CONGESTED,
@@ -61,9 +68,23 @@ def cases() -> Iterator[Case]:
     for name, stages in trained.items():
         yield Case(name=f"demo cnn train, {name}", home="demo", model="cnn", stages=stages)
     fill = trained["pipeline of 3"]
-    yield Case(name="demo cnn train, fill-drain", home="demo", model="cnn", stages=fill, schedule="fill-drain")
-    yield Case(name="demo cnn requests", home="demo", model="cnn", stages=((fast,), (phone,)), at_once=1)
-    yield Case(name="demo cnn stream", home="demo", model="cnn", stages=((fast,), (old,), (jetson,)), at_once=4)
+    yield Case(
+        name="demo cnn train, fill-drain",
+        home="demo",
+        model="cnn",
+        stages=fill,
+        schedule="fill-drain",
+    )
+    yield Case(
+        name="demo cnn requests", home="demo", model="cnn", stages=((fast,), (phone,)), at_once=1
+    )
+    yield Case(
+        name="demo cnn stream",
+        home="demo",
+        model="cnn",
+        stages=((fast,), (old,), (jetson,)),
+        at_once=4,
+    )
     chain = (("a",), ("b",), ("c",))
     for name, stages, schedule, at_once in (
         ("train, pipeline of 3", chain, "1f1b", 0),
@@ -74,13 +95,20 @@ def cases() -> Iterator[Case]:
         ("stream", chain, "", 4),
     ):
         yield Case(
-            name=f"congested wide {name}", home="congested", model="wide", stages=stages, schedule=schedule,
+            name=f"congested wide {name}",
+            home="congested",
+            model="wide",
+            stages=stages,
+            schedule=schedule,
             at_once=at_once,
-        )  # fmt: skip
+        )
 
 
 def run(settings: Mapping[str, float]) -> Result:
-    """Every case, several times; the median of a case's errors counts. `links` above 0: on homes of `links` instead."""
+    """Every case, several times; the median of a case's errors counts.
+
+    `links` above 0: on homes of `links` instead.
+    """
     from potluck.bench import links
     from potluck.home import Home
 
@@ -98,7 +126,10 @@ def run(settings: Mapping[str, float]) -> Result:
     figures["time_error_max_frac"] = max(errors.values())
     figures["energy_error_median_frac"] = median(energies)
     figures["peak_memory_violations"] = sum(
-        used > expected for several in found.values() for one in several for expected, used in one.peak_bytes.values()
+        used > expected
+        for several in found.values()
+        for one in several
+        for expected, used in one.peak_bytes.values()
     )
     for name, error in errors.items():
         figures[f"{name}: error_frac"] = error

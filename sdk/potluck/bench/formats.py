@@ -1,7 +1,9 @@
-"""Other planners' formats on the papers' cases: what a round trip loses, how long writing, reading and judging take.
+"""Other planners' formats on the papers' cases: what a round trip loses, how long writing, reading
+and judging take.
 
-Every training problem goes out as PipeDream's graph.txt and Metis' files; graph.txt is read back and compared. A plan
-of our form of PipeDream is printed as its optimizer prints one, read, and judged on the shared links of the case.
+Every training problem goes out as PipeDream's graph.txt and Metis' files; graph.txt is read back
+and compared. A plan of our form of PipeDream is printed as its optimizer prints one, read, and
+judged on the shared links of the case.
 """
 
 import time
@@ -22,7 +24,9 @@ GOALS = {"graph_txt_time_error_max_frac": ("<=", 0.01), "judged_worse_max_ratio"
 
 def run(settings: Mapping[str, float]) -> Result:
     """Every so manyth training case of the papers."""
-    chosen = [case for case in (*cases.dora(), *cases.asteroid()) if case.train][:: int(settings["every"])]
+    chosen = [case for case in (*cases.dora(), *cases.asteroid()) if case.train][
+        :: int(settings["every"])
+    ]
     error, export_s, n_metis = list[float](), list[float](), 0
     judge_s, ratios = list[float](), list[float]()
     for case in chosen:
@@ -54,8 +58,12 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def printed(plan: Plan) -> str:
-    """The stages as PipeDream's optimizer prints them: (first, one past the last), seconds, replicas."""
-    return "".join(f"({stage.start}, {stage.stop}) 0.0 {len(stage.devices)}\n" for stage in plan.stages)
+    """The stages as PipeDream's optimizer prints them: (first, one past the last), seconds,
+    replicas.
+    """
+    return "".join(
+        f"({stage.start}, {stage.stop}) 0.0 {len(stage.devices)}\n" for stage in plan.stages
+    )
 
 
 def _seconds(graph: pipedream.Graph) -> float:

@@ -1,4 +1,6 @@
-"""What all benches share: a Result, its table and JSON, and fair timing (sides interleaved, medians)."""
+"""What all benches share: a Result, its table and JSON, and fair timing (sides interleaved,
+medians).
+"""
 
 import gc
 import importlib
@@ -16,7 +18,10 @@ from potluck.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Figures by key; `goals` says, for some of them, what is aimed at: ("<=", 100.0). `notes`: how to read them."""
+    """Figures by key; `goals` says, for some of them, what is aimed at: ("<=", 100.0).
+
+    `notes`: how to read them.
+    """
 
     name: str
     figures: Mapping[str, float]
@@ -34,12 +39,16 @@ def run(name: str, changes: Mapping[str, float]) -> Result:
         If there is no such bench or setting.
     """
     if name not in BENCHES:
-        raise UserError(f"no bench is called {name!r}.", next_step=f"There are {', '.join(BENCHES)}.")
+        raise UserError(
+            f"no bench is called {name!r}.", next_step=f"There are {', '.join(BENCHES)}."
+        )
     module = importlib.import_module(f"potluck.bench.{name}")
     defaults: Mapping[str, float] = module.SETTINGS
     for key in changes:
         if key not in defaults:
-            raise UserError(f"bench {name} has no setting {key!r}.", next_step=f"It has {', '.join(defaults)}.")
+            raise UserError(
+                f"bench {name} has no setting {key!r}.", next_step=f"It has {', '.join(defaults)}."
+            )
     result: Result = module.run({**defaults, **changes})
     return result
 
@@ -50,15 +59,20 @@ def parse_setting(text: str) -> tuple[str, float]:
     try:
         number = float(value)
     except ValueError:
-        raise UserError(f"cannot read the setting {text!r}: expected KEY=NUMBER, such as repeats=3.") from None
+        raise UserError(
+            f"cannot read the setting {text!r}: expected KEY=NUMBER, such as repeats=3."
+        ) from None
     return key, int(number) if number == int(number) else number
 
 
-def interleaved(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, ...]]:
-    """Seconds of every run of each side, measured A B A B so that a slow moment of the machine hits all alike.
+def interleaved(
+    sides: Mapping[str, Callable[[], object]], repeats: int
+) -> dict[str, tuple[float, ...]]:
+    """Seconds of every run of each side, measured A B A B so that a slow moment of the machine hits
+    all alike.
 
-    One untimed run of each comes first. Garbage is collected before each run, not during; what was there before is not
-    looked through each time.
+    One untimed run of each comes first. Garbage is collected before each run, not during; what was
+    there before is not looked through each time.
     """
     for side in sides.values():
         side()
@@ -95,7 +109,12 @@ def ratio(seconds: Mapping[str, tuple[float, ...]], ours: str, theirs: str) -> f
 def document(result: Result) -> dict[str, object]:
     """The result as JSON data."""
     notes: dict[str, object] = {"notes": list(result.notes)} if result.notes else {}
-    return {"name": result.name, "figures": dict(result.figures), "settings": dict(result.settings), **notes}
+    return {
+        "name": result.name,
+        "figures": dict(result.figures),
+        "settings": dict(result.settings),
+        **notes,
+    }
 
 
 def text(result: Result) -> str:
@@ -108,4 +127,6 @@ def text(result: Result) -> str:
         rows.append((key, units.three_digits(value), f"{sign} {goal:g}" if sign else "", verdict))
     notes = (*result.notes, ", ".join(f"{key} {value}" for key, value in result.settings.items()))
     columns = ("figure", ">measured", ">goal", "")
-    return texts.render(Table(title=f"bench {result.name}", columns=columns, rows=tuple(rows), notes=notes))
+    return texts.render(
+        Table(title=f"bench {result.name}", columns=columns, rows=tuple(rows), notes=notes)
+    )

@@ -1,8 +1,9 @@
-"""A segment in the agent's interpreter against the same network in eager torch: training step and forward pass.
+"""A segment in the agent's interpreter against the same network in eager torch: training step and
+forward pass.
 
-Two networks (a CNN with batch-norm, a transformer encoder), one thread, the same batch. Each side does the whole of a
-step: forward with loss, backward, AdamW. The ratios are ours to eager, the median over rounds, the worse of the two
-networks; below 1 means that ours is faster.
+Two networks (a CNN with batch-norm, a transformer encoder), one thread, the same batch. Each side
+does the whole of a step: forward with loss, backward, AdamW. The ratios are ours to eager, the
+median over rounds, the worse of the two networks; below 1 means that ours is faster.
 """
 
 import itertools
@@ -15,7 +16,8 @@ from potluck.bench.networks import encoder_block
 
 SETTINGS: Mapping[str, float] = {"rows": 32, "repeats": 15, "threads": 1}
 GOALS = {"ratio_to_eager_train": ("<=", 1.05), "ratio_to_eager_forward": ("<=", 1.05)}
-OPTIMIZER = {"name": "adamw", "lr": 1e-3}  # the other settings are torch's own defaults on both sides
+# the other settings are torch's own defaults on both sides
+OPTIMIZER = {"name": "adamw", "lr": 1e-3}
 
 
 def run(settings: Mapping[str, float]) -> Result:
@@ -31,20 +33,27 @@ def run(settings: Mapping[str, float]) -> Result:
     finally:
         torch.set_num_threads(before)
     worst = {
-        f"ratio_to_eager_{what}": max(figures[f"{name}_ratio_{what}"] for name in ("cnn", "transformer"))
+        f"ratio_to_eager_{what}": max(
+            figures[f"{name}_ratio_{what}"] for name in ("cnn", "transformer")
+        )
         for what in ("train", "forward")
     }
     return Result(name="interpreter", figures={**worst, **figures}, settings=settings, goals=GOALS)
 
 
-def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: Mapping[str, float]) -> dict[str, float]:
+def _compare(
+    name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: Mapping[str, float]
+) -> dict[str, float]:
     import torch
     from torch import nn
 
     network, x, y = make(int(settings["rows"]))
     loss_of = nn.functional.cross_entropy
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    (learner, traced), (answerer, _) = _segment(network, x, (y,), loss_of), _segment(network, x, (), None)
+    (learner, traced), (answerer, _) = (
+        _segment(network, x, (y,), loss_of),
+        _segment(network, x, (), None),
+    )
 
     def eager_train() -> None:
         network.train()
@@ -74,8 +83,12 @@ def _compare(name: str, make: Callable[[int], tuple[Any, Any, Any]], settings: M
     }
 
 
-def _segment(network: Any, x: Any, targets: tuple[Any, ...], loss: Callable[..., Any] | None) -> Any:
-    """The whole network as one segment in the agent's interpreter, with the network's own weights; and as traced."""
+def _segment(
+    network: Any, x: Any, targets: tuple[Any, ...], loss: Callable[..., Any] | None
+) -> Any:
+    """The whole network as one segment in the agent's interpreter, with the network's own weights;
+    and as traced.
+    """
     from potluck.graph.torch.trace import trace
     from potluck_agent.worker.training import Segment
 
@@ -96,13 +109,21 @@ def _cnn(rows: int) -> tuple[Any, Any, Any]:
     widths = (3, 32, 64, 128)
     blocks: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
-        blocks += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        blocks += [
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
     network = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128 * 16, 10))
     return network, torch.randn(rows, 3, 32, 32), torch.randint(10, (rows,))
 
 
 def _transformer(rows: int) -> tuple[Any, Any, Any]:
-    """Two pre-norm encoder blocks, width 128, 4 heads, on [rows, 32] tokens; some 0.5 million parameters."""
+    """Two pre-norm encoder blocks, width 128, 4 heads, on [rows, 32] tokens.
+
+    Some 0.5 million parameters.
+    """
     import torch
     from torch import nn
 

@@ -1,10 +1,22 @@
-"""Homes of many devices, drawn by seed: how many, which kinds, which network, which model, which workload."""
+"""Homes of many devices, drawn by seed: how many, which kinds, which network, which model, which
+workload.
+"""
 
 import random
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Problem, Training
+from potluck.records import (
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Problem,
+    Training,
+)
 
 SIZES = (24, 32, 64)
 KINDS = ("alike", "two kinds", "mixed")
@@ -31,13 +43,16 @@ class LargeHome(NamedTuple):
         return f"{self.n_devices} {self.kind}, {self.network}, {self.workload}, seed {self.seed}"
 
     def problem(self) -> Problem:
-        """The home and a chain of 12 to 120 layers: speeds, sizes and links over orders of magnitude."""
+        """The home and a chain of 12 to 120 layers: speeds, sizes and links over orders of
+        magnitude.
+        """
         rng = random.Random(self.name)
         names = [f"d{i}" for i in range(self.n_devices)]
         n_layers = rng.randint(12, 120)
         speeds = _speeds(rng, self.kind, self.n_devices)
         work = [rng.uniform(0.3, 3.0) / n_layers for _ in range(n_layers)]
-        fixed = rng.choice([0.1, 0.5, 2.0])  # of a forward, the time that does not depend on its rows
+        # of a forward, the time that does not depend on its rows
+        fixed = rng.choice([0.1, 0.5, 2.0])
         costs = [_costs(work, speed, fixed) for speed in speeds]
         parameter_bytes = 10 ** rng.uniform(5, 8) / n_layers
         row_bytes = 10 ** rng.uniform(3, 5.5)
@@ -45,17 +60,22 @@ class LargeHome(NamedTuple):
         return Problem(
             model="chain",
             workload=WORKLOADS[self.workload],
-            devices=tuple(Device(name=name, memory_bytes=1 << 33, overhead_s=1e-4) for name in names),
+            devices=tuple(
+                Device(name=name, memory_bytes=1 << 33, overhead_s=1e-4) for name in names
+            ),
             network=_network(rng, self.network, names),
             layers=tuple(
                 Layer(
-                    name=f"l{i}", parameter_bytes=4 * int(parameter_bytes * rng.uniform(0, 2) / 4), output_bytes=size,
-                    gradient_bytes=size, activation_bytes=2 * size,
+                    name=f"l{i}",
+                    parameter_bytes=4 * int(parameter_bytes * rng.uniform(0, 2) / 4),
+                    output_bytes=size,
+                    gradient_bytes=size,
+                    activation_bytes=2 * size,
                 )
                 for i, size in enumerate(sizes)
             ),
             costs=dict(zip(names, costs, strict=True)),
-        )  # fmt: skip
+        )
 
 
 def drawn(n_homes: int, seed: int) -> Iterator[LargeHome]:
@@ -63,7 +83,9 @@ def drawn(n_homes: int, seed: int) -> Iterator[LargeHome]:
     rng = random.Random(seed)
     for number in range(n_homes):
         size = SIZES[number % len(SIZES)]
-        yield LargeHome(size, rng.choice(KINDS), rng.choice(NETWORKS), rng.choice([*WORKLOADS]), number)
+        yield LargeHome(
+            size, rng.choice(KINDS), rng.choice(NETWORKS), rng.choice([*WORKLOADS]), number
+        )
 
 
 def _speeds(rng: random.Random, kind: str, n: int) -> list[float]:
@@ -80,15 +102,18 @@ def _speeds(rng: random.Random, kind: str, n: int) -> list[float]:
 def _costs(work: list[float], speed: float, fixed: float) -> tuple[LayerCost, ...]:
     return tuple(
         LayerCost(
-            rows=ROWS, forward_s=tuple(w / speed * (fixed + n) for n in ROWS),
+            rows=ROWS,
+            forward_s=tuple(w / speed * (fixed + n) for n in ROWS),
             backward_s=tuple(2 * w / speed * (fixed + n) for n in ROWS),
         )
         for w in work
-    )  # fmt: skip
+    )
 
 
 def _network(rng: random.Random, kind: str, names: list[str]) -> Network:
-    """One radio; cables to one switch; or switches at two to four sites with an uplink each, slower than a cable."""
+    """One radio; cables to one switch; or switches at two to four sites with an uplink each, slower
+    than a cable.
+    """
     rate, latency_s = 10 ** rng.uniform(6, 8), 10 ** rng.uniform(-4, -2.5)
     if kind == "wifi":
         over_air = Path(media=(("air", 2),), latency_s=latency_s)
@@ -101,7 +126,11 @@ def _network(rng: random.Random, kind: str, names: list[str]) -> Network:
     rates = [(name, rate) for name in names]
     if n_sites > 1:
         rates += [(f"site{s}", rate * 10 ** rng.uniform(-1.5, -0.3)) for s in range(n_sites)]
-    media = tuple(Medium(name=f"{name} {way}", capacity_bytes_per_s=r) for name, r in rates for way in ("up", "down"))
+    media = tuple(
+        Medium(name=f"{name} {way}", capacity_bytes_per_s=r)
+        for name, r in rates
+        for way in ("up", "down")
+    )
 
     def path(a: str, b: str) -> Path:
         parts = [(f"{a} up", 1), (f"{b} down", 1)]

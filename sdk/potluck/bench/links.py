@@ -1,5 +1,6 @@
-"""The same home, models and plans over links of network namespaces and over links in user space: is either as foretold,
-and do they measure the same? `potluck bench fidelity --set links=N`, of so many homes; Linux and root only.
+"""The same home, models and plans over links of network namespaces and over links in user space: is
+either as foretold, and do they measure the same? `potluck bench fidelity --set links=N`, of so many
+homes; Linux and root only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 GOALS = {"step_apart_max_frac": ("<=", 0.1)}  # as BENCHMARKS.md says
 KINDS = ("namespaces", "relay")
-# Each with a time scale at which two cores play it, and a model for its links: the first on a switch, the second on one
-# radio channel, of 0.15 MB/s then.
+# Each with a time scale at which two cores play it, and a model for its links: the first on a
+# switch, the second on one radio channel, of 0.15 MB/s then.
 HOMES: Mapping[str, tuple[float, str, tuple[str, str, str]]] = {
     "asteroid-b-100": (150.0, "wide", ("nx-1", "nx-2", "tx2-1")),
     "smart-home-2": (500.0, "narrow", ("laptop-1", "laptop-2", "xiaomi-1")),
@@ -26,7 +27,9 @@ def cases(home: str, model: str, devices: Sequence[str]) -> tuple[Case, ...]:
     """Training in a row, and with a shared stage; requests that follow each other."""
     a, b, c = devices
     return (
-        Case(name=f"{home} train, pipeline of 3", home=home, model=model, stages=((a,), (b,), (c,))),
+        Case(
+            name=f"{home} train, pipeline of 3", home=home, model=model, stages=((a,), (b,), (c,))
+        ),
         Case(name=f"{home} train, one, then shared", home=home, model=model, stages=((a,), (b, c))),
         Case(name=f"{home} stream", home=home, model=model, stages=((a,), (b,), (c,)), at_once=3),
     )
@@ -60,7 +63,10 @@ def _step_s(compared: "Comparison") -> float:
 def _errors(kind: str, compared: "Iterable[Comparison]") -> dict[str, float]:
     """What was measured over links of this kind against what was foretold."""
     errors = [one.error_frac for one in compared]
-    return {f"{kind}: time_error_median_frac": median(errors), f"{kind}: time_error_max_frac": max(errors)}
+    return {
+        f"{kind}: time_error_median_frac": median(errors),
+        f"{kind}: time_error_max_frac": max(errors),
+    }
 
 
 def _apart(one: float, other: float) -> float:

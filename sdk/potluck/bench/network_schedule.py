@@ -1,12 +1,14 @@
-"""Transfers that take turns on a shared medium against transfers that share it: Dora's second phase, on and off.
+"""Transfers that take turns on a shared medium against transfers that share it: Dora's second
+phase, on and off.
 
-Predicted on many congested pipelines (as runs choose: turns, their order by priority alone, or neither; and turns
-always), and judged by CP-SAT where ortools is installed: gaps to the exact schedule are of those that it proves best
-within `exact_s` (0: nobody judges; fewer on a busy machine), the others' to its bound stands apart.
-Measured on a WiFi home of the lab: the same plan deployed three times, steps of all in alternation. In turns, as a run
-chooses; one value after the other from each device, in the order of the programs ("off"); and all values at once, which
-the air shares as it does: what Dora compares with. A pipeline's load is how long its transfers keep the air, by how
-long its busiest device computes; stages differ in speed by up to two.
+Predicted on many congested pipelines (as runs choose: turns, their order by priority alone, or
+neither; and turns always), and judged by CP-SAT where ortools is installed: gaps to the exact
+schedule are of those that it proves best within `exact_s` (0: nobody judges; fewer on a busy
+machine), the others' to its bound stands apart. Measured on a WiFi home of the lab: the same plan
+deployed three times, steps of all in alternation. In turns, as a run chooses; one value after the
+other from each device, in the order of the programs ("off"); and all values at once, which the air
+shares as it does: what Dora compares with. A pipeline's load is how long its transfers keep the
+air, by how long its busiest device computes; stages differ in speed by up to two.
 """
 
 import random
@@ -21,7 +23,18 @@ from potluck.contention import cp_sat
 from potluck.contention.transfer_order import expand, schedule_transfers, with_ordered_transfers
 from potluck.errors import UserError
 from potluck.planning.evaluate import compile_plan
-from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+from potluck.records import (
+    Device,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+    Training,
+)
 from potluck.simulate import simulate
 
 if TYPE_CHECKING:
@@ -32,7 +45,8 @@ SETTINGS: Mapping[str, float] = {"pipelines": 24, "steps": 3, "rounds": 3, "exac
 GOALS = {"scheduling_max_s": ("<=", 0.1)}
 LOADS = (0.7, 1.0, 1.5, 2.5)
 MEASURED_LOADS = (0.7, 1.0, 1.5)
-HOME, TIME_SCALE = "smart-home-2", 40.0  # WiFi of 600 Mbit/s, 40 times slower: 0.9 MB/s from device to device
+# WiFi of 600 Mbit/s, 40 times slower: 0.9 MB/s from device to device
+HOME, TIME_SCALE = "smart-home-2", 40.0
 WIDTH, ROWS, N_MICRO_BATCHES = 512, 16, 6
 TURNS, OFF, AT_ONCE = "turns", "off", "at once"
 SPEEDS = (1.0, 1.6, 1.1, 1.4)  # of the stages, that of the slowest is 1
@@ -46,7 +60,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="network_schedule", figures=figures, settings=dict(settings), goals=GOALS)
 
 
-# --- predicted --------------------------------------------------------------------------------------------------------
+# --- predicted ------------------------------------------------------------------------------------
 
 
 def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
@@ -80,7 +94,10 @@ def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
     if len(gaps) > 1:
         p95 = quantiles(gaps, n=20, method="inclusive")[-1]
         figures |= {"gap_to_exact_median_frac": median(gaps), "gap_to_exact_p95_frac": p95}
-        figures |= {"n_proved": float(len(gaps)), "gap_to_bound_of_unproved_max_frac": max(unproved, default=0.0)}
+        figures |= {
+            "n_proved": float(len(gaps)),
+            "gap_to_bound_of_unproved_max_frac": max(unproved, default=0.0),
+        }
     return figures
 
 
@@ -92,10 +109,14 @@ def pipelines(n: int) -> Iterator[tuple[Problem, Plan]]:
         groups = [tuple(f"d{p}{i}" for i in range(rng.choice((1, 1, 2)))) for p in range(n_stages)]
         names = [name for group in groups for name in group]
         layer_s = [rng.uniform(0.05, 0.1) for _ in groups]
-        cost = tuple(LayerCost(rows=(1, 8), forward_s=(s, s), backward_s=(2 * s, 2 * s)) for s in layer_s)
+        cost = tuple(
+            LayerCost(rows=(1, 8), forward_s=(s, s), backward_s=(2 * s, 2 * s)) for s in layer_s
+        )
         plan = _plan(groups, 8, n_micro_batches)
         problem = Problem(
-            model="pipeline", workload=Training(batch=plan.batch, micro_batch=8), costs=dict.fromkeys(names, cost),
+            model="pipeline",
+            workload=Training(batch=plan.batch, micro_batch=8),
+            costs=dict.fromkeys(names, cost),
             devices=tuple(Device(name=name, memory_bytes=10**9) for name in names),
             layers=tuple(
                 Layer(name=f"l{p}", parameter_bytes=40_000, output_bytes=4000, gradient_bytes=4000)
@@ -105,23 +126,36 @@ def pipelines(n: int) -> Iterator[tuple[Problem, Plan]]:
                 media=(Medium(name="air", capacity_bytes_per_s=1.0),),
                 paths={(a, b): Path(media=(("air", 2),)) for a in names for b in names if a != b},
             ),
-        )  # fmt: skip
+        )
         capacity = _air_bytes(problem, plan) / (load * 3 * max(layer_s) * n_micro_batches)
-        network = replace(problem.network, media=(Medium(name="air", capacity_bytes_per_s=capacity),))
+        network = replace(
+            problem.network, media=(Medium(name="air", capacity_bytes_per_s=capacity),)
+        )
         yield replace(problem, network=network), plan
 
 
-def _plan(groups: Sequence[tuple[str, ...]], micro_batch: int, n_micro_batches: int, model: str = "pipeline") -> Plan:
+def _plan(
+    groups: Sequence[tuple[str, ...]],
+    micro_batch: int,
+    n_micro_batches: int,
+    model: str = "pipeline",
+) -> Plan:
     return Plan(
-        planner="by hand", model=model, micro_batch=micro_batch, n_micro_batches=n_micro_batches,
+        planner="by hand",
+        model=model,
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
         stages=tuple(
             Stage(
-                start=p, stop=p + 1, devices=group, shares=(micro_batch // len(group),) * len(group),
+                start=p,
+                stop=p + 1,
+                devices=group,
+                shares=(micro_batch // len(group),) * len(group),
                 warm_up=min(2 * (len(groups) - p) - 1, n_micro_batches),
             )
             for p, group in enumerate(groups)
         ),
-    )  # fmt: skip
+    )
 
 
 def _air_bytes(problem: Problem, plan: Plan) -> float:
@@ -136,7 +170,7 @@ def _air_bytes(problem: Problem, plan: Plan) -> float:
     return total
 
 
-# --- measured ---------------------------------------------------------------------------------------------------------
+# --- measured -------------------------------------------------------------------------------------
 
 
 def _measured(settings: Mapping[str, float]) -> dict[str, float]:
@@ -146,7 +180,12 @@ def _measured(settings: Mapping[str, float]) -> dict[str, float]:
     over_all, over_off, foretold, errors = [], [], [], []
     with Home.lab(HOME, time_scale=TIME_SCALE) as home:
         model, batch = _model()
-        plan = _plan([(name,) for name in tuple(home.devices)[: len(SPEEDS)]], ROWS, N_MICRO_BATCHES, name_of(model))
+        plan = _plan(
+            [(name,) for name in tuple(home.devices)[: len(SPEEDS)]],
+            ROWS,
+            N_MICRO_BATCHES,
+            name_of(model),
+        )
         for load in MEASURED_LOADS:
             loaded = _profile(home, model, plan, load)
             measured_s, predicted_s = _sides(home, model, plan, loaded, batch, settings)
@@ -167,7 +206,12 @@ def _measured(settings: Mapping[str, float]) -> dict[str, float]:
 
 
 def _sides(
-    home: "Home", model: Any, plan: Plan, profile: "Profile", batch: Any, settings: Mapping[str, float]
+    home: "Home",
+    model: Any,
+    plan: Plan,
+    profile: "Profile",
+    batch: Any,
+    settings: Mapping[str, float],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of a step of each side, measured and predicted."""
     no_paths = replace(profile, network=Network(media=(), paths={}))  # so nothing has a pace
@@ -197,11 +241,16 @@ def _model() -> tuple[Any, tuple[Any, Any]]:
     from potluck.graph import Model
 
     torch.manual_seed(0)
-    blocks = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(len(SPEEDS) - 2)]
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())
+        for _ in range(len(SPEEDS) - 2)
+    ]
     network = torch.nn.Sequential(torch.nn.Linear(4, WIDTH), *blocks, torch.nn.Linear(WIDTH, 4))
     batch = (torch.randn(ROWS * N_MICRO_BATCHES, 4), torch.randint(0, 4, (ROWS * N_MICRO_BATCHES,)))
     loss = torch.nn.functional.cross_entropy
-    return Model.from_torch(network, batch[0][:ROWS], loss=loss, example_targets=batch[1][:ROWS]), batch
+    return Model.from_torch(
+        network, batch[0][:ROWS], loss=loss, example_targets=batch[1][:ROWS]
+    ), batch
 
 
 def _profile(home: "Home", model: Any, plan: Plan, load: float) -> "Profile":
@@ -213,10 +262,12 @@ def _profile(home: "Home", model: Any, plan: Plan, load: float) -> "Profile":
         layer_s = [busy_s / (3 * plan.n_micro_batches * speed) for speed in SPEEDS]
         costs = tuple(LayerCost(rows=(ROWS,), forward_s=(s,), backward_s=(2 * s,)) for s in layer_s)
         return Profile(
-            model=plan.model, signature=model.signature, network=home.network,
+            model=plan.model,
+            signature=model.signature,
+            network=home.network,
             devices=tuple(Device(name=name, memory_bytes=10**9) for name in plan.devices),
             training=measurements_of(model, True, dict.fromkeys(plan.devices, costs)),
-        )  # fmt: skip
+        )
 
     problem = of(1.0).problem(Training(batch=plan.batch, micro_batch=plan.micro_batch))
     (air,) = problem.network.media

@@ -1,4 +1,6 @@
-"""The networks of benches; those of `pipeline` are eight like blocks, so that every pipeline can be cut between two."""
+"""The networks of benches; those of `pipeline` are eight like blocks, so that every pipeline can be
+cut between two.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,9 @@ def encoder_block(width: int, heads: int) -> "torch.nn.Module":
 
         def forward(self, x: torch.Tensor) -> Any:
             rows, length, _ = x.shape
-            mixes = self.qkv(self.norm(x)).view(rows, length, 3, heads, width // heads).transpose(1, 3)
+            mixes = (
+                self.qkv(self.norm(x)).view(rows, length, 3, heads, width // heads).transpose(1, 3)
+            )
             q, k, v = mixes.unbind(2)
             mixed = nn.functional.scaled_dot_product_attention(q, k, v)
             x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
@@ -33,7 +37,9 @@ def encoder_block(width: int, heads: int) -> "torch.nn.Module":
 
 
 def transformer(rows: int) -> Made:
-    """Eight pre-norm encoder blocks of width 128 on [rows, 32] positions; 1.6 million parameters."""
+    """Eight pre-norm encoder blocks of width 128 on [rows, 32] positions; 1.6 million
+    parameters.
+    """
     import torch
     from torch import nn
 
@@ -47,7 +53,11 @@ def transformer(rows: int) -> Made:
 
     torch.manual_seed(0)
     blocks = [encoder_block(128, 4) for _ in range(8)]
-    return nn.Sequential(*blocks[:-1], Head(blocks[-1], 128)), torch.randn(rows, 32, 128), torch.randint(10, (rows,))
+    return (
+        nn.Sequential(*blocks[:-1], Head(blocks[-1], 128)),
+        torch.randn(rows, 32, 128),
+        torch.randint(10, (rows,)),
+    )
 
 
 def cnn(rows: int) -> Made:
@@ -75,7 +85,11 @@ def cnn(rows: int) -> Made:
 
     torch.manual_seed(0)
     blocks = [Block(24) for _ in range(8)]
-    return nn.Sequential(*blocks[:-1], Head(blocks[-1], 24)), torch.randn(rows, 24, 16, 16), torch.randint(10, (rows,))
+    return (
+        nn.Sequential(*blocks[:-1], Head(blocks[-1], 24)),
+        torch.randn(rows, 24, 16, 16),
+        torch.randint(10, (rows,)),
+    )
 
 
 def small(rows: int) -> Made:
@@ -85,7 +99,15 @@ def small(rows: int) -> Made:
 
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(7)]
-    return nn.Sequential(*blocks, nn.Linear(256, 10)), torch.randn(rows, 256), torch.randint(10, (rows,))
+    return (
+        nn.Sequential(*blocks, nn.Linear(256, 10)),
+        torch.randn(rows, 256),
+        torch.randint(10, (rows,)),
+    )
 
 
-NETWORKS: Mapping[str, Callable[[int], Made]] = {"transformer": transformer, "cnn": cnn, "small": small}
+NETWORKS: Mapping[str, Callable[[int], Made]] = {
+    "transformer": transformer,
+    "cnn": cnn,
+    "small": small,
+}

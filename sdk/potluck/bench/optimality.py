@@ -1,18 +1,20 @@
-"""How far planners are from the optimum on random small homes of every kind, where every plan can be looked at.
+"""How far planners are from the optimum on random small homes of every kind, where every plan can
+be looked at.
 
-The kinds of homes are those of `small_homes`; `problems` of each are drawn. The oracle lists every order, grouping, cut
-and micro-batch size (rows by Algorithm 1; depths K_p, and where memory binds shallower ones), whatever the closed form
-says of memory. The simulator judges those that the closed form thinks fastest, until `judged` of them are within memory
-as simulated. The oracle leaves out other rows and depths, and plans in which a device has several stages. Rivals are
-judged the same way: of each planner's plans the simulator takes the `rejudged` that it thinks fastest, and the best
+The kinds of homes are those of `small_homes`; `problems` of each are drawn. The oracle lists every
+order, grouping, cut and micro-batch size (rows by Algorithm 1; depths K_p, and where memory binds
+shallower ones), whatever the closed form says of memory. The simulator judges those that the closed
+form thinks fastest, until `judged` of them are within memory as simulated. The oracle leaves out
+other rows and depths, and plans in which a device has several stages. Rivals are judged the same
+way: of each planner's plans the simulator takes the `rejudged` that it thinks fastest, and the best
 that memory holds counts, which is more than its authors give.
 
-A gap is our latency over the oracle's, less one. It is below zero where ours is better, by what the oracle leaves out.
-Infinite gaps, where we say Infeasible and the oracle or a rival has a plan that memory holds, are
-counted as `false_infeasible` and left out of the medians.
+A gap is our latency over the oracle's, less one. It is below zero where ours is better, by what the
+oracle leaves out. Infinite gaps, where we say Infeasible and the oracle or a rival has a plan that
+memory holds, are counted as `false_infeasible` and left out of the medians.
 
-Many of the rivals' plans are candidates of our own search, so "never worse than a rival" is partly by construction:
-`..._own_search` is our search without them.
+Many of the rivals' plans are candidates of our own search, so "never worse than a rival" is partly
+by construction: `..._own_search` is our search without them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +36,15 @@ from potluck.simulate.cost import CostTable, budget_bytes
 from potluck.simulate.direct import Direct
 
 SETTINGS: Mapping[str, float] = {
-    "problems": 100, "devices": 4, "layers": 7, "judged": 1500, "rejudged": 24, "candidates": 4000, "seed": 1,
+    "problems": 100,
+    "devices": 4,
+    "layers": 7,
+    "judged": 1500,
+    "rejudged": 24,
+    "candidates": 4000,
+    "seed": 1,
     "processes": 2,
-}  # fmt: skip
+}
 GOALS = {
     "gap_median_frac": ("<=", 0.0),
     "gap_p95_frac": ("<=", 0.01),
@@ -48,8 +56,9 @@ SAME = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One problem: seconds of the best plan of each, infinite without one. `own_s`: of our search without the rivals'
-    plans; `rivals_s`: per rival. `certified_frac`: the gap that our best plan claims at most."""
+    """One problem: seconds of the best plan of each, infinite without one. `own_s`: of our search
+    without the rivals' plans; `rivals_s`: per rival. `certified_frac`: the gap that our best plan
+    claims at most."""
 
     kind: str
     seed: str
@@ -90,18 +99,26 @@ def measure(kind: str, seed: str, settings: Mapping[str, float]) -> Row:
     every = sorted(plan_whatever_memory_says(problem), key=_estimated_s)
     rivals_s = {}
     for name, planner in RIVALS.items():
-        plans = sorted(islice(planner(problem, table), int(settings["candidates"])), key=_estimated_s)
+        plans = sorted(
+            islice(planner(problem, table), int(settings["candidates"])), key=_estimated_s
+        )
         rivals_s[name] = best_s(problem, direct, plans[: int(settings["rejudged"])])
     ours, own = _ours(problem, borrow=True), _ours(problem, borrow=False)
     return Row(
-        kind=kind, seed=seed, optimum_s=best_s(problem, direct, every, int(settings["judged"])), rivals_s=rivals_s,
-        ours_s=ours.latency_s or inf if ours else inf, own_s=own.latency_s or inf if own else inf,
+        kind=kind,
+        seed=seed,
+        optimum_s=best_s(problem, direct, every, int(settings["judged"])),
+        rivals_s=rivals_s,
+        ours_s=ours.latency_s or inf if ours else inf,
+        own_s=own.latency_s or inf if own else inf,
         certified_frac=(ours.gap_frac or 0.0) if ours else 0.0,
-    )  # fmt: skip
+    )
 
 
 def best_s(problem: Problem, direct: Direct, plans: Iterable[Plan], most: float = inf) -> float:
-    """The least simulated latency of the first `most` plans that are within memory as the simulator finds it."""
+    """The least simulated latency of the first `most` plans that are within memory as the simulator
+    finds it.
+    """
     budgets, best = {device.name: budget_bytes(problem, device) for device in problem.devices}, inf
     for plan in plans:
         if most <= 0:
@@ -127,18 +144,28 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     solvable = [row for row in rows if row.known_s < inf]
     found = _gaps("", solvable)
     for planner in ("asteroid", "dora"):
-        theirs = [row.rivals_s[planner] / row.optimum_s - 1 for row in solvable if row.optimum_s < inf]
+        theirs = [
+            row.rivals_s[planner] / row.optimum_s - 1 for row in solvable if row.optimum_s < inf
+        ]
         found |= _spread(f"_{planner}", [gap for gap in theirs if gap < inf])
     for suffix, seconds in (("", "ours_s"), ("_own_search", "own_s")):
-        found[f"false_infeasible{suffix}"] = float(sum(getattr(row, seconds) == inf for row in solvable))
+        found[f"false_infeasible{suffix}"] = float(
+            sum(getattr(row, seconds) == inf for row in solvable)
+        )
         for kind in small_homes.KINDS:
-            ratios = [getattr(r, seconds) / r.rival_s for r in solvable if r.kind == kind and r.rival_s < inf]
+            ratios = [
+                getattr(r, seconds) / r.rival_s
+                for r in solvable
+                if r.kind == kind and r.rival_s < inf
+            ]
             worse = sum(ratio > SAME for ratio in ratios)
             found[f"worst_ratio_to_best_rival_{kind}{suffix}"] = max(ratios, default=0.0)
             found[f"n_worse_than_best_rival_{kind}{suffix}"] = float(worse)
     for kind in small_homes.KINDS:
         found |= _gaps(f"_{kind}", [row for row in solvable if row.kind == kind])
-    found["certified_gap_median_frac"] = median(row.certified_frac for row in solvable if row.ours_s < inf)
+    found["certified_gap_median_frac"] = median(
+        row.certified_frac for row in solvable if row.ours_s < inf
+    )
     return found | {"n_problems": float(len(rows)), "n_solvable": float(len(solvable))}
 
 

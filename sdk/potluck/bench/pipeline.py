@@ -1,10 +1,12 @@
-"""A step of training in a pipeline of agents against `torch.distributed.pipelining`, and of one agent against none.
+"""A step of training in a pipeline of agents against `torch.distributed.pipelining`, and of one
+agent against none.
 
-The same networks, cuts, micro-batches, optimizer and machine, one thread per stage; each side goes through the same
-batch again and again. Ours sends batches from the notebook over encrypted links, theirs holds them where they are
-needed, and talks in plain over gloo. Each has the warm-ups of its own 1F1B: ours 2(P - p) - 1, which keeps more
-activations and hides what a transfer takes, theirs P - p; `same_depth=1` gives ours as few. The sides take turns; every
-ratio is a median over rounds. `cpu_ms` is processor time of a step by kind of process, ours and under their 1F1B.
+The same networks, cuts, micro-batches, optimizer and machine, one thread per stage; each side goes
+through the same batch again and again. Ours sends batches from the notebook over encrypted links,
+theirs holds them where they are needed, and talks in plain over gloo. Each has the warm-ups of its
+own 1F1B: ours 2(P - p) - 1, which keeps more activations and hides what a transfer takes, theirs P
+- p; `same_depth=1` gives ours as few. The sides take turns; every ratio is a median over rounds.
+`cpu_ms` is processor time of a step by kind of process, ours and under their 1F1B.
 """
 
 import time
@@ -26,12 +28,20 @@ if TYPE_CHECKING:
     from potluck.run.run import Run
 
 SETTINGS: Mapping[str, float] = {
-    "rounds": 5, "alone_rounds": 15, "steps": 3, "small_steps": 30, "micro_batch": 8, "micro_batches": 8, "large": 1,
-    "most_stages": 4, "same_depth": 0,
-}  # fmt: skip
+    "rounds": 5,
+    "alone_rounds": 15,
+    "steps": 3,
+    "small_steps": 30,
+    "micro_batch": 8,
+    "micro_batches": 8,
+    "large": 1,
+    "most_stages": 4,
+    "same_depth": 0,
+}
 GOALS = {"ratio_step_time": ("<=", 1.0), "overhead_frac": ("<=", 0.05)}
 STAGES = (2, 4)
-OURS, THEIRS = ("workers", "agents", "agents_io", "notebook"), ("ranks", "ranks_io")  # kinds of processes
+# kinds of processes
+OURS, THEIRS = ("workers", "agents", "agents_io", "notebook"), ("ranks", "ranks_io")
 
 
 def run(settings: Mapping[str, float]) -> Result:
@@ -62,7 +72,9 @@ def run(settings: Mapping[str, float]) -> Result:
         "ratio_step_time": max(ratios.values()),
         **{f"{kind}_ratio_step_time": worst for kind, worst in ratios.items()},
         "overhead_frac": max(figures[f"{kind}_overhead_frac"] for kind in kinds),
-        "loss_difference": max(value for key, value in figures.items() if key.endswith("loss_difference")),
+        "loss_difference": max(
+            value for key, value in figures.items() if key.endswith("loss_difference")
+        ),
     }
     return Result(name="pipeline", figures={**whole, **figures}, settings=settings, goals=GOALS)
 
@@ -82,7 +94,10 @@ class _Ours:
         model = potluck.Model.from_torch(network, example[0], loss=loss, example_targets=example[1])
         plan = _plan(model, tuple(home.devices)[:n], len(network), micro_batch, n_micro_batches)
         if settings["same_depth"]:
-            stages = [replace(stage, warm_up=min(n - p, n_micro_batches)) for p, stage in enumerate(plan.stages)]
+            stages = [
+                replace(stage, warm_up=min(n - p, n_micro_batches))
+                for p, stage in enumerate(plan.stages)
+            ]
             plan = replace(plan, stages=tuple(stages))
         self.run: Run = home.deploy(plan, model, optimizer=potluck.AdamW(LEARNING_RATE)).wait()
 
@@ -121,35 +136,50 @@ class _None:
         return time.perf_counter() - start_s, total
 
 
-def _plan(model: Any, devices: tuple[str, ...], n_blocks: int, micro_batch: int, n_micro_batches: int) -> "Plan":
+def _plan(
+    model: Any, devices: tuple[str, ...], n_blocks: int, micro_batch: int, n_micro_batches: int
+) -> "Plan":
     """Blocks shared over the devices as the ranks share them; 1F1B as our planners make it."""
     from potluck.records import Plan, Stage
     from potluck.schedule.policies import warm_up_depth
 
     n, n_layers = len(devices), len(model.layers(True))
     firsts = [blocks_of(stage, n, n_blocks).start for stage in range(n)]
-    bounds = [_first_layer(model, n_layers, f"{block}.") if block else 0 for block in firsts] + [n_layers]
+    bounds = [_first_layer(model, n_layers, f"{block}.") if block else 0 for block in firsts] + [
+        n_layers
+    ]
     stages = tuple(
         Stage(
-            start=bounds[p], stop=bounds[p + 1], devices=(devices[p],), shares=(micro_batch,),
+            start=bounds[p],
+            stop=bounds[p + 1],
+            devices=(devices[p],),
+            shares=(micro_batch,),
             warm_up=warm_up_depth(p, n, n_micro_batches),
         )
         for p in range(n)
-    )  # fmt: skip
+    )
     return Plan(
-        planner="by hand", model="bench", stages=stages, micro_batch=micro_batch, n_micro_batches=n_micro_batches
+        planner="by hand",
+        model="bench",
+        stages=stages,
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
     )
 
 
 def _first_layer(model: Any, n_layers: int, prefix: str) -> int:
     """Where the block whose weights begin with `prefix` begins."""
     names = (model.state_names(layer, layer + 1, train=True) for layer in range(n_layers))
-    return next(layer for layer, held in enumerate(names) if any(name.startswith(prefix) for name in held))
+    return next(
+        layer for layer, held in enumerate(names) if any(name.startswith(prefix) for name in held)
+    )
 
 
 def _against_none(home: "Home", kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     ours, alone = _Ours(home, kind, 1, settings), _None(kind, settings)
-    turns = _take_turns({"ours": ours, "alone": alone}, kind, settings, int(settings["alone_rounds"]))
+    turns = _take_turns(
+        {"ours": ours, "alone": alone}, kind, settings, int(settings["alone_rounds"])
+    )
     ours.run.close()
     return {
         f"{kind}_alone_step_ms": 1e3 * median(turns.seconds["alone"]),
@@ -158,13 +188,23 @@ def _against_none(home: "Home", kind: str, settings: Mapping[str, float]) -> dic
     }
 
 
-def _against_ranks(home: "Home", kind: str, n: int, settings: Mapping[str, float]) -> dict[str, float]:
+def _against_ranks(
+    home: "Home", kind: str, n: int, settings: Mapping[str, float]
+) -> dict[str, float]:
     with ExitStack() as stack:
-        size = {"n_micro_batches": int(settings["micro_batches"]), "micro_batch": int(settings["micro_batch"])}
+        size = {
+            "n_micro_batches": int(settings["micro_batches"]),
+            "micro_batch": int(settings["micro_batch"]),
+        }
         ranks = stack.enter_context(Ranks(kind, n, **size))
         ours = _Ours(home, kind, n, settings)
         stack.callback(ours.run.close)
-        turns = _take_turns({"ours": ours, **dict.fromkeys(SCHEDULES, ranks)}, kind, settings, int(settings["rounds"]))
+        turns = _take_turns(
+            {"ours": ours, **dict.fromkeys(SCHEDULES, ranks)},
+            kind,
+            settings,
+            int(settings["rounds"]),
+        )
     ours_ms, theirs_ms = turns.cpu_ms["ours"], turns.cpu_ms["1f1b"]
     spent_ms = {what: ours_ms[what] for what in OURS} | {what: theirs_ms[what] for what in THEIRS}
     return {
@@ -177,7 +217,9 @@ def _against_ranks(home: "Home", kind: str, n: int, settings: Mapping[str, float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turns:
-    """Seconds of a step by side in each round, processor time of one, and how far apart the losses were at most."""
+    """Seconds of a step by side in each round, processor time of one, and how far apart the losses
+    were at most.
+    """
 
     seconds: Mapping[str, list[float]]
     cpu_ms: Mapping[str, Mapping[str, float]]
@@ -185,10 +227,14 @@ class _Turns:
 
     def ratio(self, theirs: str) -> float:
         """Median over the rounds of our time by theirs."""
-        return median(a / b for a, b in zip(self.seconds["ours"], self.seconds[theirs], strict=True))
+        return median(
+            a / b for a, b in zip(self.seconds["ours"], self.seconds[theirs], strict=True)
+        )
 
 
-def _take_turns(sides: Mapping[str, Any], kind: str, settings: Mapping[str, float], rounds: int) -> _Turns:
+def _take_turns(
+    sides: Mapping[str, Any], kind: str, settings: Mapping[str, float], rounds: int
+) -> _Turns:
     """So many rounds; one more is warm-up."""
     n_steps = int(settings["small_steps" if kind == "small" else "steps"])
     seconds: dict[str, list[float]] = {name: [] for name in sides}

@@ -1,21 +1,25 @@
-"""Every planner on every setting and model of the papers, all judged by the one simulator on the shared network.
+"""Every planner on every setting and model of the papers, all judged by the one simulator on the
+shared network.
 
-`worst_ratio_to_best_rival`: over all cases our latency by that of the best rival, of whose plans the simulator judges
-the `judged` that it estimates fastest: more than its authors give it. The first plans of those in `CANDIDATES` are
-among the plans that ours looks at, so that it can hardly be worse; `max_ratio_to_other_rivals` is over all others. The
-speed-ups are over the best of Asteroid, EdgeShard, Alpa and Metis, each with the one plan that its own model of costs,
-without contention, likes best and memory holds, as Dora compares (section 6.2); `..._rejudged`: each with the best of
-its `judged` plans.
+`worst_ratio_to_best_rival`: over all cases our latency by that of the best rival, of whose plans
+the simulator judges the `judged` that it estimates fastest: more than its authors give it. The
+first plans of those in `CANDIDATES` are among the plans that ours looks at, so that it can hardly
+be worse; `max_ratio_to_other_rivals` is over all others. The speed-ups are over the best of
+Asteroid, EdgeShard, Alpa and Metis, each with the one plan that its own model of costs, without
+contention, likes best and memory holds, as Dora compares (section 6.2); `..._rejudged`: each with
+the best of its `judged` plans.
 
-Our forms of these planners may leave devices out and try several orders. `..._published` compares with what is printed:
-Asteroid and Alpa use every device, Alpa in the order listed; they run without a schedule for the network, while ours
-takes turns on it where that is sooner. `turns_gain` is the part of our latency that turns save.
+Our forms of these planners may leave devices out and try several orders. `..._published` compares
+with what is printed: Asteroid and Alpa use every device, Alpa in the order listed; they run without
+a schedule for the network, while ours takes turns on it where that is sooner. `turns_gain` is the
+part of our latency that turns save.
 
-Energy, Dora section 6.2: the least joules at a latency of "0.8x latency performance of the best baseline". Performance
-may be speed or time, so there are three figures: at 1/0.8 times its time (`energy_saving`), at its time (`..._equal`)
-and at 0.8 times its time (`..._urgent`, which only ours may reach), always against the thriftiest of the papers' plans
-that is on time, or for the last against the fastest; `..._published` the same with what is printed. The figures n_...
-count the cases.
+Energy, Dora section 6.2: the least joules at a latency of "0.8x latency performance of the best
+baseline". Performance may be speed or time, so there are three figures: at 1/0.8 times its time
+(`energy_saving`), at its time (`..._equal`) and at 0.8 times its time (`..._urgent`, which only
+ours may reach), always against the thriftiest of the papers' plans that is on time, or for the last
+against the fastest; `..._published` the same with what is printed. The figures n_... count the
+cases.
 
 All 64 cases are looked at, or one in `every`.
 """
@@ -53,8 +57,14 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 SETTINGS: Mapping[str, float] = {
-    "judged": 12, "candidates": 4000, "dora": 1, "asteroid": 1, "every": 1, "first": 0, "processes": 2
-}  # fmt: skip
+    "judged": 12,
+    "candidates": 4000,
+    "dora": 1,
+    "asteroid": 1,
+    "every": 1,
+    "first": 0,
+    "processes": 2,
+}
 GOALS = {"worst_ratio_to_best_rival": ("<=", 1.0)}
 PAPERS = ("asteroid", "edgeshard", "alpa", "metis")  # whom Dora compares with
 PUBLISHED: Mapping[str, Planner] = {
@@ -63,20 +73,24 @@ PUBLISHED: Mapping[str, Planner] = {
     "alpa": partial(plan_alpa, as_printed=True),
     "metis": plan_metis,
 }
-OWN = (*CHEAP, plan_single, plan_data_parallel, plan_dora)  # Dora's only where the model has branches
+# Dora's only where the model has branches
+OWN = (*CHEAP, plan_single, plan_data_parallel, plan_dora)
 CANDIDATES = tuple(name for name, planner in RIVALS.items() if planner in OWN)
 OTHERS = tuple(name for name in RIVALS if name not in CANDIDATES)
 N_TURNED = 3  # of our plans, those whose transfers are tried in turns
-ALLOWED = {"": 1 / 0.8, "_equal_latency": 1.0, "_urgent": 0.8}  # latency by that of the papers' fastest plan
+# latency by that of the papers' fastest plan
+ALLOWED = {"": 1 / 0.8, "_equal_latency": 1.0, "_urgent": 0.8}
 OURS = "potluck"
 
 
 @dataclass(slots=True)
 class Row:
-    """One case: per planner its judged plans that fit, those it likes best first, and its planning seconds.
+    """One case: per planner its judged plans that fit, those it likes best first, and its planning
+    seconds.
 
-    `published`: the one plan of each of the papers' planners as printed. `turned_s`: our latency in turns where that is
-    sooner. `saving`: the part of the papers' energy that ours saves, per kind of theirs and latency allowed.
+    `published`: the one plan of each of the papers' planners as printed. `turned_s`: our latency in
+    turns where that is sooner. `saving`: the part of the papers' energy that ours saves, per kind
+    of theirs and latency allowed.
     """
 
     case: Case
@@ -87,22 +101,34 @@ class Row:
     saving: dict[tuple[str, float], float] = field(default_factory=dict)
 
     def latency_s(self, *names: str, rejudged: bool = True) -> float:
-        """The least latency of these planners, of all plans judged or of their first; infinite where nothing fits."""
-        fitting = (plan for name in names for plan in self.plans.get(name, ())[: None if rejudged else 1])
+        """The least latency of these planners, of all plans judged or of their first.
+
+        Infinite where nothing fits.
+        """
+        fitting = (
+            plan for name in names for plan in self.plans.get(name, ())[: None if rejudged else 1]
+        )
         return min((plan.latency_s or inf for plan in fitting), default=inf)
 
 
 def run(settings: Mapping[str, float]) -> Result:
     """All cases; figures per planner as well."""
-    chosen = [*(cases.dora() if settings["dora"] else ()), *(cases.asteroid() if settings["asteroid"] else ())]
+    chosen = [
+        *(cases.dora() if settings["dora"] else ()),
+        *(cases.asteroid() if settings["asteroid"] else ()),
+    ]
     chosen = chosen[int(settings["first"]) :: int(settings["every"])]
     with ProcessPoolExecutor(max_workers=int(settings["processes"])) as pool:
         rows = list(pool.map(measure, chosen, [dict(settings)] * len(chosen)))
     notes = (
-        f"Our implementations of what the papers describe. The first plans of {', '.join(CANDIDATES)} (of dora only "
-        f"where a model has branches) are among our own candidates; other rivals: {', '.join(OTHERS)}.",
+        "Our implementations of what the papers describe. The first plans of "
+        f"{', '.join(CANDIDATES)} (of dora only "
+        "where a model has branches) are among our own candidates; other rivals: "
+        f"{', '.join(OTHERS)}.",
     )
-    return Result(name="planners", figures=figures(rows), settings=dict(settings), goals=GOALS, notes=notes)
+    return Result(
+        name="planners", figures=figures(rows), settings=dict(settings), goals=GOALS, notes=notes
+    )
 
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
@@ -112,24 +138,29 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     ratios = [row.latency_s(OURS) / row.latency_s(*RIVALS) for row in rivalled]
     found = {"worst_ratio_to_best_rival": max(ratios), "median_ratio_to_best_rival": median(ratios)}
     others = [(row.latency_s(OURS), row.latency_s(*OTHERS)) for row in solved]
-    found |= _of("ratio_to_other_rivals", [ours / theirs for ours, theirs in others if theirs < inf])
+    found |= _of(
+        "ratio_to_other_rivals", [ours / theirs for ours, theirs in others if theirs < inf]
+    )
     for what, train in (("train", True), ("infer", False)):
         for how, rejudged in (("", False), ("_rejudged", True)):
             theirs = [
-                (row, row.latency_s(*PAPERS, rejudged=rejudged)) for row in solved
+                (row, row.latency_s(*PAPERS, rejudged=rejudged))
+                for row in solved
                 if row.case.group == "dora" and row.case.train == train
-            ]  # fmt: skip
+            ]
             ups = [seconds / row.latency_s(OURS) for row, seconds in theirs if seconds < inf]
             found |= _of(f"speedup_dora_settings_{what}{how}", ups)
         ups = [
-            min(plan.latency_s or inf for plan in row.published) / row.turned_s for row in solved
+            min(plan.latency_s or inf for plan in row.published) / row.turned_s
+            for row in solved
             if row.case.group == "dora" and row.case.train == train and row.published
-        ]  # fmt: skip
+        ]
         found |= _of(f"speedup_dora_settings_{what}_published", ups)
     for kind in ("", "_published"):
         for what, part in ALLOWED.items():
             found |= _of(
-                f"energy_saving{what}{kind}", [r.saving[kind, part] for r in solved if (kind, part) in r.saving]
+                f"energy_saving{what}{kind}",
+                [r.saving[kind, part] for r in solved if (kind, part) in r.saving],
             )
     found |= _of("turns_gain", [1 - row.turned_s / row.latency_s(OURS) for row in solved])
     found |= {
@@ -150,7 +181,9 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 
 def _of(key: str, values: Sequence[float]) -> dict[str, float]:
     return {f"n_{key}": float(len(values))} | (
-        {f"median_{key}": median(values), f"max_{key}": max(values), f"min_{key}": min(values)} if values else {}
+        {f"median_{key}": median(values), f"max_{key}": max(values), f"min_{key}": min(values)}
+        if values
+        else {}
     )
 
 
@@ -165,7 +198,9 @@ def measure(case: Case, settings: Mapping[str, float]) -> Row:
         return sorted(plans, key=lambda plan: plan.latency_s or inf)
 
     def judged(plans: Sequence[Plan]) -> list[Plan]:
-        found = (judge(problem, plan, table, simulator) for plan in plans[: int(settings["judged"])])
+        found = (
+            judge(problem, plan, table, simulator) for plan in plans[: int(settings["judged"])]
+        )
         return [plan for plan in found if not breaches(problem, plan)]
 
     for name, planner in RIVALS.items():
@@ -202,7 +237,8 @@ def _turned_s(problem: Problem, plan: Plan) -> float:
 
 
 def _saving(problem: Problem, row: Row, theirs: Sequence[Plan], part: float) -> float | None:
-    """The part of the energy that ours saves at `part` of the latency of the fastest plan of `theirs`.
+    """The part of the energy that ours saves at `part` of the latency of the fastest plan of
+    `theirs`.
 
     None where power is unknown or no plan is that fast.
     """
@@ -214,4 +250,8 @@ def _saving(problem: Problem, row: Row, theirs: Sequence[Plan], part: float) -> 
         return None
     on_time = [plan for plan in theirs if (plan.latency_s or inf) <= limit_s] or [fastest]
     ours = make_plans(replace(problem, qoe=QoE(latency_s=limit_s))).best
-    return None if ours.energy_j is None else 1 - ours.energy_j / min(plan.energy_j or inf for plan in on_time)
+    return (
+        None
+        if ours.energy_j is None
+        else 1 - ours.energy_j / min(plan.energy_j or inf for plan in on_time)
+    )

@@ -1,16 +1,18 @@
-"""How long planning takes: Dora's Table 4 cases, EfficientNet-B1 uncut on six devices, homes of 24, 32 and 64 devices.
+"""How long planning takes: Dora's Table 4 cases, EfficientNet-B1 uncut on six devices, homes of 24,
+32 and 64 devices.
 
-Per case: processor seconds of one core to the first plan, to a plan within 1 % of the final one, and to the end. The
-papers print 0.11-0.79 s for Dora's cases (on a laptop) and 480 s for EfficientNet-B1's 213 layers (on a Jetson NX):
-compare on one machine only.
+Per case: processor seconds of one core to the first plan, to a plan within 1 % of the final one,
+and to the end. The papers print 0.11-0.79 s for Dora's cases (on a laptop) and 480 s for
+EfficientNet-B1's 213 layers (on a Jetson NX): compare on one machine only.
 
-In homes of many devices, drawn by seed from a stated class: seconds to the end, and how our plan compares with the best
-of all other planners' best 24 each, judged by the one simulator. Those have `rival_s` each, and what they found by then
-counts; how many ran out of it is told.
+In homes of many devices, drawn by seed from a stated class: seconds to the end, and how our plan
+compares with the best of all other planners' best 24 each, judged by the one simulator. Those have
+`rival_s` each, and what they found by then counts; how many ran out of it is told.
 """
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from math import inf
 from statistics import median
 
@@ -59,7 +61,10 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def _large(settings: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by number of devices, the most of any home; ratios to the best rival; planners that ran out of time."""
+    """Seconds by number of devices, the most of any home; ratios to the best rival.
+
+    Planners that ran out of time.
+    """
     seconds: dict[int, list[float]] = {size: [] for size in large_homes.SIZES}
     ratios, n_late = list[float](), 0
     for home in large_homes.drawn(int(settings["large"]), int(settings["seed"])):
@@ -72,22 +77,31 @@ def _large(settings: Mapping[str, float]) -> dict[str, float]:
         n_late += late
     found = {f"devices_{size}_s": max(values) for size, values in seconds.items() if values}
     if ratios:
-        found |= {"worst_ratio_to_best_rival_large": max(ratios), "median_ratio_to_best_rival_large": median(ratios)}
+        found |= {
+            "worst_ratio_to_best_rival_large": max(ratios),
+            "median_ratio_to_best_rival_large": median(ratios),
+        }
     return found | {"rivals_out_of_time_large": n_late}
 
 
 def _best_rival_s(problem: Problem, each_s: float) -> tuple[float, int]:
-    """The least simulated latency of all other planners' plans, and how many planners were not done in `each_s`."""
+    """The least simulated latency of all other planners' plans, and how many planners were not done
+    in `each_s`.
+    """
     table = CostTable(problem)
     simulator, best_s, n_late = Direct(problem, table), inf, 0
     for planner in RIVALS.values():
         end_s = time.process_time() + each_s
-        found = in_time(planner, problem, WorkBudget(), lambda end_s=end_s: time.process_time() >= end_s)  # type: ignore[misc]
+        found = in_time(planner, problem, WorkBudget(), partial(_is_over, end_s))
         n_late += time.process_time() >= end_s
         for plan in found[:N_JUDGED]:
             if floor_s(table, plan) < best_s:  # a plan takes no less
                 best_s = min(best_s, simulator.run(plan).latency_s)
     return best_s, n_late
+
+
+def _is_over(end_s: float) -> bool:
+    return time.process_time() >= end_s
 
 
 def _best(case: Case, repeats: int, max_layers: int) -> tuple[float, float, float]:
@@ -96,7 +110,8 @@ def _best(case: Case, repeats: int, max_layers: int) -> tuple[float, float, floa
     for _ in range(repeats):
         since = time.process_time()
         found = [
-            (time.process_time() - since, plan.latency_s or inf) for plan in plan_anytime(problem, CostTable(problem))
+            (time.process_time() - since, plan.latency_s or inf)
+            for plan in plan_anytime(problem, CostTable(problem))
         ]
         end_s = time.process_time() - since
         near_s = next(seconds for seconds, latency_s in found if latency_s <= NEAR * found[-1][1])

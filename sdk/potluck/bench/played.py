@@ -39,16 +39,22 @@ class Case:
             for a, b, names, depth in zip(cuts, cuts[1:], self.stages, depths, strict=False)
         )
         return Plan(
-            planner="bench", model=model_name, stages=tuple(stages), micro_batch=rows,
-            n_micro_batches=n_micro_batches, training=not self.at_once,
-        )  # fmt: skip
+            planner="bench",
+            model=model_name,
+            stages=tuple(stages),
+            micro_batch=rows,
+            n_micro_batches=n_micro_batches,
+            training=not self.at_once,
+        )
 
 
 def _even(rows: int, n: int) -> tuple[int, ...]:
     return tuple((i + 1) * rows // n - i * rows // n for i in range(n))
 
 
-def of_home(home: "Home", some: Sequence[Case], settings: Mapping[str, float]) -> "dict[str, list[Comparison]]":
+def of_home(
+    home: "Home", some: Sequence[Case], settings: Mapping[str, float]
+) -> "dict[str, list[Comparison]]":
     """Each of these cases on this home, as often as the settings say."""
     batch, micro_batch = int(settings["batch"]), int(settings["micro_batch"])
     found: dict[str, list[Comparison]] = {case.name: [] for case in some}
@@ -64,7 +70,13 @@ def of_home(home: "Home", some: Sequence[Case], settings: Mapping[str, float]) -
 
 
 def _tried(
-    home: "Home", case: Case, plan: Plan, model: Any, images: Any, labels: Any, settings: Mapping[str, float]
+    home: "Home",
+    case: Case,
+    plan: Plan,
+    model: Any,
+    images: Any,
+    labels: Any,
+    settings: Mapping[str, float],
 ) -> "Comparison":
     from potluck.run.optimizers import AdamW
 
@@ -94,7 +106,9 @@ def _model(kind: str, batch: int) -> tuple[Any, Any, Any]:
     images, labels = next(iter(Digits.load().batches(batch, 1)))
     torch.manual_seed(0)
     network = digits_network() if kind == "cnn" else _linear(WIDTHS[kind])
-    made = Model.from_torch(network, images, loss=torch.nn.functional.cross_entropy, example_targets=labels)
+    made = Model.from_torch(
+        network, images, loss=torch.nn.functional.cross_entropy, example_targets=labels
+    )
     return made, images, labels
 
 
@@ -102,4 +116,6 @@ def _linear(n: int) -> Any:
     """A network of linear layers, `n` wide."""
     from torch import nn
 
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 10)
+    )

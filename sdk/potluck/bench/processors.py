@@ -21,7 +21,10 @@ class Processors:
             self._kinds.update(dict.fromkeys(child.children(recursive=True), "workers"))
 
     def spent_s(self) -> Mapping[str, float]:
-        """Processor seconds so far, by kind; `_io`: of agents and ranks, all threads but the first."""
+        """Processor seconds so far, by kind.
+
+        `_io`: of agents and ranks, all threads but the first.
+        """
         spent: defaultdict[str, float] = defaultdict(float)
         for process, kind in self._kinds.items():
             with suppress(psutil.Error):

@@ -1,8 +1,9 @@
-"""The same pipeline by `torch.distributed.pipelining` over gloo: one process per stage, steered by lines.
+"""The same pipeline by `torch.distributed.pipelining` over gloo: one process per stage, steered by
+lines.
 
-The yardstick of bench `pipeline`: no encryption, no plans, the stages in place from the start, inputs and targets where
-they are needed. Run as a module it is one rank: it reads `SCHEDULE STEPS`, does so many steps, and answers with seconds
-and the loss of the last one.
+The yardstick of bench `pipeline`: no encryption, no plans, the stages in place from the start,
+inputs and targets where they are needed. Run as a module it is one rank: it reads `SCHEDULE STEPS`,
+does so many steps, and answers with seconds and the loss of the last one.
 """
 
 import json
@@ -27,7 +28,12 @@ class Ranks:
 
     def __init__(self, kind: str, n: int, *, n_micro_batches: int, micro_batch: int) -> None:
         self._n = n
-        self._setting = {"kind": kind, "n": n, "n_micro_batches": n_micro_batches, "micro_batch": micro_batch}
+        self._setting = {
+            "kind": kind,
+            "n": n,
+            "n_micro_batches": n_micro_batches,
+            "micro_batch": micro_batch,
+        }
 
     def __enter__(self) -> "Ranks":
         self._folder = tempfile.TemporaryDirectory(prefix="potluck-bench-")
@@ -35,15 +41,27 @@ class Ranks:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "potluck.bench.ranks", json.dumps({**setting, "rank": rank})],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+                [
+                    sys.executable,
+                    "-m",
+                    "potluck.bench.ranks",
+                    json.dumps({**setting, "rank": rank}),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
             )
             for rank in range(self._n)
-        ]  # fmt: skip
+        ]
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for rank in self._ranks:
             rank.communicate()  # closing its input ends it
@@ -55,7 +73,9 @@ class Ranks:
             assert rank.stdin is not None
             rank.stdin.write(f"{schedule} {n_steps}\n")
             rank.stdin.flush()
-        answers = [json.loads(rank.stdout.readline()) for rank in self._ranks if rank.stdout is not None]
+        answers = [
+            json.loads(rank.stdout.readline()) for rank in self._ranks if rank.stdout is not None
+        ]
         return max(seconds for seconds, _ in answers), float(answers[-1][1])
 
 
@@ -72,7 +92,9 @@ def _serve(setting: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     rank, n = setting["rank"], setting["n"]
-    distributed.init_process_group("gloo", init_method=f"file://{setting['store']}", rank=rank, world_size=n)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{setting['store']}", rank=rank, world_size=n
+    )
     network, x, y = NETWORKS[setting["kind"]](setting["n_micro_batches"] * setting["micro_batch"])
     pipelines = {name: _Pipeline(name, network, x, y, setting) for name in SCHEDULES}
     for line in sys.stdin:
@@ -86,7 +108,12 @@ class _Pipeline:
     """This rank's stage under one schedule."""
 
     def __init__(
-        self, name: str, network: "torch.nn.Sequential", x: "torch.Tensor", y: "torch.Tensor", setting: dict[str, Any]
+        self,
+        name: str,
+        network: "torch.nn.Sequential",
+        x: "torch.Tensor",
+        y: "torch.Tensor",
+        setting: dict[str, Any],
     ) -> None:
         import copy
 
@@ -99,7 +126,9 @@ class _Pipeline:
         self._optimizer = torch.optim.AdamW(module.parameters(), LEARNING_RATE)
         kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[name]
         stage = PipelineStage(module, rank, n, torch.device("cpu"))
-        self._schedule = kind(stage, setting["n_micro_batches"], loss_fn=torch.nn.functional.cross_entropy)
+        self._schedule = kind(
+            stage, setting["n_micro_batches"], loss_fn=torch.nn.functional.cross_entropy
+        )
         self._inputs = (x,) if rank == 0 else ()
         self._targets, self._is_last = y, rank == n - 1
 
@@ -119,7 +148,9 @@ class _Pipeline:
                 self._schedule.step(*self._inputs)
             self._optimizer.step()
         distributed.barrier()
-        return time.perf_counter() - start_s, sum(loss.item() for loss in losses) / max(1, len(losses))
+        return time.perf_counter() - start_s, sum(loss.item() for loss in losses) / max(
+            1, len(losses)
+        )
 
 
 if __name__ == "__main__":

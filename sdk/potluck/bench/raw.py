@@ -1,7 +1,8 @@
-"""What ZeroMQ alone can do: frames from this process to another one, plain or under CURVE, with one answer at the end.
+"""What ZeroMQ alone can do: frames from this process to another one, plain or under CURVE, with one
+answer at the end.
 
-The yardstick of bench `stream`: no headers, no chunks to check, no credits, no assembly; the receiver drops what it
-gets. Run as a module it is that receiver.
+The yardstick of bench `stream`: no headers, no chunks to check, no credits, no assembly; the
+receiver drops what it gets. Run as a module it is that receiver.
 """
 
 import os
@@ -34,7 +35,9 @@ class RawStream:
 
     def __enter__(self) -> "RawStream":
         command = [sys.executable, "-m", "potluck.bench.raw", "curve" if self._curve else "plain"]
-        self._receiver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._receiver = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._receiver.stdout is not None
         port, _, server_key = self._receiver.stdout.readline().strip().partition(" ")
         self._context = zmq.Context()
@@ -48,13 +51,18 @@ class RawStream:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._context.destroy(linger=0)
         self._receiver.communicate()  # closing its input ends it
 
     def transfer(self, nbytes: int, frame_bytes: int = 0) -> float:
-        """Send `nbytes` in frames and wait until the receiver has them all; returns the seconds that took.
+        """Send `nbytes` in frames and wait until the receiver has them all.
+
+        Returns the seconds that took.
 
         `frame_bytes`: smaller frames than usual.
         """
@@ -66,7 +74,9 @@ class RawStream:
         for frame in frames:
             self._socket.send(frame, copy=False)
         if not self._socket.poll(ANSWER_MS):
-            raise PotluckError("the receiver of the yardstick does not answer.", next_step="Run the bench again.")
+            raise PotluckError(
+                "the receiver of the yardstick does not answer.", next_step="Run the bench again."
+            )
         self._socket.recv()
         return time.perf_counter() - start_s
 

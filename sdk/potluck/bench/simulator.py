@@ -1,8 +1,10 @@
-"""How fast the simulator is: actions (computing and transfers) per second on a four-stage, 32-micro-batch round.
+"""How fast the simulator is: actions (computing and transfers) per second on a four-stage,
+32-micro-batch round.
 
-`actions_per_s`: transfers one at a time in order of urgency, as a schedule sends them; `actions_per_s_fair`: flows
-share the medium by max-min fairness. Both on one shared medium, the engine alone. `plans_per_s`: all of a plan from its
-stages to its latency, its shape known. `peak_mb`: the most memory while doing so.
+`actions_per_s`: transfers one at a time in order of urgency, as a schedule sends them;
+`actions_per_s_fair`: flows share the medium by max-min fairness. Both on one shared medium, the
+engine alone. `plans_per_s`: all of a plan from its stages to its latency, its shape known.
+`peak_mb`: the most memory while doing so.
 """
 
 import time
@@ -12,7 +14,18 @@ from statistics import median
 
 from potluck.bench.frame import Result
 from potluck.contention.list_scheduler import run as run_scheduled
-from potluck.records import Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+from potluck.records import (
+    Device,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+    Training,
+)
 from potluck.simulate.direct import Direct
 from potluck.simulate.engine import TaskGraph
 from potluck.simulate.engine import run as run_fair
@@ -55,18 +68,32 @@ def _round(n_stages: int, n_micro_batches: int) -> tuple[Problem, Plan]:
     names = [f"d{i}" for i in range(n_stages)]
     cost = LayerCost(rows=(1,), forward_s=(0.010,), backward_s=(0.020,))
     problem = Problem(
-        model="chain", workload=Training(batch=n_micro_batches), costs=dict.fromkeys(names, (cost,) * n_stages),
+        model="chain",
+        workload=Training(batch=n_micro_batches),
+        costs=dict.fromkeys(names, (cost,) * n_stages),
         devices=tuple(Device(name=name, memory_bytes=10**9) for name in names),
-        layers=tuple(Layer(name=f"l{i}", output_bytes=50_000, gradient_bytes=50_000) for i in range(n_stages)),
+        layers=tuple(
+            Layer(name=f"l{i}", output_bytes=50_000, gradient_bytes=50_000) for i in range(n_stages)
+        ),
         network=Network(
             media=(Medium(name="air", capacity_bytes_per_s=10_000_000.0),),
             paths={(a, b): Path(media=(("air", 1),)) for a in names for b in names if a != b},
         ),
-    )  # fmt: skip
+    )
     stages = tuple(
-        Stage(start=p, stop=p + 1, devices=(name,), shares=(1,), warm_up=min(2 * (n_stages - p) - 1, n_micro_batches))
+        Stage(
+            start=p,
+            stop=p + 1,
+            devices=(name,),
+            shares=(1,),
+            warm_up=min(2 * (n_stages - p) - 1, n_micro_batches),
+        )
         for p, name in enumerate(names)
     )
     return problem, Plan(
-        planner="bench", model="chain", stages=stages, micro_batch=1, n_micro_batches=n_micro_batches
-    )  # fmt: skip
+        planner="bench",
+        model="chain",
+        stages=stages,
+        micro_batch=1,
+        n_micro_batches=n_micro_batches,
+    )

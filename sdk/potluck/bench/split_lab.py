@@ -1,5 +1,5 @@
-"""A request shared by the paper's robot and server in a lab: foretold and measured, next to either alone; and what
-dividing costs."""
+"""A request shared by the paper's robot and server in a lab: foretold and measured, next to either
+alone; and what dividing costs."""
 
 import ctypes
 import math
@@ -27,23 +27,30 @@ if TYPE_CHECKING:
     from potluck.offload.accelerated import AcceleratedModel
 
 HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"  # Intra-DP's, on its WiFi
-WIDE = (96, 192, 384)  # channels, in the lab: 0.7 Mflop for each pixel that is sent, VGG-19 does 0.8
+# channels, in the lab: 0.7 Mflop for each pixel that is sent, VGG-19 does 0.8
+WIDE = (96, 192, 384)
 SMALL, PIXELS = (32, 64, 128), 96  # where pieces are computed one after the other
-MB_PER_S = (4.0, 9.125, 11.625)  # in the home's own time; the last are the paper's means outdoors and indoors
+# in the home's own time; the last are the paper's means outdoors and indoors
+MB_PER_S = (4.0, 9.125, 11.625)
 TABLE_MB_PER_S = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
 FAST_BYTES_PER_S = 50e6  # in the lab, while weights are loaded
 DEADLINE = 1.0  # times what the device takes alone: until then joules are saved
 MEANWHILE_S = 0.005  # after a request has begun, the air changes
-WIFI_MB_PER_S, WIRED_MB_PER_S = 60.0, 600.0  # between two sides as fast as this process: five times a Raspberry Pi
+# between two sides as fast as this process: five times a Raspberry Pi
+WIFI_MB_PER_S, WIRED_MB_PER_S = 60.0, 600.0
 LAYER_REPEATS = 9
 PIECE_S = 2e-5  # what the interpreter takes for a graph of any size
 SETTLING = 2  # requests after a change of the air, until the estimate has followed
 
 
-def figures(pixels: int, requests: int, turns: int, time_scale: float, repeats: int = 15) -> dict[str, float]:
-    """The median error of predictions, what requests take on steady and on fading air, and the overhead.
+def figures(
+    pixels: int, requests: int, turns: int, time_scale: float, repeats: int = 15
+) -> dict[str, float]:
+    """The median error of predictions, what requests take on steady and on fading air, and the
+    overhead.
 
-    Seconds and joules are the lab's: `lab_times` the home's, which is `time_scale`, or more on a slow machine.
+    Seconds and joules are the lab's: `lab_times` the home's, which is `time_scale`, or more on a
+    slow machine.
     """
     import torch
 
@@ -54,7 +61,9 @@ def figures(pixels: int, requests: int, turns: int, time_scale: float, repeats: 
     _keep_memory()
     try:
         net, x = _network(pixels, WIDE)
-        found = _in_the_lab(Model.from_torch(net, x, max_layers=6, name="wide-vgg"), x, requests, turns, time_scale)
+        found = _in_the_lab(
+            Model.from_torch(net, x, max_layers=6, name="wide-vgg"), x, requests, turns, time_scale
+        )
         net, x = _network(PIXELS, SMALL)
         model = Model.from_torch(net, x, max_layers=6, name="small-vgg")
         for name, mb_per_s in (("split", WIFI_MB_PER_S), ("split_wired", WIRED_MB_PER_S)):
@@ -66,7 +75,10 @@ def figures(pixels: int, requests: int, turns: int, time_scale: float, repeats: 
 
 
 def _keep_memory() -> None:
-    """What tensors gave back stays for the next ones, as in a worker; the whole model would pay more for pages."""
+    """What tensors gave back stays for the next ones, as in a worker.
+
+    The whole model would pay more for pages.
+    """
     from potluck_agent.worker.launch import MALLOC
 
     library = ctypes.CDLL(None)
@@ -84,14 +96,22 @@ def _network(pixels: int, widths: Sequence[int]) -> "tuple[torch.nn.Module, torc
     layers: list[nn.Module] = []
     channels = 3
     for width in widths:
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)]
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+        ]
         layers += [nn.ReLU(), nn.MaxPool2d(2)]
         channels = width
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(channels * 16, 100))
+    net = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(channels * 16, 100)
+    )
     return net.eval(), torch.randn(1, 3, pixels, pixels)
 
 
-def _in_the_lab(model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale: float) -> dict[str, float]:
+def _in_the_lab(
+    model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale: float
+) -> dict[str, float]:
     """`_played`, slower where this machine is too slow for that."""
     try:
         return _played(model, x, requests, turns, time_scale)
@@ -102,7 +122,9 @@ def _in_the_lab(model: Any, x: "torch.Tensor", requests: int, turns: int, time_s
         return _played(model, x, requests, turns, needed)
 
 
-def _played(model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale: float) -> dict[str, float]:
+def _played(
+    model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale: float
+) -> dict[str, float]:
     from potluck.home import Home
     from potluck.offload.accelerate import accelerate
 
@@ -115,7 +137,9 @@ def _played(model: Any, x: "torch.Tensor", requests: int, turns: int, time_scale
             return found | (_fading(home, fast, x, turns, time_scale) if turns else {})
 
 
-def _steady(home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", requests: int) -> dict[str, float]:
+def _steady(
+    home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", requests: int
+) -> dict[str, float]:
     """Foretold and measured where the air stays as it is."""
     found: dict[str, float] = {}
     errors: list[float] = []
@@ -133,10 +157,14 @@ def _steady(home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", requests:
 def _fading(
     home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", turns: int, time_scale: float
 ) -> dict[str, float]:
-    """Requests on traces that drop to near zero, of ours and of every rival: one per step, which begins while the
-    request is under way. All go by the same estimator, and answer alone where the helper is late."""
+    """Requests on traces that drop to near zero, of ours and of every rival: one per step, which
+    begins while the request is under way. All go by the same estimator, and answer alone where the
+    helper is late."""
     deadline_s = DEADLINE * fast.alone_s
-    ways: dict[str, tuple[str, float | None]] = {"shared": ("", None), "shared thriftily": ("", deadline_s)}
+    ways: dict[str, tuple[str, float | None]] = {
+        "shared": ("", None),
+        "shared thriftily": ("", deadline_s),
+    }
     ways |= {way: (way, deadline_s if "thrift" in way else None) for way in WAYS}
     seen: dict[tuple[str, str], tuple[Answer, ...]] = {}
     for way, (rival, limit_s) in ways.items():
@@ -155,12 +183,18 @@ def _fading(
         seconds = {way: [answer.latency_s for answer in seen[place, way]] for way in ways}
         joules = {way: [answer.joules or 0.0 for answer in seen[place, way]] for way in ways}
         for way in ways:
-            found |= {f"lab {place}, {way}: latency_{name}_s": v for name, v in _middle_and_tail(seconds[way]).items()}
-            found |= {f"lab {place}, {way}: energy_{name}_j": v for name, v in _middle_and_tail(joules[way]).items()}
+            found |= {
+                f"lab {place}, {way}: latency_{name}_s": v
+                for name, v in _middle_and_tail(seconds[way]).items()
+            }
+            found |= {
+                f"lab {place}, {way}: energy_{name}_j": v
+                for name, v in _middle_and_tail(joules[way]).items()
+            }
         found[f"lab_{place}_latency_ratio_to_best_rival"] = _ratio_to_best(seconds, "shared")
-        found[f"lab_{place}_energy_ratio_to_thriftiest_cut"] = fmean(joules["shared thriftily"]) / fmean(
-            joules["thriftiest cut"]
-        )
+        found[f"lab_{place}_energy_ratio_to_thriftiest_cut"] = fmean(
+            joules["shared thriftily"]
+        ) / fmean(joules["thriftiest cut"])
     return found
 
 
@@ -169,7 +203,9 @@ def _middle_and_tail(values: Sequence[float]) -> dict[str, float]:
 
 
 def _ratio_to_best(seconds: Mapping[str, Sequence[float]], ours: str) -> float:
-    """Our mean by that of whichever rival has the least on this trace, though nobody knows beforehand which."""
+    """Our mean by that of whichever rival has the least on this trace, though nobody knows
+    beforehand which.
+    """
     return fmean(seconds[ours]) / min(fmean(seconds[way]) for way in WAYS)
 
 
@@ -178,10 +214,12 @@ def _air(home: "Home", mb_per_s: float) -> None:
 
 
 def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) -> dict[str, float]:
-    """What it costs that a request is divided between two equals, all pieces of which one process computes here.
+    """What it costs that a request is divided between two equals, all pieces of which one process
+    computes here.
 
-    `overhead_frac`: how much longer that takes than the undivided model; rows that both sides compute count twice,
-    sending counts nothing. `error_frac`: how far it is from what was foretold of these pieces.
+    `overhead_frac`: how much longer that takes than the undivided model; rows that both sides
+    compute count twice, sending counts nothing. `error_frac`: how far it is from what was foretold
+    of these pieces.
     """
     shareable = Shareable(model.traced_line())
     sharing = _between_equals(model, shareable, x)
@@ -200,7 +238,9 @@ def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) ->
                 have[step.side].update(zip(step.gives, made, strict=True))
             else:
                 part, rows = step.part, have[step.side].get(step.part)
-                have[step.to][part] = x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
+                have[step.to][part] = (
+                    x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
+                )
 
     seconds = frame.interleaved({"divided": divided, "whole": lambda: undivided([x])}, repeats)
     sides = Sides(names=("device", "helper"), kinds={}, sharing=sharing, batch=len(x))
@@ -211,7 +251,9 @@ def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) ->
     }
 
 
-def _ready(graph: Graph, state: "Mapping[str, torch.Tensor]") -> Callable[[list[Any]], Sequence[Any]]:
+def _ready(
+    graph: Graph, state: "Mapping[str, torch.Tensor]"
+) -> Callable[[list[Any]], Sequence[Any]]:
     """A graph with its weights in the agent's interpreter."""
     from potluck_agent.worker.interpreter import Interpreter
 
@@ -230,4 +272,8 @@ def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Offl
         values = list(layer(values))
     seconds = frame.interleaved(layers, LAYER_REPEATS)
     equal = pace(model.laid_out(), [min(several) for several in seconds.values()], len(x))
-    return OffloadProblem(operators=shareable.operators((equal, equal), batch=len(x)), bytes_per_s=0.0, piece_s=PIECE_S)
+    return OffloadProblem(
+        operators=shareable.operators((equal, equal), batch=len(x)),
+        bytes_per_s=0.0,
+        piece_s=PIECE_S,
+    )

@@ -1,7 +1,9 @@
-"""Switching plans while a run goes on: how long training pauses and how late requests are, against stop-reload-start.
+"""Switching plans while a run goes on: how long training pauses and how late requests are, against
+stop-reload-start.
 
-Half of a network moves from one agent to another over a link of 100 Mbit/s: 50 MB of weights and moments in training,
-50 MB of weights for requests. What stop-reload-start sends from home is not slowed down, which is in its favour.
+Half of a network moves from one agent to another over a link of 100 Mbit/s: 50 MB of weights and
+moments in training, 50 MB of weights for requests. What stop-reload-start sends from home is not
+slowed down, which is in its favour.
 """
 
 import tempfile
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
     from potluck.home import Home
     from potluck.records import Plan
 
-SETTINGS: Mapping[str, float] = {"delta_mb": 50, "link_mbit_per_s": 100, "width": 1024, "rows": 16, "steps_before": 10}
+SETTINGS: Mapping[str, float] = {
+    "delta_mb": 50,
+    "link_mbit_per_s": 100,
+    "width": 1024,
+    "rows": 16,
+    "steps_before": 10,
+}
 GOALS = {"train_stall_beyond_a_step_s": ("<=", 0.2), "requests_late": ("<=", 0.0)}
 NEAR, FAR = "near", "far"
 FOREVER = 1_000_000
@@ -45,7 +53,9 @@ def _training(home: "Home", settings: Mapping[str, float]) -> dict[str, float]:
     before, after, model = _plans(net, x, y)
     running = home.deploy(before, model).wait()
     ends: list[float] = []
-    fitting = running.fit([(x, y)] * 8, epochs=FOREVER, on_step=lambda step, loss: ends.append(time.perf_counter()))
+    fitting = running.fit(
+        [(x, y)] * 8, epochs=FOREVER, on_step=lambda step, loss: ends.append(time.perf_counter())
+    )
     _until(lambda: len(ends) >= settings["steps_before"])
     begin_s, first = time.perf_counter(), len(ends)
     running.switch(after).wait()
@@ -105,14 +115,19 @@ def _requests(home: "Home", settings: Mapping[str, float]) -> dict[str, float]:
 
 
 def _network(settings: Mapping[str, float], *, copies: int) -> tuple[Any, Any]:
-    """Twice as many layers as the delta holds, each with `copies` tensors of its size; and a batch."""
+    """Twice as many layers as the delta holds, each with `copies` tensors of its size.
+
+    And a batch.
+    """
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     width = int(settings["width"])
     n_moved = max(1, round(settings["delta_mb"] * 1e6 / (4 * copies * width * (width + 1))))
-    layers = [m for _ in range(2 * n_moved) for m in (torch.nn.Linear(width, width), torch.nn.Tanh())]
+    layers = [
+        m for _ in range(2 * n_moved) for m in (torch.nn.Linear(width, width), torch.nn.Tanh())
+    ]
     return torch.nn.Sequential(*layers), torch.randn(int(settings["rows"]), width)
 
 
@@ -125,13 +140,25 @@ def _plans(net: Any, x: Any, y: Any) -> "tuple[Plan, Plan, Any]":
 
     trains = y is not None
     loss = torch.nn.functional.cross_entropy
-    model = Model.from_torch(net, x, loss=loss, example_targets=y) if trains else Model.from_torch(net, x)
+    model = (
+        Model.from_torch(net, x, loss=loss, example_targets=y)
+        if trains
+        else Model.from_torch(net, x)
+    )
     n_layers, rows = len(model.layers(trains)), len(x)
 
     def plan(*bounds: tuple[int, int, str]) -> "Plan":
-        stages = tuple(Stage(start=a, stop=b, devices=(name,), shares=(rows // 2,), warm_up=2) for a, b, name in bounds)
+        stages = tuple(
+            Stage(start=a, stop=b, devices=(name,), shares=(rows // 2,), warm_up=2)
+            for a, b, name in bounds
+        )
         return Plan(
-            planner="bench", model="linear", stages=stages, micro_batch=rows // 2, n_micro_batches=2, training=trains
+            planner="bench",
+            model="linear",
+            stages=stages,
+            micro_batch=rows // 2,
+            n_micro_batches=2,
+            training=trains,
         )
 
     half = n_layers // 2

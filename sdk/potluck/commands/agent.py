@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Hand over to the agent with the same arguments; it keeps our process id, so that services can watch it."""
+    """Hand over to the agent with the same arguments.
+
+    It keeps our process id, so that services can watch it.
+    """
     command = [sys.executable, "-m", "potluck_agent", *arguments]
     if os.name != "nt":
         sys.stdout.flush()
         os.execv(sys.executable, command)  # noqa: S606 - our own interpreter, fixed module
-    return subprocess.call(command)  # exec on Windows starts another process and ends ours: the console would not wait
+    # exec on Windows starts another process and ends ours: the console would not wait
+    return subprocess.call(command)

@@ -10,10 +10,24 @@ from potluck.errors import FileError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The name, where to write JSON, and settings to change."""
-    parser.add_argument("name", choices=[*BENCHES, "all"], metavar="NAME", help=f"one of {', '.join(BENCHES)}, or all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON (a list of them for `all`)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=NUMBER", help="change a setting of the bench"
+        "name",
+        choices=[*BENCHES, "all"],
+        metavar="NAME",
+        help=f"one of {', '.join(BENCHES)}, or all",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the result as JSON (a list of them for `all`)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=NUMBER",
+        help="change a setting of the bench",
     )
 
 
@@ -34,4 +48,6 @@ def _write(path: Path, document: object) -> None:
     try:
         path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}.", next_step="Choose another --json FILE.") from error
+        raise FileError(
+            f"cannot write {path}: {error.strerror}.", next_step="Choose another --json FILE."
+        ) from error

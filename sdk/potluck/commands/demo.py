@@ -1,7 +1,9 @@
-"""`potluck demo`: four unequal devices on this machine learn to read digits and name two photographs, together.
+"""`potluck demo`: four unequal devices on this machine learn to read digits and name two
+photographs, together.
 
-The agents are real: processes of their own, found by mDNS, paired by their codes, talking over encrypted sockets. Only
-their speed, links, memory and power are emulated, and what is emulated or modelled says so.
+The agents are real: processes of their own, found by mDNS, paired by their codes, talking over
+encrypted sockets. Only their speed, links, memory and power are emulated, and what is emulated or
+modelled says so.
 """
 
 import argparse
@@ -22,13 +24,16 @@ if TYPE_CHECKING:
     from potluck.run.run import Run
 
 BATCH, MICRO_BATCH, LR = 64, 16, 3e-3
-TOLERANCE = 1e-5  # of losses from 2.3 down: rounding, where devices share a stage and sum in another order; else 0
+# of losses from 2.3 down: rounding, where devices share a stage and sum in another order; else 0
+TOLERANCE = 1e-5
 STREAMED = 4  # times both photographs, so that the stream has a steady rate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `potluck demo`."""
-    parser.add_argument("--out", type=Path, default=Path("potluck-demo"), help="folder for pictures and traces")
+    parser.add_argument(
+        "--out", type=Path, default=Path("potluck-demo"), help="folder for pictures and traces"
+    )
     parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
 
 
@@ -43,15 +48,25 @@ def main(args: argparse.Namespace) -> int:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"cannot make the folder {args.out}: {error.strerror}.", path=str(args.out)) from error
+        raise FileError(
+            f"cannot make the folder {args.out}: {error.strerror}.", path=str(args.out)
+        ) from error
     begun_s = time.monotonic()
     with _demo_home() as home:
         fragments = [html.members([home.devices[name] for name in home.devices.ready])]
         fragments += [html.heading("Digits, learned together"), *_train(home, args.steps, args.out)]
-        fragments += [html.heading("Photographs, named together"), *_name_photographs(home, args.out)]
+        fragments += [
+            html.heading("Photographs, named together"),
+            *_name_photographs(home, args.out),
+        ]
     html.save(args.out / "demo.html", "potluck demo", *fragments)
-    _say(f"\nDone in {units.duration(time.monotonic() - begun_s)}. Look at {args.out / 'demo.html'};")
-    _say(f"open {args.out / 'training.trace.json'} at https://ui.perfetto.dev (it stays in your browser).")
+    _say(
+        f"\nDone in {units.duration(time.monotonic() - begun_s)}. Look at {args.out / 'demo.html'};"
+    )
+    _say(
+        f"open {args.out / 'training.trace.json'} at https://ui.perfetto.dev (it stays in your "
+        "browser)."
+    )
     return 0
 
 
@@ -66,16 +81,21 @@ def _demo_home() -> Iterator[potluck.Home]:
     agents = LocalAgents(DEMO, trust=None, announce=True, extra=["--pair"])
     wanted = {agent.address for agent in agents.agents}
 
-    def are_here(found: Mapping[str, tuple[Address, ...]]) -> bool:  # they announce themselves once they are ready
+    # they announce themselves once they are ready
+    def are_here(found: Mapping[str, tuple[Address, ...]]) -> bool:
         return wanted <= {address for addresses in found.values() for address in addresses}
 
     try:
-        with potluck.Home.discover(READY_S, state=agents.directory / "notebook", enough=are_here) as home:
+        with potluck.Home.discover(
+            READY_S, state=agents.directory / "notebook", enough=are_here
+        ) as home:
             found = {address for member in home.devices.values() for address in member.addresses}
             for agent in agents.agents:
                 if agent.address not in found:
                     raise HomeError(
-                        "was started but not found by mDNS.", device=agent.name, next_step="Run `potluck doctor`."
+                        "was started but not found by mDNS.",
+                        device=agent.name,
+                        next_step="Run `potluck doctor`.",
                     )
                 _say(f"  found {agent.name} at {agent.address}")
             # by address: there may be other devices of these names, such as those of another demo
@@ -87,11 +107,14 @@ def _demo_home() -> Iterator[potluck.Home]:
         agents.close()
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
-    """Train on the digits, switch plans in the middle, compare with one machine; returns what to show in HTML."""
+    """Train on the digits, switch plans in the middle, compare with one machine.
+
+    Returns what to show in HTML.
+    """
     import torch
 
     from potluck.samples import Digits, digits_network, train_on_one_machine
@@ -109,7 +132,10 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
     first, other = _two_plans(plans)
     _say(text.plans(plans.items, plans.best, 6))
-    _say("\n" + text.plan(first, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))))
+    _say(
+        "\n"
+        + text.plan(first, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH)))
+    )
 
     run = home.deploy(first, model, optimizer=potluck.AdamW(lr=LR)).wait()
     batches, half = list(digits.batches(BATCH, n_steps)), n_steps // 2
@@ -117,7 +143,9 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     _show_traces(run, out, "training")
     fragments = [run._repr_html_()]
 
-    _heading(f"Switching to another plan after {half} steps: {_where(first)} becomes {_where(other)}")
+    _heading(
+        f"Switching to another plan after {half} steps: {_where(first)} becomes {_where(other)}"
+    )
     run.switch(other).wait()
     fragments.append(html.heading(f"After a switch of plans at step {half}", level=3))
     losses += run.fit(batches[half:]).losses
@@ -127,7 +155,10 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
 
     reference = train_on_one_machine(alone, iter(batches), micro_batch=MICRO_BATCH, lr=LR)
     _check_losses(losses, reference)
-    _say(f"  test accuracy {digits.accuracy(trained):.1%}; trained on one machine {digits.accuracy(alone):.1%}")
+    _say(
+        f"  test accuracy {digits.accuracy(trained):.1%}; trained on one machine "
+        f"{digits.accuracy(alone):.1%}"
+    )
     curves = chart.loss({"four devices": losses, "one machine": reference})
     save_png(curves, out / "loss.png")
     return [*fragments, run._repr_html_(), html.picture(curves)]
@@ -138,7 +169,9 @@ def _two_plans(plans: Sequence[Plan]) -> tuple[Plan, Plan]:
     first, *others = (plan for plan in plans if len(plan.devices) > 1)
     other = next((plan for plan in others if set(plan.devices) != set(first.devices)), None)
     if other is None:
-        raise PotluckError("there are no two plans to choose from.", next_step="Give the home more devices.")
+        raise PotluckError(
+            "there are no two plans to choose from.", next_step="Give the home more devices."
+        )
     return first, other
 
 
@@ -148,17 +181,26 @@ def _where(plan: Plan) -> str:
 
 def _check_losses(losses: Sequence[float], reference: Sequence[float]) -> None:
     worst = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
-    equal = f"at most {worst:.1e} off in any step, by rounding ({TOLERANCE:g} is allowed)" if worst else "bit for bit"
+    equal = (
+        f"at most {worst:.1e} off in any step, by rounding ({TOLERANCE:g} is allowed)"
+        if worst
+        else "bit for bit"
+    )
     _say(f"\n  loss {losses[0]:.3f} → {losses[-1]:.3f}, as on one machine: {equal}")
     if worst > TOLERANCE:
-        raise PotluckError(f"the losses differ by {worst:.1e} from one machine, more than {TOLERANCE:g}.")
+        raise PotluckError(
+            f"the losses differ by {worst:.1e} from one machine, more than {TOLERANCE:g}."
+        )
 
 
-# --- inference --------------------------------------------------------------------------------------------------------
+# --- inference ------------------------------------------------------------------------------------
 
 
 def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
-    """Run EfficientNet-Lite0 split over the devices on two photographs; compare with the unsplit model."""
+    """Run EfficientNet-Lite0 split over the devices on two photographs.
+
+    Compare with the unsplit model.
+    """
     import torch
 
     from potluck.samples import IMAGENET_NAMES, efficientnet_lite0, photographs
@@ -179,12 +221,15 @@ def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
     for name, row in zip(names, outputs.softmax(1), strict=True):
         best = int(row.argmax())
         _say(f"  {name}: {IMAGENET_NAMES.get(best, 'class')} ({best}), {float(row[best]):.0%}")
-    _say(f"  largest difference from the unsplit model {float((outputs - unsplit).abs().max()):.1e}\n")
+    _say(
+        "  largest difference from the unsplit model "
+        f"{float((outputs - unsplit).abs().max()):.1e}\n"
+    )
     _show_traces(run, out, "inference")
     return [run._repr_html_()]
 
 
-# --- showing ----------------------------------------------------------------------------------------------------------
+# --- showing --------------------------------------------------------------------------------------
 
 
 def _show_traces(run: "Run", out: Path, name: str) -> None:

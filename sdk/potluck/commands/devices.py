@@ -1,4 +1,6 @@
-"""`potluck devices`: everybody announced here and everybody paired, with what each says of itself."""
+"""`potluck devices`: everybody announced here and everybody paired, with what each says of
+itself.
+"""
 
 import argparse
 import sys
@@ -14,8 +16,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long to listen, and addresses to ask besides."""
-    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long for mDNS (default: 3)")
-    parser.add_argument("peers", nargs="*", metavar="ADDRESS", help="ask these addresses instead of listening")
+    parser.add_argument(
+        "--wait", type=float, default=3.0, metavar="S", help="listen so long for mDNS (default: 3)"
+    )
+    parser.add_argument(
+        "peers", nargs="*", metavar="ADDRESS", help="ask these addresses instead of listening"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -56,17 +62,29 @@ def _seen(peers: "Sequence[str]", wait_s: float) -> "tuple[Member, ...]":
     known = Keyring().devices()
     some_known = bool(known)
     if peers:
-        found: dict[str, tuple[Address, ...]] = {str(address): (address,) for address in parse_addresses(peers)}
+        found: dict[str, tuple[Address, ...]] = {
+            str(address): (address,) for address in parse_addresses(peers)
+        }
         known = tuple(
-            device for device in known if any(set(places) & set(device.addresses) for places in found.values())
+            device
+            for device in known
+            if any(set(places) & set(device.addresses) for places in found.values())
         )
     else:
         found = browse(wait_s)
     met = {place for device in known for place in device.addresses}
     strangers = {name: places for name, places in found.items() if met.isdisjoint(places)}
-    paired = [Member(name=each.name, key=each.key, addresses=each.addresses, in_use=True) for each in known]
+    paired = [
+        Member(name=each.name, key=each.key, addresses=each.addresses, in_use=True)
+        for each in known
+    ]
     others = [
-        Member(name=name, addresses=places, error=unreached(places[0]) if peers else None, in_use=some_known)
+        Member(
+            name=name,
+            addresses=places,
+            error=unreached(places[0]) if peers else None,
+            in_use=some_known,
+        )
         for name, places in strangers.items()
     ]
     return (*paired, *others)

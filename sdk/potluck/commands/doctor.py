@@ -1,4 +1,7 @@
-"""`potluck doctor`: what is well, what is not, and what to do about it. Changes nothing on this computer."""
+"""`potluck doctor`: what is well, what is not, and what to do about it.
+
+Changes nothing on this computer.
+"""
 
 import argparse
 import importlib.metadata
@@ -35,7 +38,13 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long to listen."""
-    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long for devices (default: 3)")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=3.0,
+        metavar="S",
+        help="listen so long for devices (default: 3)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -72,15 +81,25 @@ def packages(version: Callable[[str], str | None]) -> Iterator[Finding]:
     found = version("pyzmq") or "0"
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if not zmq.has("curve"):
-        yield Finding(level=BAD, what=f"pyzmq {found} cannot encrypt", remedy="pip install --force-reinstall pyzmq")
+        yield Finding(
+            level=BAD,
+            what=f"pyzmq {found} cannot encrypt",
+            remedy="pip install --force-reinstall pyzmq",
+        )
     elif numbers < SLOW_CURVE:
-        yield Finding(level=HINT, what=f"pyzmq {found} encrypts slowly", remedy="pip install --upgrade 'pyzmq>=27.3'")
+        yield Finding(
+            level=HINT,
+            what=f"pyzmq {found} encrypts slowly",
+            remedy="pip install --upgrade 'pyzmq>=27.3'",
+        )
     else:
         yield Finding(level=GOOD, what=f"pyzmq {found} with CURVE encryption")
     for name, use in OPTIONAL.items():
         has = version(name)
         yield Finding(
-            level=GOOD if has else HINT, what=f"{name} {has or 'is not installed'}", remedy="" if has else use
+            level=GOOD if has else HINT,
+            what=f"{name} {has or 'is not installed'}",
+            remedy="" if has else use,
         )
 
 
@@ -104,7 +123,9 @@ def keys() -> Iterator[Finding]:
         return
     names = ", ".join(device.name for device in known) or "nobody yet"
     remedy = "" if known else "Run `potluck agent pair` on a device, then `potluck pair NAME` here."
-    yield Finding(level=GOOD if known else HINT, what=f"paired with {names} ({ring.directory})", remedy=remedy)
+    yield Finding(
+        level=GOOD if known else HINT, what=f"paired with {names} ({ring.directory})", remedy=remedy
+    )
 
 
 def interfaces() -> Iterator[Finding]:
@@ -117,15 +138,24 @@ def interfaces() -> Iterator[Finding]:
         for name, entries in psutil.net_if_addrs().items()
         if name in up
     }
-    real = {name: found for name, found in places.items() if found and not found[0].startswith("127.")}
+    real = {
+        name: found for name, found in places.items() if found and not found[0].startswith("127.")
+    }
     inside = sorted(name for name in real if name.startswith(TUNNELS))
     shown = ", ".join(f"{name} {found[0]}" for name, found in real.items() if name not in inside)
     if shown:
         yield Finding(level=GOOD, what=f"networks: {shown}")
     else:
-        yield Finding(level=HINT, what="no network but this computer itself", remedy="Home.local() works all the same.")
+        yield Finding(
+            level=HINT,
+            what="no network but this computer itself",
+            remedy="Home.local() works all the same.",
+        )
     if inside:
-        remedy = "Devices may be looked for there; give addresses with Home(peers=[...]) if none are found."
+        remedy = (
+            "Devices may be looked for there; give addresses with Home(peers=[...]) if none "
+            "are found."
+        )
         yield Finding(level=HINT, what=f"tunnels or containers: {', '.join(inside)}", remedy=remedy)
 
 
@@ -145,10 +175,13 @@ def multicast() -> Finding:
                 pass
     except OSError as error:
         remedy = (
-            "Allow local network access (macOS: System Settings, Privacy; a firewall elsewhere), or add a route for "
+            "Allow local network access (macOS: System Settings, Privacy; a firewall elsewhere), "
+            "or add a route for "
             "224.0.0.0/4. Until then, give addresses: potluck devices ADDRESS."
         )
-        return Finding(level=HINT, what=f"multicast does not work here ({error or 'timeout'})", remedy=remedy)
+        return Finding(
+            level=HINT, what=f"multicast does not work here ({error or 'timeout'})", remedy=remedy
+        )
     return Finding(level=GOOD, what="multicast works on this computer")
 
 
@@ -166,18 +199,27 @@ def devices(wait_s: float) -> Iterator[Finding]:
     found: dict[str, tuple[Address, ...]] = browse(wait_s)
     if not found:
         remedy = (
-            "Is `potluck agent` running on the devices, in this same network? Access points often keep guests apart. "
+            "Is `potluck agent` running on the devices, in this same network? Access points often "
+            "keep guests apart. "
             "Addresses always work: potluck devices ADDRESS."
         )
-        yield Finding(level=HINT, what=f"nobody announced itself within {wait_s:g} s", remedy=remedy)
+        yield Finding(
+            level=HINT, what=f"nobody announced itself within {wait_s:g} s", remedy=remedy
+        )
     for name, addresses in sorted({**known, **found}.items()):
-        yield reach(name, tuple((place.host, place.port) for place in addresses), announced=name in found)
-    paired = [str((*found.get(name, ()), *addresses)[0]) for name, addresses in known.items() if addresses]
+        yield reach(
+            name, tuple((place.host, place.port) for place in addresses), announced=name in found
+        )
+    paired = [
+        str((*found.get(name, ()), *addresses)[0]) for name, addresses in known.items() if addresses
+    ]
     yield from sessions(paired)
 
 
 def sessions(places: Sequence[str]) -> Iterator[Finding]:
-    """What the paired devices at these addresses say of themselves: whether they can compute, and measure power."""
+    """What the paired devices at these addresses say of themselves: whether they can compute, and
+    measure power.
+    """
     from potluck.errors import HomeError
     from potluck.home import Home
 
@@ -186,14 +228,20 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
     try:
         home = Home(peers=places)
     except HomeError as error:
-        yield Finding(level=HINT, what="the devices were not asked what they can do", remedy=str(error))
+        yield Finding(
+            level=HINT, what="the devices were not asked what they can do", remedy=str(error)
+        )
         return
     with home:
         for member in home.devices.values():
             if member.capability:
                 yield metered(member.name, member.capability)
             elif member.status == "computes nothing" and member.error is not None:
-                yield Finding(level=BAD, what=str(member.error).partition(". ")[0], remedy=member.error.next_step)
+                yield Finding(
+                    level=BAD,
+                    what=str(member.error).partition(". ")[0],
+                    remedy=member.error.next_step,
+                )
 
 
 def metered(name: str, capability: Mapping[str, Any]) -> Finding:
@@ -218,12 +266,18 @@ def _help(row: Mapping[str, str]) -> str:
 def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Finding:
     """Whether any address of this device takes a connection."""
     seen = "announces itself" if announced else "was paired, is not announced now"
-    reason, ports = "no address is known", f"its ports ({PORT} to {PORT + 3}, if it was not given others)"
+    reason, ports = (
+        "no address is known",
+        f"its ports ({PORT} to {PORT + 3}, if it was not given others)",
+    )
     for host, port in places:
         try:
             with socket.create_connection((host, port), timeout=1.0):
                 return Finding(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
         except OSError as error:
-            reason, ports = f"{host}:{port} does not answer ({error.strerror or error})", f"ports {port} to {port + 3}"
+            reason, ports = (
+                f"{host}:{port} does not answer ({error.strerror or error})",
+                f"ports {port} to {port + 3}",
+            )
     remedy = f"Is its agent running, and does its firewall let {ports} through?"
     return Finding(level=BAD if announced else HINT, what=f"{name} {seen}; {reason}", remedy=remedy)

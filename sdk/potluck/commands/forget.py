@@ -13,4 +13,7 @@ def main(args: argparse.Namespace) -> None:
     from potluck.discover.keyring import Keyring
 
     Keyring().forget(args.device)
-    print(f"Forgot {args.device}. On the device, `potluck agent forget` ends its trust in this computer.")
+    print(
+        f"Forgot {args.device}. On the device, `potluck agent forget` ends its trust in this "
+        "computer."
+    )

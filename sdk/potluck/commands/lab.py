@@ -1,4 +1,6 @@
-"""`potluck lab up|down|list`: homes of the library on this machine, for other programs and notebooks to use."""
+"""`potluck lab up|down|list`: homes of the library on this machine, for other programs and
+notebooks to use.
+"""
 
 import argparse
 import os
@@ -21,13 +23,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="{up,down,list}", required=True)
     up = actions.add_parser("up", help="play a home until Ctrl-C or `potluck lab down`")
     up.add_argument("name", metavar="NAME", help="a home of profiles/homes, or a TOML file")
-    up.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="all takes X times longer (default: 1)")
-    up.add_argument("--script", type=Path, metavar="FILE", help="what happens when: a TOML file of [[events]]")
     up.add_argument(
-        "--links", choices=("namespaces", "relay"), default="", help="how links are made (default: the best)"
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="all takes X times longer (default: 1)",
+    )
+    up.add_argument(
+        "--script", type=Path, metavar="FILE", help="what happens when: a TOML file of [[events]]"
+    )
+    up.add_argument(
+        "--links",
+        choices=("namespaces", "relay"),
+        default="",
+        help="how links are made (default: the best)",
     )
     down = actions.add_parser("down", help="end a lab that is up")
-    down.add_argument("name", metavar="NAME", nargs="?", help="as `potluck lab list` shows it (default: all)")
+    down.add_argument(
+        "name", metavar="NAME", nargs="?", help="as `potluck lab list` shows it (default: all)"
+    )
     actions.add_parser("list", help="show the labs that are up")
 
 
@@ -42,16 +57,28 @@ def _up(args: argparse.Namespace) -> None:
 
     name = Path(args.name).stem
     _refuse_second(name)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either ends it, at whatever it is just then
+    # either ends it, at whatever it is just then
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     lab = Lab(
-        args.name, time_scale=args.time_scale, script=args.script, tell=_tell, links=args.links, announce=True,
+        args.name,
+        time_scale=args.time_scale,
+        script=args.script,
+        tell=_tell,
+        links=args.links,
+        announce=True,
         extra=["--pair"],
-    )  # fmt: skip
+    )
     home = args.name if name == args.name else str(Path(args.name).resolve())
     entry = registry.Entry(
-        name=name, home=home, time_scale=args.time_scale, pid=os.getpid(),
-        born_s=registry.born_s(os.getpid()), public=lab.keys.public, secret=lab.keys.secret, agents=lab.started,
-    )  # fmt: skip
+        name=name,
+        home=home,
+        time_scale=args.time_scale,
+        pid=os.getpid(),
+        born_s=registry.born_s(os.getpid()),
+        public=lab.keys.public,
+        secret=lab.keys.secret,
+        agents=lab.started,
+    )
     try:
         registry.add(entry)
         _show(entry)
@@ -73,7 +100,9 @@ def _tell(happened: "Happened") -> None:
 def _show(entry: "Entry") -> None:
     for agent in entry.agents:
         print(f"{agent.name}  {agent.address}  pairing code {agent.code}")
-    print(f"{entry.name} is up. In a notebook: Home.lab({entry.name!r}). Ctrl-C ends it.", flush=True)
+    print(
+        f"{entry.name} is up. In a notebook: Home.lab({entry.name!r}). Ctrl-C ends it.", flush=True
+    )
 
 
 def _refuse_second(name: str) -> None:
@@ -92,7 +121,10 @@ def _down(args: argparse.Namespace) -> None:
 
     chosen = [entry for entry in registry.entries() if args.name in (None, entry.name)]
     if args.name is not None and not chosen:
-        raise UserError(f"no lab called {args.name!r} is up.", next_step="`potluck lab list` shows those that are.")
+        raise UserError(
+            f"no lab called {args.name!r} is up.",
+            next_step="`potluck lab list` shows those that are.",
+        )
     if not chosen:
         print("no lab is up.")
     for entry in chosen:
@@ -111,6 +143,9 @@ def _list(args: argparse.Namespace) -> None:
     found = registry.entries()
     for entry in found:
         slower = f", {entry.time_scale:g} times slower" if entry.time_scale != 1 else ""
-        print(f"{entry.name}: {', '.join(agent.name for agent in entry.agents)}{slower} (process {entry.pid})")
+        print(
+            f"{entry.name}: {', '.join(agent.name for agent in entry.agents)}{slower} (process "
+            f"{entry.pid})"
+        )
     if not found:
         print("no lab is up.")

@@ -1,4 +1,5 @@
-"""`potluck pair NAME-or-ADDRESS`: asks for the code that the device shows, and trusts the device from then on.
+"""`potluck pair NAME-or-ADDRESS`: asks for the code that the device shows, and trusts the device
+from then on.
 
 It opens no session, so that it may run beside an open notebook, which has these keys to itself.
 """
@@ -17,9 +18,13 @@ WORTH_ANOTHER_TRY = "wrong-code"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which device, and the code for scripts."""
-    parser.add_argument("device", metavar="NAME-or-ADDRESS", help="as `potluck devices` shows it, or HOST[:PORT]")
+    parser.add_argument(
+        "device", metavar="NAME-or-ADDRESS", help="as `potluck devices` shows it, or HOST[:PORT]"
+    )
     parser.add_argument("--code", help="the code or token; without it, you are asked for it")
-    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="look so long for a name (default: 3)")
+    parser.add_argument(
+        "--wait", type=float, default=3.0, metavar="S", help="look so long for a name (default: 3)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -32,7 +37,10 @@ def main(args: argparse.Namespace) -> int:
         try:
             known = pair_and_remember(ring, addresses, args.code or _ask(), device=args.device)
         except PairingError as error:
-            again = error.facts.get("code") == WORTH_ANOTHER_TRY and int(str(error.facts.get("tries_left", 0))) > 0
+            again = (
+                error.facts.get("code") == WORTH_ANOTHER_TRY
+                and int(str(error.facts.get("tries_left", 0))) > 0
+            )
             if args.code or not again:
                 raise
             print(f"{error}", file=sys.stderr)
@@ -42,7 +50,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _addresses(device: str, wait_s: float) -> "tuple[Address, ...]":
-    """Where to ask: the address itself, or where a device of that name announces itself or was seen."""
+    """Where to ask: the address itself, or where a device of that name announces itself or was
+    seen.
+    """
     from potluck.discover.addresses import parse_address
     from potluck.discover.keyring import Keyring
     from potluck.discover.mdns import browse
@@ -57,7 +67,8 @@ def _addresses(device: str, wait_s: float) -> "tuple[Address, ...]":
     if known is not None and known.addresses:
         return known.addresses
     raise UserError(
-        f"no device called {device!r} announced itself within {wait_s:g} s; {who_is_here(sorted(found))}.",
+        f"no device called {device!r} announced itself within {wait_s:g} s; "
+        f"{who_is_here(sorted(found))}.",
         next_step="Give its address: potluck pair 192.168.1.7. `potluck doctor` looks closer.",
     )
 

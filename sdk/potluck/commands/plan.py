@@ -1,5 +1,5 @@
-"""`potluck plan`: plans for a home and a model of the library, judged; a plan file judged; whether sharing a request
-pays; files for other planners."""
+"""`potluck plan`: plans for a home and a model of the library, judged; a plan file judged; whether
+sharing a request pays; files for other planners."""
 
 import argparse
 import json
@@ -37,36 +37,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to plan, for what, on which variant of the home, and where the outcome goes."""
     parser.usage, parser.epilog = USAGE, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or judge, share, export, list, as above")
+    parser.add_argument(
+        "words", nargs="+", metavar="HOME MODEL", help="or judge, share, export, list, as above"
+    )
     parser.set_defaults(wrong_usage=parser.error)
     asked = parser.add_argument_group("what is asked")
     mode = asked.add_mutually_exclusive_group()
-    mode.add_argument("--train", metavar="WHAT", help="batch=32[,micro_batch=8][,optimizer_copies=2] (the default)")
+    mode.add_argument(
+        "--train",
+        metavar="WHAT",
+        help="batch=32[,micro_batch=8][,optimizer_copies=2] (the default)",
+    )
     mode.add_argument("--infer", metavar="WHAT", help="batch=1[,streaming]")
     asked.add_argument(
-        "--qoe", action="append", default=[], metavar="LIMIT",
-        help="latency=500ms, energy=20 (J), energy.NAME=5, memory.NAME=2GB, lambda=1000 (J/s); may be repeated",
-    )  # fmt: skip
-    asked.add_argument("--planner", default="potluck", metavar="NAME", help="another of the planners, or all")
-    asked.add_argument("--time", metavar="TIME", help="how long to look for better plans, such as 10s")
-    asked.add_argument(
-        "--order-transfers", action="store_true", help="rank the first plans with their transfers in order"
+        "--qoe",
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help="latency=500ms, energy=20 (J), energy.NAME=5, memory.NAME=2GB, lambda=1000 (J/s); may "
+        "be repeated",
     )
-    asked.add_argument("--refine", default="0s", metavar="TIME", help="so long CP-SAT (ortools) may better that order")
+    asked.add_argument(
+        "--planner", default="potluck", metavar="NAME", help="another of the planners, or all"
+    )
+    asked.add_argument(
+        "--time", metavar="TIME", help="how long to look for better plans, such as 10s"
+    )
+    asked.add_argument(
+        "--order-transfers",
+        action="store_true",
+        help="rank the first plans with their transfers in order",
+    )
+    asked.add_argument(
+        "--refine",
+        default="0s",
+        metavar="TIME",
+        help="so long CP-SAT (ortools) may better that order",
+    )
     asked.add_argument("--layers", metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
-    home.add_argument("--with", dest="added", action="append", default=[], metavar="DEVICE", help="one device more")
-    home.add_argument("--without", action="append", default=[], metavar="NAME", help="one device less")
-    home.add_argument("--medium", action="append", default=[], metavar="NAME=RATE", help="such as air=50Mbit/s")
+    home.add_argument(
+        "--with",
+        dest="added",
+        action="append",
+        default=[],
+        metavar="DEVICE",
+        help="one device more",
+    )
+    home.add_argument(
+        "--without", action="append", default=[], metavar="NAME", help="one device less"
+    )
+    home.add_argument(
+        "--medium", action="append", default=[], metavar="NAME=RATE", help="such as air=50Mbit/s"
+    )
     sides = parser.add_argument_group("who shares one request (`share`)")
     sides.add_argument("--device", default="", metavar="NAME", help="where the answer is wanted")
-    sides.add_argument("--helper", action="append", default=[], metavar="NAME", help="who helps; may be repeated")
-    sides.add_argument("--at", action="append", default=[], metavar="RATE", help="between them, such as 20MB/s")
+    sides.add_argument(
+        "--helper", action="append", default=[], metavar="NAME", help="who helps; may be repeated"
+    )
+    sides.add_argument(
+        "--at", action="append", default=[], metavar="RATE", help="between them, such as 20MB/s"
+    )
     out = parser.add_argument_group("what comes out")
-    out.add_argument("--explain", action="store_true", help="what holds the best plan up, and what would help")
+    out.add_argument(
+        "--explain", action="store_true", help="what holds the best plan up, and what would help"
+    )
     out.add_argument("--save", type=Path, metavar="FILE", help="write the best plan as text")
-    out.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and picture")
-    out.add_argument("--json", action="store_true", help="print the plans as JSON instead of a table")
+    out.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with table and picture"
+    )
+    out.add_argument(
+        "--json", action="store_true", help="print the plans as JSON instead of a table"
+    )
     out.add_argument("--into", type=Path, metavar="FOLDER", help="where `export` writes")
 
 
@@ -85,7 +127,7 @@ def main(args: argparse.Namespace) -> None:
     action(args, *(rest if first in actions else args.words))
 
 
-# --- the five actions -------------------------------------------------------------------------------------------------
+# --- the five actions -----------------------------------------------------------------------------
 
 
 def _plan(args: argparse.Namespace, home: str, model: str) -> None:
@@ -98,7 +140,8 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     refine_s = parse_seconds(args.refine)
     if args.planner == "all" and (args.order_transfers or refine_s > 0):
         raise UserError(
-            "planners are compared without turns.", next_step="Leave --order-transfers or --planner all out."
+            "planners are compared without turns.",
+            next_step="Leave --order-transfers or --planner all out.",
         )
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
@@ -107,7 +150,13 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
 
         _show(
             args,
-            solve(problem, args.planner, budget_s=budget_s, order_transfers=args.order_transfers, refine_s=refine_s),
+            solve(
+                problem,
+                args.planner,
+                budget_s=budget_s,
+                order_transfers=args.order_transfers,
+                refine_s=refine_s,
+            ),
         )
 
 
@@ -117,7 +166,8 @@ def _compared(problem: "Problem", planners: list[str], budget_s: float | None) -
     from potluck.planning.api import OURS, solve
     from potluck.planning.plans import Plans, preference
 
-    found = [solve(problem, OURS, budget_s=budget_s).best]  # says why, where nothing holds the limits
+    # says why, where nothing holds the limits
+    found = [solve(problem, OURS, budget_s=budget_s).best]
     for name in planners:
         try:
             found += [solve(problem, name, remedies=False).best] if name != OURS else []
@@ -154,7 +204,10 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
     if not args.json:
         for breach in breaches(problem, found):
             where = f"{breach.device}: " if breach.device else ""
-            print(f"! {where}needs {breach.needed:.4g} of {breach.limit}, may use {breach.available:.4g}")
+            print(
+                f"! {where}needs {breach.needed:.4g} of {breach.limit}, may use "
+                f"{breach.available:.4g}"
+            )
 
 
 def _share(args: argparse.Namespace, home: str, model: str) -> None:
@@ -182,7 +235,9 @@ def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
     elif peer == "metis":
         files = metis.files(problem)
     else:
-        raise UserError(f"there is no export for {peer!r}.", next_step="There are pipedream and metis.")
+        raise UserError(
+            f"there is no export for {peer!r}.", next_step="There are pipedream and metis."
+        )
     for name, text in files.items():
         _write(args.into / name, text, folders=True)
     print(f"wrote {len(files)} {'file' if len(files) == 1 else 'files'} to {args.into}")
@@ -195,7 +250,9 @@ def _list(args: argparse.Namespace, kind: str = "") -> None:
     kinds = {name: library.names(name) for name in ("homes", "devices", "networks", "models")}
     kinds["planners"] = tuple(PLANNERS)
     if kind and kind not in kinds:
-        raise UserError(f"there is no list of {kind!r}.", next_step=f"There are {', '.join(kinds)}.")
+        raise UserError(
+            f"there is no list of {kind!r}.", next_step=f"There are {', '.join(kinds)}."
+        )
     chosen = {kind: kinds[kind]} if kind else kinds
     if args.json:
         print(json.dumps(chosen, indent=1))
@@ -204,13 +261,15 @@ def _list(args: argparse.Namespace, kind: str = "") -> None:
         print("\n".join(entries) if kind else f"{name}: {', '.join(entries)}")
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- what is asked --------------------------------------------------------------------------------
 
 
 def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     from potluck.profile.estimate import estimate
 
-    max_layers = MAX_LAYERS if args.layers is None else _whole(str(args.layers), "--layers", "--layers 32")
+    max_layers = (
+        MAX_LAYERS if args.layers is None else _whole(str(args.layers), "--layers", "--layers 32")
+    )
     profile: Profile = estimate(home, model, max_layers=max_layers)
     for kind in args.added:  # before others go: it is connected as one of them is
         profile = profile.with_device(kind)
@@ -223,16 +282,25 @@ def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
 
 
 def workload(train: str | None, infer: str | None) -> "Training | Inference":
-    """Training or inference from `batch=32,micro_batch=8`; training of 32 rows where neither is given."""
+    """Training or inference from `batch=32,micro_batch=8`.
+
+    Training of 32 rows where neither is given.
+    """
     from potluck.records import Inference, Training
 
     option, text = ("--infer", infer) if infer is not None else ("--train", train or "batch=32")
-    known = ("batch", "streaming") if infer is not None else ("batch", "micro_batch", "optimizer_copies")
+    known = (
+        ("batch", "streaming")
+        if infer is not None
+        else ("batch", "micro_batch", "optimizer_copies")
+    )
     settings: dict[str, Any] = {"batch": 1} if infer is not None else {"batch": 32}
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
         if key not in known:
-            raise UserError(f"{option}: nobody knows {key!r}.", next_step=f"Known: {', '.join(known)}.")
+            raise UserError(
+                f"{option}: nobody knows {key!r}.", next_step=f"Known: {', '.join(known)}."
+            )
         if key == "streaming":
             settings[key] = _truth(part, value)
         else:
@@ -242,7 +310,9 @@ def workload(train: str | None, infer: str | None) -> "Training | Inference":
 
 def _truth(part: str, value: str) -> bool:
     if value not in ("", "yes", "true", "no", "false"):
-        raise UserError(f"--infer: streaming is yes or no, got {value!r}.", next_step="--infer streaming")
+        raise UserError(
+            f"--infer: streaming is yes or no, got {value!r}.", next_step="--infer streaming"
+        )
     return value not in ("no", "false")
 
 
@@ -263,7 +333,9 @@ def qoe(limits: list[str]) -> "QoE":
         what, _, device = key.partition(".")
         if what == "latency" and not device:
             if value[-1].isdecimal():
-                raise UserError(f"--qoe: {limit!r} has no unit.", next_step=f"Write {limit}s or {limit}ms.")
+                raise UserError(
+                    f"--qoe: {limit!r} has no unit.", next_step=f"Write {limit}s or {limit}ms."
+                )
             found["latency_s"] = parse_seconds(value)
         elif what == "memory" and device:
             found["memory_bytes"][device] = parse_bytes(value)
@@ -282,7 +354,10 @@ def qoe(limits: list[str]) -> "QoE":
 def _pair(text: str, option: str, example: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found or not key or not value:
-        raise UserError(f"{option}: cannot read {text!r}.", next_step=f"Expected something like {option} {example}.")
+        raise UserError(
+            f"{option}: cannot read {text!r}.",
+            next_step=f"Expected something like {option} {example}.",
+        )
     return key, value
 
 
@@ -293,7 +368,7 @@ def _number(limit: str, value: str) -> float:
         raise UserError(f"--qoe: {limit!r} needs a number of joules.") from None
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------------
+# --- what comes out -------------------------------------------------------------------------------
 
 
 def _show(args: argparse.Namespace, plans: "Plans") -> None:
@@ -301,7 +376,11 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
 
     best = plans.best
     if args.json:
-        found = {"best": document(best), "plans": [document(plan) for plan in plans], "notes": plans.notes}
+        found = {
+            "best": document(best),
+            "plans": [document(plan) for plan in plans],
+            "notes": plans.notes,
+        }
         print(json.dumps(found, indent=1))
     else:
         print(text.plans(plans.items, best, html.MOST_PLANS))
@@ -321,7 +400,10 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
 
 
 def _sign(words: str) -> None:
-    """Tell whoever waits what takes so long, also in a log; programs that read our output see nothing of it."""
+    """Tell whoever waits what takes so long, also in a log.
+
+    Programs that read our output see nothing of it.
+    """
     if sys.stderr is not None:
         print(words, file=sys.stderr, flush=True)
 
@@ -337,7 +419,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', 'it is no text')}.") from error
+        raise FileError(
+            f"cannot read {path}: {getattr(error, 'strerror', 'it is no text')}."
+        ) from error
 
 
 def _write(path: Path, text: str, *, folders: bool = False) -> None:

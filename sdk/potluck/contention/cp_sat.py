@@ -1,7 +1,8 @@
-"""The best turns that transfers can take, and a bound that no turns beat: CP-SAT, the judge of the list scheduler.
+"""The best turns that transfers can take, and a bound that no turns beat: CP-SAT, the judge of the
+list scheduler.
 
-Needs ortools (`pip install ".[dev]"`); nothing at run time depends on it. Durations are whole units of a 20,000th of
-the step, rounded up.
+Needs ortools (`pip install ".[dev]"`); nothing at run time depends on it. Durations are whole units
+of a 20,000th of the step, rounded up.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ UNITS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """`start_s` of every task in the best schedule found, how long that takes, and what none can be shorter than."""
+    """`start_s` of every task in the best schedule found, how long that takes, and what none can be
+    shorter than.
+    """
 
     start_s: tuple[float, ...]
     latency_s: float
@@ -30,8 +33,12 @@ class Exact:
         return self.latency_s <= self.bound_s * (1 + 1e-9)
 
 
-def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0) -> Exact:
-    """Start times for all tasks of which no two share a lane or a medium; `hint`: a schedule that is known.
+def solve(
+    graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0
+) -> Exact:
+    """Start times for all tasks of which no two share a lane or a medium.
+
+    `hint`: a schedule that is known.
 
     Parameters
     ----------
@@ -54,7 +61,9 @@ def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise UserError("the exact scheduler needs ortools.", next_step="pip install ortools") from error
+        raise UserError(
+            "the exact scheduler needs ortools.", next_step="pip install ortools"
+        ) from error
     unit_s = max(hint.stop_s) / UNITS
     lags = [0.0 if route == COMPUTE else graph.latency_s[route] for route in graph.route]
     lengths = [_units(alone_s(graph, task) - lag_s, unit_s) for task, lag_s in enumerate(lags)]
@@ -69,7 +78,11 @@ def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int
         model.add_hint(start, value)
     for group in groups:
         model.add_no_overlap(
-            [model.new_fixed_size_interval_var(starts[t], lengths[t], f"task{t}") for t in group if lengths[t]]
+            [
+                model.new_fixed_size_interval_var(starts[t], lengths[t], f"task{t}")
+                for t in group
+                if lengths[t]
+            ]
         )
     end = model.new_int_var(0, horizon, "end")
     for task, followers in enumerate(graph.followers):
@@ -84,8 +97,13 @@ def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int
     status = solver.solve(model)
     bound_s = max(solver.best_objective_bound, 0.0) * unit_s
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.objective_value >= horizon:
-        return Exact(start_s=tuple(hint.start_s), latency_s=max(hint.stop_s), bound_s=min(bound_s, max(hint.stop_s)))
-    # A solution may leave gaps that cost it nothing; whoever runs in this order does not wait in them.
+        return Exact(
+            start_s=tuple(hint.start_s),
+            latency_s=max(hint.stop_s),
+            bound_s=min(bound_s, max(hint.stop_s)),
+        )
+    # A solution may leave gaps that cost it nothing; whoever runs in this order does not wait in
+    # them.
     turns = sorted(order, key=lambda task: solver.value(starts[task]))
     return Exact(
         start_s=tuple(start * unit_s for start in _soonest(graph, turns, lengths, lasts)),
@@ -95,7 +113,9 @@ def solve(graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int
 
 
 def _groups(graph: TaskGraph) -> list[list[int]]:
-    """Tasks of which no two may overlap: by lane and by medium, without those that follow from others."""
+    """Tasks of which no two may overlap: by lane and by medium, without those that follow from
+    others.
+    """
     lanes: dict[int, list[int]] = {}
     media: dict[int, list[int]] = {}
     for task, lane in enumerate(graph.lane):
@@ -116,13 +136,17 @@ def _media(graph: TaskGraph, task: int) -> set[int]:
     return set() if route == COMPUTE else {medium for medium, _ in graph.routes[route]}
 
 
-def _soonest(graph: TaskGraph, turns: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> list[int]:
+def _soonest(
+    graph: TaskGraph, turns: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]
+) -> list[int]:
     """Starts in whole units: tasks in these turns, each as soon as what it waits for allows."""
     starts, ready = [0] * len(lengths), [0] * len(lengths)
     free: dict[tuple[str, int], int] = {}
     for task in turns:
         kept = [("lane", graph.lane[task]), *(("medium", medium) for medium in _media(graph, task))]
-        starts[task] = max(ready[task], *(free.get(key, 0) for key in kept)) if lengths[task] else ready[task]
+        starts[task] = (
+            max(ready[task], *(free.get(key, 0) for key in kept)) if lengths[task] else ready[task]
+        )
         for key in kept if lengths[task] else ():
             free[key] = starts[task] + lengths[task]
         for follower in graph.followers[task]:

@@ -1,8 +1,9 @@
-"""Transfers as a schedule sends them: one at a time on every medium of their path, the most urgent first.
+"""Transfers as a schedule sends them: one at a time on every medium of their path, the most urgent
+first.
 
-Dora, section 4.2: access points cannot be told to share, so spatial sharing becomes temporal. A transfer once begun is
-not interrupted; cut into chunks, more urgent ones get in between. Urgency is the length of what waits behind a task, or
-the graph's own priorities.
+Dora, section 4.2: access points cannot be told to share, so spatial sharing becomes temporal. A
+transfer once begun is not interrupted; cut into chunks, more urgent ones get in between. Urgency is
+the length of what waits behind a task, or the graph's own priorities.
 """
 
 from bisect import bisect_left, insort
@@ -13,22 +14,38 @@ from potluck.simulate.engine import COMPUTE, SimulationState, TaskGraph, Times
 
 
 def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
-    """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency` go first.
+    """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency`
+    go first.
 
-    Without `urgency`, those of the smallest priority. Computing lanes go by priority as in `engine.run`; media are
-    never shared, so that a transfer runs at the full rate of its path. Nor are the processors of hosts.
+    Without `urgency`, those of the smallest priority. Computing lanes go by priority as in
+    `engine.run`; media are never shared, so that a transfer runs at the full rate of its path. Nor
+    are the processors of hosts.
     """
-    n_tasks, lane_of, route_of, latency_s = len(graph.lane), graph.lane, graph.route, graph.latency_s
+    n_tasks, lane_of, route_of, latency_s = (
+        len(graph.lane),
+        graph.lane,
+        graph.route,
+        graph.latency_s,
+    )
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
     urgent = rank if urgency is None else _ranked(urgency)
     media = [[medium for medium, _ in route] for route in graph.routes]
-    per_byte = [max((times / graph.capacity[m] for m, times in route), default=0.0) for route in graph.routes]
+    per_byte = [
+        max((times / graph.capacity[m] for m, times in route), default=0.0)
+        for route in graph.routes
+    ]
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]
     free, open_media = [True] * n_lanes, [True] * len(graph.capacity)
     waiting: list[int] = []  # transfers, the most urgent first
     course, now_s = SimulationState(graph), 0.0
-    ends, start_s, stop, came, touched = course.ends, course.start_s, course.stop, course.first(), list[int]()
+    ends, start_s, stop, came, touched = (
+        course.ends,
+        course.start_s,
+        course.stop,
+        course.first(),
+        list[int](),
+    )
     while True:
         for task in came:
             if route_of[task] == COMPUTE:
@@ -82,13 +99,17 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
 def _ranked(urgency: Sequence[float]) -> list[int]:
     """Per task, its place by urgency times the number of tasks, plus itself."""
     ranks = [0] * len(urgency)
-    for place, task in enumerate(sorted(range(len(urgency)), key=lambda task: (-urgency[task], task))):
+    for place, task in enumerate(
+        sorted(range(len(urgency)), key=lambda task: (-urgency[task], task))
+    ):
         ranks[task] = place * len(urgency) + task
     return ranks
 
 
 def tails(graph: TaskGraph) -> list[float]:
-    """Per task, seconds from its start to the end of all that waits for it, if nothing else were in the way."""
+    """Per task, seconds from its start to the end of all that waits for it, if nothing else were in
+    the way.
+    """
     found = [0.0] * len(graph.lane)
     for task in reversed(topological(graph)):
         behind = max((found[follower] for follower in graph.followers[task]), default=0.0)
@@ -113,13 +134,16 @@ def alone_s(graph: TaskGraph, task: int) -> float:
     route = graph.route[task]
     if route == COMPUTE:
         return graph.work[task]
-    slowest = max((times / graph.capacity[medium] for medium, times in graph.routes[route]), default=0.0)
+    slowest = max(
+        (times / graph.capacity[medium] for medium, times in graph.routes[route]), default=0.0
+    )
     return graph.work[task] * slowest + graph.latency_s[route]
 
 
 def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:
-    """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who waits for the transfer
-    waits for the last. Also (first, last) of the new tasks for every old one.
+    """The graph with every transfer cut into chunks of at most `chunk_bytes`, sent in order; who
+    waits for the transfer waits for the last. Also (first, last) of the new tasks for every old
+    one.
     """
     cut = graph.on_same_paths()
     parts: list[tuple[int, int]] = []
@@ -129,9 +153,12 @@ def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple
         first = len(cut.lane)
         for i in range(n):
             cut.add(
-                graph.lane[task], nbytes / n, after=[first + i - 1] if i else (), priority=graph.priority[task],
+                graph.lane[task],
+                nbytes / n,
+                after=[first + i - 1] if i else (),
+                priority=graph.priority[task],
                 route=route,
-            )  # fmt: skip
+            )
         parts.append((first, first + n - 1))
     for task, followers in enumerate(graph.followers):
         for follower in followers:
@@ -140,13 +167,19 @@ def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple
 
 
 def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
-    """Place one task after the other, the most urgent first, each as early as its lane and media have room for it.
+    """Place one task after the other, the most urgent first, each as early as its lane and media
+    have room for it.
 
-    `urgency` must fall along every wait, as `tails` does. Unlike `run` this may keep a medium free for a transfer that
-    is not ready yet, which is what the best schedules do.
+    `urgency` must fall along every wait, as `tails` does. Unlike `run` this may keep a medium free
+    for a transfer that is not ready yet, which is what the best schedules do.
     """
     n_tasks = len(graph.lane)
-    start_s, free_s, stop_s, ready_s = [0.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
+    start_s, free_s, stop_s, ready_s = (
+        [0.0] * n_tasks,
+        [0.0] * n_tasks,
+        [0.0] * n_tasks,
+        [0.0] * n_tasks,
+    )
     n_media = len(graph.capacity)
     taken: dict[int, list[tuple[float, float]]] = {}  # medium, or n_media + lane -> spans in order
     for task in _by_urgency(graph, urgency):
@@ -156,7 +189,11 @@ def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
         media = [] if route == COMPUTE else [medium for medium, _ in graph.routes[route]]
         rows = [taken.setdefault(key, []) for key in (n_media + graph.lane[task], *media)]
         at_s = _room(rows, ready_s[task], length_s) if length_s > 0 else ready_s[task]
-        start_s[task], free_s[task], stop_s[task] = at_s, at_s + length_s, at_s + length_s + latency_s
+        start_s[task], free_s[task], stop_s[task] = (
+            at_s,
+            at_s + length_s,
+            at_s + length_s + latency_s,
+        )
         if length_s > 0:
             for row in rows:
                 insort(row, (at_s, at_s + length_s))

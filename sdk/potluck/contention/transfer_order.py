@@ -1,14 +1,15 @@
 """When each transfer is sent over the media that devices share, so that a step is over soonest.
 
-Dora (section 4.2) adds the transfers to the graph of computations and asks for start times and bandwidths (eq. 6). As
-printed that is not linear: duration times bandwidth is constant, and "at every moment" ranges over unknown intervals.
-But on one medium whatever sharing achieves, taking turns achieves no later, so what is left to decide is the order. A
-list scheduler decides it: of the transfers whose media are free, the one with the longest way to the end of the step
-goes first (0 to 2 % from the optimum on pipelines of 4 stages, where fair sharing is 2 to 14 % off).
+Dora (section 4.2) adds the transfers to the graph of computations and asks for start times and
+bandwidths (eq. 6). As printed that is not linear: duration times bandwidth is constant, and "at
+every moment" ranges over unknown intervals. But on one medium whatever sharing achieves, taking
+turns achieves no later, so what is left to decide is the order. A list scheduler decides it: of the
+transfers whose media are free, the one with the longest way to the end of the step goes first (0 to
+2 % from the optimum on pipelines of 4 stages, where fair sharing is 2 to 14 % off).
 
-Access points cannot be told about turns. So every send gets a priority, which holds among the sends of its device; a
-release time where it has to let another device go first; and a pace, so that what waits does so where it can still be
-overtaken.
+Access points cannot be told about turns. So every send gets a priority, which holds among the sends
+of its device; a release time where it has to let another device go first; and a pace, so that what
+waits does so where it can still be overtaken.
 """
 
 from collections.abc import Sequence
@@ -22,36 +23,50 @@ from potluck.simulate.engine import COMPUTE, TaskGraph, Times
 from potluck.simulate.predict import predict_steps
 from potluck.simulate.programs import Simulation
 
-PACE_FRAC = 1.25  # of what the path was measured to carry: never the brake, and yet at most a fifth too much in buffers
+# of what the path was measured to carry: never the brake, and yet at most a fifth too much in
+# buffers
+PACE_FRAC = 1.25
 SHORT_S = 0.005  # what is over that soon keeps nobody waiting
 SOONER_S = 1e-9
-WORTH_FRAC = 0.02  # beginning together costs a round trip and waits for the slowest: not for less than that
-# How much longer computing and transfers may last than foretold before turns collide: a turn that begins before the one
-# ahead is over makes both late. In a WiFi lab they lasted 1.03 and 1.04 to 1.25 times as long.
+# beginning together costs a round trip and waits for the slowest: not for less than that
+WORTH_FRAC = 0.02
+# How much longer computing and transfers may last than foretold before turns collide: a turn that
+# begins before the one ahead is over makes both late. In a WiFi lab they lasted 1.03 and 1.04 to
+# 1.25 times as long.
 SLACK = (1.02, 1.08)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
-    """The communication-expanded graph of one step: its tasks, and which task each instruction is."""
+    """The communication-expanded graph of one step: its tasks, and which task each instruction
+    is.
+    """
 
     graph: TaskGraph
-    tasks: dict[tuple[str, int], int]  # (device, instruction id) -> task; a receive is the task of its send
+    # (device, instruction id) -> task; a receive is the task of its send
+    tasks: dict[tuple[str, int], int]
 
     @property
     def order(self) -> Times:
-        """Turns: the soonest of three rules. Together they were 0 to 1.5 % from the optimum, each alone up to 15 %."""
+        """Turns: the soonest of three rules.
+
+        Together they were 0 to 1.5 % from the optimum, each alone up to 15 %.
+        """
         tails = list_scheduler.tails(self.graph)
         return min(
-            list_scheduler.run(self.graph, tails),  # of what is ready, the longest way to the end first
+            # of what is ready, the longest way to the end first
+            list_scheduler.run(self.graph, tails),
             list_scheduler.run(self.graph),  # of what is ready, by the programs' priorities
-            list_scheduler.insert(self.graph, tails),  # the longest way first, even if it is not ready yet
+            # the longest way first, even if it is not ready yet
+            list_scheduler.insert(self.graph, tails),
             key=lambda times: max(times.stop_s),
         )
 
 
 def expand(compiled: Compiled, problem: Problem, table: CostTable | None = None) -> Expanded:
-    """The graph of one step of these programs. In training the inputs of a step travel during the one before.
+    """The graph of one step of these programs.
+
+    In training the inputs of a step travel during the one before.
 
     Parameters
     ----------
@@ -85,7 +100,10 @@ def with_slack(graph: TaskGraph, computing: float, transfers: float) -> TaskGrap
     """
     return replace(
         graph,
-        work=[w * (computing if r == COMPUTE else transfers) for w, r in zip(graph.work, graph.route, strict=True)],
+        work=[
+            w * (computing if r == COMPUTE else transfers)
+            for w, r in zip(graph.work, graph.route, strict=True)
+        ],
     )
 
 
@@ -97,12 +115,12 @@ def schedule_transfers(
     slack: tuple[float, float] = SLACK,
     refine_s: float = 0.0,
 ) -> Compiled:
-    """The programs with priority, release time and pace of every send. `start_s`: of every task; default: in turns,
-    which CP-SAT may better for `refine_s` seconds (needs ortools).
+    """The programs with priority, release time and pace of every send. `start_s`: of every task;
+    default: in turns, which CP-SAT may better for `refine_s` seconds (needs ortools).
 
-    `slack`: turns leave room for computing and transfers that last so many times as long as the profile says. A send
-    that in this order leaves as soon as its value is there has no release: if it is ready sooner than foretold, nobody
-    is in its way.
+    `slack`: turns leave room for computing and transfers that last so many times as long as the
+    profile says. A send that in this order leaves as soon as its value is there has no release: if
+    it is ready sooner than foretold, nobody is in its way.
 
     Dora, section 4.2.
 
@@ -123,10 +141,17 @@ def schedule_transfers(
     expanded = replace(expanded, graph=with_slack(expanded.graph, *slack))
     starts = start_s if start_s is not None else _turns(expanded, refine_s)
     ready_s = _ready_s(expanded.graph, starts)
-    place = {task: place for place, task in enumerate(sorted(range(len(starts)), key=lambda t: (starts[t], t)))}
+    place = {
+        task: place
+        for place, task in enumerate(sorted(range(len(starts)), key=lambda t: (starts[t], t)))
+    }
     programs = {}
     for device, program in compiled.programs.items():
-        sends = {item.id: expanded.tasks[device, item.id] for item in program.instructions if item.op == "send"}
+        sends = {
+            item.id: expanded.tasks[device, item.id]
+            for item in program.instructions
+            if item.op == "send"
+        }
         programs[device] = replace(
             program,
             instructions=tuple(
@@ -134,7 +159,9 @@ def schedule_transfers(
                 for item in program.instructions
             ),
             release_s=tuple(
-                starts[sends[item.id]] if item.id in sends and starts[sends[item.id]] > ready_s[sends[item.id]] else 0.0
+                starts[sends[item.id]]
+                if item.id in sends and starts[sends[item.id]] > ready_s[sends[item.id]]
+                else 0.0
                 for item in program.instructions
             ),
         )
@@ -143,17 +170,21 @@ def schedule_transfers(
 
 def by_priority(ordered: Compiled) -> Compiled:
     """The same programs without releases: the order holds only among the sends of each device."""
-    programs = {device: replace(program, release_s=()) for device, program in ordered.programs.items()}
+    programs = {
+        device: replace(program, release_s=()) for device, program in ordered.programs.items()
+    }
     return replace(ordered, programs=programs)
 
 
 def with_ordered_transfers(
     compiled: Compiled, problem: Problem, *, always: bool = False, refine_s: float = 0.0
 ) -> Compiled:
-    """The programs with transfers that take turns on shared media, where that ends a step sooner (or `always`).
+    """The programs with transfers that take turns on shared media, where that ends a step sooner
+    (or `always`).
 
-    Where releases would make turns wait for more than they save, the order may hold by priorities alone. `refine_s`: so
-    long an exact solver may look for a better order, which is taken where the simulator finds it so.
+    Where releases would make turns wait for more than they save, the order may hold by priorities
+    alone. `refine_s`: so long an exact solver may look for a better order, which is taken where the
+    simulator finds it so.
 
     Parameters
     ----------
@@ -170,7 +201,10 @@ def with_ordered_transfers(
         return compiled
 
     def soonest(*ways: Compiled) -> tuple[float, Compiled]:
-        return min(((max(predict_steps(way, problem).step_s), way) for way in ways), key=lambda pair: pair[0])
+        return min(
+            ((max(predict_steps(way, problem).step_s), way) for way in ways),
+            key=lambda pair: pair[0],
+        )
 
     refined = (schedule_transfers(compiled, problem, refine_s=refine_s),) if refine_s > 0 else ()
     ordered_s, ordered = soonest(schedule_transfers(compiled, problem), *refined)
@@ -182,7 +216,11 @@ def with_ordered_transfers(
 
 def _turns(expanded: Expanded, refine_s: float) -> Sequence[float]:
     order = expanded.order
-    return cp_sat.solve(expanded.graph, order, limit_s=refine_s).start_s if refine_s > 0 else order.start_s
+    return (
+        cp_sat.solve(expanded.graph, order, limit_s=refine_s).start_s
+        if refine_s > 0
+        else order.start_s
+    )
 
 
 def _ready_s(graph: TaskGraph, start_s: Sequence[float]) -> list[float]:
@@ -190,12 +228,15 @@ def _ready_s(graph: TaskGraph, start_s: Sequence[float]) -> list[float]:
     ready = [0.0] * len(start_s)
     for task, followers in enumerate(graph.followers):
         for follower in followers:
-            ready[follower] = max(ready[follower], start_s[task] + list_scheduler.alone_s(graph, task) + SOONER_S)
+            ready[follower] = max(
+                ready[follower], start_s[task] + list_scheduler.alone_s(graph, task) + SOONER_S
+            )
     return ready
 
 
 def one_at_a_time(compiled: Compiled, problem: Problem) -> Compiled:
-    """The programs with a pace for every send, so that what a device sends leaves in the order of priorities.
+    """The programs with a pace for every send, so that what a device sends leaves in the order of
+    priorities.
 
     Without, all that is ready would be on its way at once, and all of it late.
     """

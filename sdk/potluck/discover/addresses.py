@@ -1,4 +1,6 @@
-"""Where a device may be and what it is called: addresses from text, of paired devices, of those that were found."""
+"""Where a device may be and what it is called: addresses from text, of paired devices, of those
+that were found.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -12,9 +14,14 @@ if TYPE_CHECKING:
 
 
 def parse_addresses(peers: Iterable[str]) -> list[Address]:
-    """The addresses of a list of texts, see `parse_address`; UserError for a text that is no list."""
+    """The addresses of a list of texts, see `parse_address`.
+
+    UserError for a text that is no list.
+    """
     if isinstance(peers, str):
-        raise UserError(f"peers is a list of addresses, got {peers!r}.", next_step=f"Home(peers=[{peers!r}])")
+        raise UserError(
+            f"peers is a list of addresses, got {peers!r}.", next_step=f"Home(peers=[{peers!r}])"
+        )
     return [parse_address(peer) for peer in peers]
 
 
@@ -33,17 +40,30 @@ def parse_address(text: str) -> Address:
     elif host.count(":") == 1:
         host, port = host.split(":")
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65532:
-        raise UserError(f"{text!r} is not an address.", next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.")
+        raise UserError(
+            f"{text!r} is not an address.",
+            next_step="Write HOST or HOST:PORT, such as 192.168.1.7:47600.",
+        )
     return Address(host=host, port=int(port))
 
 
 def candidates(known: "Known", found: "Mapping[str, tuple[Address, ...]]") -> tuple[Address, ...]:
-    """Where a paired device may be: as it is announced, where it was, and as devices of a like name are announced.
+    """Where a paired device may be: as it is announced, where it was, and as devices of a like name
+    are announced.
 
-    Of two that are both called `phone`, whoever comes second announces itself as `phone-2`. Keys decide.
+    Of two that are both called `phone`, whoever comes second announces itself as `phone-2`. Keys
+    decide.
     """
-    like = [addresses for name, addresses in found.items() if _unnumbered(name) == _unnumbered(known.name)]
-    places = (*found.get(known.name, ()), *known.addresses, *(place for places in like for place in places))
+    like = [
+        addresses
+        for name, addresses in found.items()
+        if _unnumbered(name) == _unnumbered(known.name)
+    ]
+    places = (
+        *found.get(known.name, ()),
+        *known.addresses,
+        *(place for places in like for place in places),
+    )
     return tuple(dict.fromkeys(places))
 
 
@@ -54,5 +74,7 @@ def _unnumbered(name: str) -> str:
 
 def as_name(device: str) -> str:
     """A name that a device may have, from what the user called it."""
-    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in device.lower())
+    kept = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in device.lower()
+    )
     return kept.strip("-")[:40] or "device"

@@ -1,7 +1,9 @@
-"""One home at a time has a notebook's keys: a device knows a notebook by its key alone, so that two homes with one key
-would take each other's answers, and the first to close would end the runs of both.
+"""One home at a time has a notebook's keys: a device knows a notebook by its key alone, so that two
+homes with one key would take each other's answers, and the first to close would end the runs of
+both.
 
-In one program a new home takes the place of an earlier one that has nothing under way: a notebook's cell may run twice.
+In one program a new home takes the place of an earlier one that has nothing under way: a notebook's
+cell may run twice.
 """
 
 import os
@@ -39,7 +41,9 @@ _held: "weakref.WeakValueDictionary[Path, Claim]" = weakref.WeakValueDictionary(
 
 
 def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> Claim:
-    """The claim to what `folder / name` stands for. Where no system call locks (Windows), only this program looks.
+    """The claim to what `folder / name` stands for.
+
+    Where no system call locks (Windows), only this program looks.
 
     Raises
     ------
@@ -79,7 +83,10 @@ def _locked(path: Path, otherwise: str) -> IO[str] | None:
 
 def _taken(holder: int, otherwise: str) -> HomeError:
     if holder == os.getpid():
-        who, close = "this program", "Close that one first, home.close(): it has a run, or is at work"
+        who, close = (
+            "this program",
+            "Close that one first, home.close(): it has a run, or is at work",
+        )
     else:
         who, close = f"another one on this computer (process {holder})", "Close that one first"
     return HomeError(

@@ -1,4 +1,6 @@
-"""Who of those found is a device that was paired before, and who is a stranger: they become members of a home."""
+"""Who of those found is a device that was paired before, and who is a stranger: they become members
+of a home.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,9 @@ from potluck.texts import who_is_here
 MAX_GUESSES = 8  # paired devices whose keys are tried at an address where none of them was before
 
 
-def add_strangers(members: Members, ring: Keyring, found: Mapping[str, tuple[Address, ...]]) -> None:
+def add_strangers(
+    members: Members, ring: Keyring, found: Mapping[str, tuple[Address, ...]]
+) -> None:
     """Who was found and is none of those paired; one of the same name as another gets a number."""
     met = {members[name].addresses[0] for name in members.ready}
     for name, addresses in found.items():
@@ -26,8 +30,9 @@ def add_strangers(members: Members, ring: Keyring, found: Mapping[str, tuple[Add
 
 
 def add_peers(members: Members, ring: Keyring, addresses: Sequence[Address]) -> None:
-    """Whoever is at these addresses, with a session where it is paired: a device that is known to have been there,
-    one that is known by its key, or a stranger. `Member.error` says where nobody is.
+    """Whoever is at these addresses, with a session where it is paired: a device that is known to
+    have been there, one that is known by its key, or a stranger. `Member.error` says where nobody
+    is.
     """
     elsewhere = []
     for address in addresses:
@@ -45,7 +50,10 @@ def add_peers(members: Members, ring: Keyring, addresses: Sequence[Address]) -> 
 
 
 def _recognised(members: Members, ring: Keyring, address: Address) -> bool:
-    """Whether a paired device that has no session yet is at this address: its key decides. Then it is a member."""
+    """Whether a paired device that has no session yet is at this address: its key decides.
+
+    Then it is a member.
+    """
     guesses = [known for known in ring.devices() if known.name not in members.ready][-MAX_GUESSES:]
     before = {known.name: members[known.name] for known in guesses if known.name in members}
     for known in guesses:
@@ -63,7 +71,9 @@ def _recognised(members: Members, ring: Keyring, address: Address) -> bool:
 
 
 def _has_the_key(member: Member) -> bool:
-    """Whether whoever was asked has that key: it has a session with us, or knows us no more, or declined."""
+    """Whether whoever was asked has that key: it has a session with us, or knows us no more, or
+    declined.
+    """
     refused = member.error is not None and "code" in member.error.facts
     return member.session is not None or isinstance(member.error, NotPaired) or refused
 
@@ -76,5 +86,9 @@ def whom(members: Members, device: str) -> tuple[Member | None, tuple[Address, .
     try:
         address = parse_address(device)
     except UserError as error:
-        raise UserError(f"{device!r} is neither a device ({who_is_here(members)}) nor an address.") from error
-    return next((m for m in members.values() if not m.key and address in m.addresses), None), (address,)
+        raise UserError(
+            f"{device!r} is neither a device ({who_is_here(members)}) nor an address."
+        ) from error
+    return next((m for m in members.values() if not m.key and address in m.addresses), None), (
+        address,
+    )

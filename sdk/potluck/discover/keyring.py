@@ -1,7 +1,8 @@
-"""Who this notebook is and which devices it knows: its key pair and a list of devices, two small files.
+"""Who this notebook is and which devices it knows: its key pair and a list of devices, two small
+files.
 
-Written all or nothing, readable by the owner only. A file that does not hold is an error, never a reason to start
-afresh: that would silently break every pairing.
+Written all or nothing, readable by the owner only. A file that does not hold is an error, never a
+reason to start afresh: that would silently break every pairing.
 """
 
 import json
@@ -25,7 +26,9 @@ KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A device that was paired: its name here, its CURVE key, and where it was seen, the latest first."""
+    """A device that was paired: its name here, its CURVE key, and where it was seen, the latest
+    first.
+    """
 
     name: str
     key: str
@@ -43,7 +46,10 @@ def state_dir() -> Path:
 
 def controller_name() -> str:
     """What devices call this notebook: its host name, as far as that is allowed."""
-    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname().lower())
+    kept = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-"
+        for letter in socket.gethostname().lower()
+    )
     name = kept.strip("-")[:40].strip("-")
     return name if is_device_name(name) else "notebook"
 
@@ -64,7 +70,8 @@ class Keyring:
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Have these keys alone, until `close`; HomeError where another home has them.
 
-        `give_way()` is asked when another home of this program wants them: whether they are free by now.
+        `give_way()` is asked when another home of this program wants them: whether they are free by
+        now.
         """
         self._claim = claim(self.directory)
         self._claim.give_way = give_way
@@ -83,9 +90,15 @@ class Keyring:
             public, secret = (part.decode() for part in zmq.curve_keypair())
             _write(path, {"public": public, "secret": secret})
         document = _read(path)
-        keys = (document.get("public"), document.get("secret")) if isinstance(document, dict) else ()
+        keys = (
+            (document.get("public"), document.get("secret")) if isinstance(document, dict) else ()
+        )
         if not keys or not all(is_key(key) for key in keys):
-            raise _corrupt(path, "it does not hold a key pair", "Restore it, or delete it and pair every device again.")
+            raise _corrupt(
+                path,
+                "it does not hold a key pair",
+                "Restore it, or delete it and pair every device again.",
+            )
         return str(keys[0]), str(keys[1])
 
     def devices(self) -> tuple[Known, ...]:
@@ -98,10 +111,16 @@ class Keyring:
         return next((known for known in self.devices() if known.name == name), None)
 
     def remember(self, known: Known) -> Known:
-        """Add a device, or renew what is known of it. The same name with another key gets a number: `phone-2`."""
+        """Add a device, or renew what is known of it.
+
+        The same name with another key gets a number: `phone-2`.
+        """
         others = [other for other in self.devices() if other.key != known.key]
         if len(others) >= MAX_DEVICES:
-            raise UserError(f"{MAX_DEVICES} devices are known already.", next_step="Forget one: `potluck forget NAME`.")
+            raise UserError(
+                f"{MAX_DEVICES} devices are known already.",
+                next_step="Forget one: `potluck forget NAME`.",
+            )
         kept = replace(
             known,
             name=free_name(known.name, lambda name: any(other.name == name for other in others)),
@@ -137,13 +156,21 @@ def free_name(name: str, taken: Callable[[str], bool]) -> str:
 def _known(path: Path, document: Any) -> tuple[Known, ...]:
     try:
         devices = tuple(
-            Known(name=row["name"], key=row["key"], addresses=tuple(Address(**place) for place in row["addresses"]))
+            Known(
+                name=row["name"],
+                key=row["key"],
+                addresses=tuple(Address(**place) for place in row["addresses"]),
+            )
             for row in document
         )
     except (TypeError, KeyError) as error:
-        raise _corrupt(path, f"not a list of devices ({error})", "Restore it, or delete it and pair again.") from error
+        raise _corrupt(
+            path, f"not a list of devices ({error})", "Restore it, or delete it and pair again."
+        ) from error
     if not all(is_device_name(known.name) and is_key(known.key) for known in devices):
-        raise _corrupt(path, "a name or key in it cannot be", "Restore it, or delete it and pair again.")
+        raise _corrupt(
+            path, "a name or key in it cannot be", "Restore it, or delete it and pair again."
+        )
     return devices
 
 
@@ -156,7 +183,9 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError as error:
         next_step = "Give it to this user (chown), or set POTLUCK_HOME to a folder of yours."
-        raise FileError(f"cannot look at {path}: {error.strerror}.", next_step=next_step, path=str(path)) from error
+        raise FileError(
+            f"cannot look at {path}: {error.strerror}.", next_step=next_step, path=str(path)
+        ) from error
 
 
 def _read(path: Path) -> Any:
@@ -165,7 +194,9 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
     except (ValueError, RecursionError) as error:
-        raise _corrupt(path, str(error), "Restore it from a backup, or delete it and pair again.") from error
+        raise _corrupt(
+            path, str(error), "Restore it from a backup, or delete it and pair again."
+        ) from error
 
 
 def _write(path: Path, document: Any) -> None:

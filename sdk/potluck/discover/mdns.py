@@ -1,8 +1,8 @@
 """Who announces itself on this network: a hint of names and addresses, never an identity.
 
-Everything in a multicast packet is hostile input: callbacks never raise (one exception ends zeroconf's thread), names
-are checked, the list is capped, TXT records are not read. Whether a device is the one that was paired is decided by the
-CURVE handshake alone.
+Everything in a multicast packet is hostile input: callbacks never raise (one exception ends
+zeroconf's thread), names are checked, the list is capped, TXT records are not read. Whether a
+device is the one that was paired is decided by the CURVE handshake alone.
 """
 
 import threading
@@ -15,9 +15,11 @@ from potluck.sessions.events import Address
 from potluck_wire.addresses import is_address
 from potluck_wire.limits import MAX_SHOWN_DEVICES, SERVICE_TYPE, is_device_name
 
-Enough = Callable[[Mapping[str, tuple[Address, ...]]], bool]  # whether everybody who is waited for has been found
+# whether everybody who is waited for has been found
+Enough = Callable[[Mapping[str, tuple[Address, ...]]], bool]
 
-RESOLVE_MS = 800  # an address record that is not there within this is asked for again by the next announcement
+# an address record that is not there within this is asked for again by the next announcement
+RESOLVE_MS = 800
 
 
 class Sightings:
@@ -32,7 +34,12 @@ class Sightings:
         """Note an announcement; returns the device's name, or None where it does not hold."""
         name = instance.removesuffix("." + SERVICE_TYPE)
         sound = [host for host in hosts if is_address(host)]
-        if not is_device_name(name) or not sound or not isinstance(port, int) or not 1 <= port <= 65532:
+        if (
+            not is_device_name(name)
+            or not sound
+            or not isinstance(port, int)
+            or not 1 <= port <= 65532
+        ):
             self.n_refused += 1
             return None
         with self._lock:
@@ -51,13 +58,16 @@ class Sightings:
 
 def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple[Address, ...]]:
     """Listen for `timeout_s` seconds, or until `enough(found)`; returns {name: addresses}."""
-    from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf  # 70 ms, and only discovery needs it
+    # 70 ms, and only discovery needs it
+    from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf
 
     sightings, news = Sightings(), threading.Event()
 
     def changed(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
-        with suppress(Exception):  # a malformed name raises deep inside, and would end the browser's thread
-            if state_change is ServiceStateChange.Removed:  # anybody can send a goodbye for somebody else
+        # a malformed name raises deep inside, and would end the browser's thread
+        with suppress(Exception):
+            # anybody can send a goodbye for somebody else
+            if state_change is ServiceStateChange.Removed:
                 return
             info = zeroconf.get_service_info(service_type, name, RESOLVE_MS)
             if info is not None and sightings.saw(name, info.port, info.parsed_scoped_addresses()):
@@ -67,7 +77,9 @@ def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple
     try:
         browser = ServiceBrowser(zeroconf, SERVICE_TYPE, handlers=[changed])
         deadline_s = time.monotonic() + timeout_s
-        while (left_s := deadline_s - time.monotonic()) > 0 and not (enough and enough(sightings.all())):
+        while (left_s := deadline_s - time.monotonic()) > 0 and not (
+            enough and enough(sightings.all())
+        ):
             news.wait(min(left_s, 0.2))
             news.clear()
         browser.cancel()

@@ -1,4 +1,6 @@
-"""Pair with a device over TCP: type the code that it shows, and each side learns the other's key."""
+"""Pair with a device over TCP: type the code that it shows, and each side learns the other's
+key.
+"""
 
 import socket
 from collections.abc import Sequence
@@ -62,24 +64,36 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
     except ValueError as error:
         raise UserError(f"{error}.", device=label) from error
     try:
-        with socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S) as connection:
+        with socket.create_connection(
+            (address.host, address.port + PAIRING_OFFSET), CONNECT_S
+        ) as connection:
             connection.settimeout(PAIRING_STEP_S)
             return _converse(connection, side, label)
     except OSError as error:
         raise _nobody(device, address, error) from error
     except WireError as error:
-        raise ProtocolError(f"what answers at {address} is not a potluck agent ({error}).", device=label) from error
+        raise ProtocolError(
+            f"what answers at {address} is not a potluck agent ({error}).", device=label
+        ) from error
     except PairingFailed as failure:
         raise _failure(failure, label) from failure
 
 
-def pair_and_remember(ring: Keyring, addresses: Sequence[Address], code: str, *, device: str = "") -> Known:
-    """Pair with the device at the first of these addresses, and keep it in `ring`. Errors are those of `pair`."""
+def pair_and_remember(
+    ring: Keyring, addresses: Sequence[Address], code: str, *, device: str = ""
+) -> Known:
+    """Pair with the device at the first of these addresses, and keep it in `ring`.
+
+    Errors are those of `pair`.
+    """
     public, _ = ring.identity()
     try:
         paired = pair(addresses[0], code, name=controller_name(), key=public, device=device)
     except PairingError as error:
-        known = next((k for k in ring.devices() if k.name == device or set(k.addresses) & set(addresses)), None)
+        known = next(
+            (k for k in ring.devices() if k.name == device or set(k.addresses) & set(addresses)),
+            None,
+        )
         if known is not None and error.facts.get("code") in (CLOSED, EXPIRED):
             raise _paired_before(known, device or str(addresses[0]), error) from error
         raise
@@ -87,7 +101,10 @@ def pair_and_remember(ring: Keyring, addresses: Sequence[Address], code: str, *,
 
 
 def unreached(address: Address) -> DeviceGone | None:
-    """Why nobody can be paired with at this address; None: somebody listens there. It says nothing of who that is."""
+    """Why nobody can be paired with at this address; None: somebody listens there.
+
+    It says nothing of who that is.
+    """
     try:
         socket.create_connection((address.host, address.port + PAIRING_OFFSET), CONNECT_S).close()
     except socket.gaierror:
@@ -110,9 +127,11 @@ def _nobody(device: str, address: Address, error: OSError) -> DeviceGone:
 def _paired_before(known: Known, label: str, error: PairingError) -> PairingError:
     name = "" if known.name == label else f" as {known.name}"
     return PairingError(
-        f"it has been paired with this computer{name}, and is not open to be paired again ({error.facts['code']}).",
+        f"it has been paired with this computer{name}, and is not open to be paired again "
+        f"({error.facts['code']}).",
         device=label,
-        next_step="`potluck devices` shows whether it still knows this computer; if not: `potluck agent pair` on it.",
+        next_step="`potluck devices` shows whether it still knows this computer; if not: `potluck "
+        "agent pair` on it.",
         **error.facts,
     )
 
@@ -123,7 +142,9 @@ def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Pa
     while side.paired is None:
         data = connection.recv(4096)
         if not data:
-            raise PairingError("it hung up during pairing.", device=label, next_step=_NEXT_STEP[CLOSED])
+            raise PairingError(
+                "it hung up during pairing.", device=label, next_step=_NEXT_STEP[CLOSED]
+            )
         for message, _ in reader.feed(data):
             answer = side.receive(message)
             if answer is not None:
@@ -139,7 +160,8 @@ def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError
     if failure.tries_left == 0 and failure.code == WRONG_CODE:
         tries = " The window is closed now."
     return PairingError(
-        f"pairing failed ({clean(failure.code)}): {_WHAT.get(failure.code, clean(failure.text))}.{tries}",
+        f"pairing failed ({clean(failure.code)}): "
+        f"{_WHAT.get(failure.code, clean(failure.text))}.{tries}",
         device=label,
         next_step=_NEXT_STEP.get(failure.code, ""),
         code=clean(failure.code),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 
 def ticks(low: float, high: float, most: int = 8) -> tuple[float, ...]:
-    """Round values (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `most` of them.
+    """Round values (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `most` of
+    them.
 
     >>> ticks(0, 10, 6)
     (0, 2, 4, 6, 8, 10)
@@ -31,7 +32,10 @@ def decimals(values: tuple[float, ...]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A linear map of [low, high] to pixels [start, stop]; `start` may lie beyond `stop` (upwards)."""
+    """A linear map of [low, high] to pixels [start, stop].
+
+    `start` may lie beyond `stop` (upwards).
+    """
 
     low: float
     high: float

@@ -1,4 +1,6 @@
-"""Small charts as a `Scene`: lines over steps (loss, split against one machine) and plans by time and energy. Pure."""
+"""Small charts as a `Scene`: lines over steps (loss, split against one machine) and plans by time
+and energy. Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -17,7 +19,8 @@ COLOURS = ("blue", "vermilion", "green", "purple", "sky", "orange")
 
 
 def loss(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Scene:
-    """Loss by step, one line per name; where lines coincide, the later ones are dashed so that both show.
+    """Loss by step, one line per name; where lines coincide, the later ones are dashed so that both
+    show.
 
     The heading tells the largest difference between the first two.
     """
@@ -25,49 +28,75 @@ def loss(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Scene:
     values = [value for curve in curves.values() for value in curve if isfinite(value)]
     high = max(values, default=1.0)
     x = Scale(low=0, high=max(1, longest - 1), start=LEFT, stop=WIDTH - RIGHT)
-    y = Scale(low=min(0.0, *values) if values else 0.0, high=high or 1.0, start=HEIGHT - BOTTOM, stop=64)
+    y = Scale(
+        low=min(0.0, *values) if values else 0.0, high=high or 1.0, start=HEIGHT - BOTTOM, stop=64
+    )
     items = frame(title, _difference(list(curves.values())), x, y, "step", "")
     for index, curve in enumerate(curves.values()):
         points = tuple((x(step), y(value)) for step, value in enumerate(curve) if isfinite(value))
-        items.append(Line(points=points, stroke=COLOURS[index % len(COLOURS)], width=2.0, dashed=index > 0))
+        items.append(
+            Line(points=points, stroke=COLOURS[index % len(COLOURS)], width=2.0, dashed=index > 0)
+        )
     if len(curves) > 1:
-        items += legend([(COLOURS[i % len(COLOURS)], name) for i, name in enumerate(curves)], LEFT, 46)
-    return Scene(width=WIDTH, height=HEIGHT, title=f"{title}: {', '.join(curves)}", items=tuple(items))
+        items += legend(
+            [(COLOURS[i % len(COLOURS)], name) for i, name in enumerate(curves)], LEFT, 46
+        )
+    return Scene(
+        width=WIDTH, height=HEIGHT, title=f"{title}: {', '.join(curves)}", items=tuple(items)
+    )
 
 
 def _difference(curves: Sequence[Sequence[float]]) -> str:
     if len(curves) < 2 or not curves[0] or not curves[1]:
         return ""
     largest = max(abs(a - b) for a, b in zip(curves[0], curves[1], strict=False))
-    return "the curves are equal bit for bit" if largest == 0 else f"largest difference {largest:.1e}"
+    return (
+        "the curves are equal bit for bit" if largest == 0 else f"largest difference {largest:.1e}"
+    )
 
 
 def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans") -> Scene:
-    """Plans by predicted time and energy; the line joins those that no other beats in both, a ring marks `best`.
+    """Plans by predicted time and energy.
 
-    Plans far off the best time or energy would press the good ones into a corner: they are left out and counted.
+    The line joins those that no other beats in both, a ring marks `best`.
+
+    Plans far off the best time or energy would press the good ones into a corner: they are left out
+    and counted.
     """
     known = [(i, plan, plan.latency_s, plan.energy_j) for i, plan in enumerate(plans)]
     points = [(i, plan, s * 1e3, j) for i, plan, s, j in known if s is not None and j is not None]
     front = frontier([(ms, j) for _, _, ms, j in points])
-    near = [point for point in points if point[2:] in front or point[1] == best or _is_near(point[2:], front)]
+    near = [
+        point
+        for point in points
+        if point[2:] in front or point[1] == best or _is_near(point[2:], front)
+    ]
     x = _padded([ms for _, _, ms, _ in near], LEFT, WIDTH - RIGHT)
     y = _padded([j for _, _, _, j in near], HEIGHT - BOTTOM, 56)
     n_far = len(points) - len(near)
     note = "lower left is better" + (f"; {n_far} far off, not shown" if n_far else "")
     items = frame(title, note, x, y, "ms", "J")
-    items.append(Line(points=tuple((x(ms), y(j)) for ms, j in front), stroke="blue", width=1.5, opacity=0.5))
+    items.append(
+        Line(points=tuple((x(ms), y(j)) for ms, j in front), stroke="blue", width=1.5, opacity=0.5)
+    )
     numbers: list[Text] = []
-    for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):  # the front on top
+    # the front on top
+    for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):
         on_front = (ms, joules) in front
         told = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {units.energy(joules)}"
-        items.append(Dot(x=x(ms), y=y(joules), radius=5, fill="blue" if on_front else "grey", title=told))
+        items.append(
+            Dot(x=x(ms), y=y(joules), radius=5, fill="blue" if on_front else "grey", title=told)
+        )
         if plan == best:
             items.append(Dot(x=x(ms), y=y(joules), radius=9, fill="vermilion", ring=True))
         if on_front or plan == best or len(near) <= MOST_NUMBERED:
-            numbers.append(Text(x=x(ms) + 12, y=y(joules) - 8, text=str(index), size=11, fill="muted"))
+            numbers.append(
+                Text(x=x(ms) + 12, y=y(joules) - 8, text=str(index), size=11, fill="muted")
+            )
     items += _apart(numbers)
-    return Scene(width=WIDTH, height=HEIGHT, title=f"{title} by time and energy", items=tuple(items))
+    return Scene(
+        width=WIDTH, height=HEIGHT, title=f"{title} by time and energy", items=tuple(items)
+    )
 
 
 def _apart(numbers: Sequence[Text]) -> list[Text]:
@@ -112,11 +141,17 @@ def frame(title: str, note: str, x: Scale, y: Scale, x_unit: str, y_unit: str) -
     for value in up:
         items.append(Line(points=((x.start, y(value)), (x.stop, y(value)))))
         text = f"{value:.{axes.decimals(up)}f}"
-        items.append(Text(x=x.start - 8, y=y(value), text=text, size=10, fill="muted", anchor="end"))
+        items.append(
+            Text(x=x.start - 8, y=y(value), text=text, size=10, fill="muted", anchor="end")
+        )
     for value in across:
         text = f"{value:.{axes.decimals(across)}f}"
-        items.append(Text(x=x(value), y=y.start + 14, text=text, size=10, fill="muted", anchor="middle"))
+        items.append(
+            Text(x=x(value), y=y.start + 14, text=text, size=10, fill="muted", anchor="middle")
+        )
     items.append(Text(x=x.stop, y=y.start + 30, text=x_unit, size=10, fill="muted", anchor="end"))
     if y_unit:
-        items.append(Text(x=x.start - 8, y=y.stop - 6, text=y_unit, size=10, fill="muted", anchor="end"))
+        items.append(
+            Text(x=x.start - 8, y=y.stop - 6, text=y_unit, size=10, fill="muted", anchor="end")
+        )
     return items

@@ -1,8 +1,9 @@
 """A Trace as Chrome trace JSON, for https://ui.perfetto.dev (files stay in the browser).
 
-One process per device, one thread per lane; what overlaps in a lane goes to a second thread of it, because slices of
-one thread may nest but never overlap. Arrows (flow events) join each send with its receive; a counter shows watts.
-Predicted and measured traces stand in one file as separate groups of processes. Pure, but for `save`.
+One process per device, one thread per lane; what overlaps in a lane goes to a second thread of it,
+because slices of one thread may nest but never overlap. Arrows (flow events) join each send with
+its receive; a counter shows watts. Predicted and measured traces stand in one file as separate
+groups of processes. Pure, but for `save`.
 """
 
 import json
@@ -18,9 +19,15 @@ LANES = ("compute", "send", "receive")
 LANE_TIDS = 100  # thread ids per lane: lane index * LANE_TIDS + 1 + how many overlap
 GROUP_PIDS = 1000  # process ids per trace
 # Perfetto colours slices by name; chrome://tracing and others take these reserved names
-COLOURS = {"forward": "thread_state_running", "backward": "thread_state_runnable", "step": "good", "send": "rail_load"}
+COLOURS = {
+    "forward": "thread_state_running",
+    "backward": "thread_state_runnable",
+    "step": "good",
+    "send": "rail_load",
+}
 
-Watts = Mapping[str, Sequence[tuple[float, float]]]  # device name: (time in s, watts from then on), ascending
+# device name: (time in s, watts from then on), ascending
+Watts = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def document(traces: Sequence[Trace], watts: Sequence[Watts] = ()) -> dict[str, Any]:
@@ -38,12 +45,15 @@ def save(path: str | Path, *traces: Trace, watts: Sequence[Watts] = ()) -> Path:
 
 
 def modelled_watts(trace: Trace, members: Iterable[Device]) -> dict[str, list[tuple[float, float]]]:
-    """Watts over time by the power model: idle, or busy while computing, plus radio while sending or receiving.
+    """Watts over time by the power model: idle, or busy while computing, plus radio while sending
+    or receiving.
 
     Devices of unknown power are left out.
     """
     return {
-        device.name: _power_steps([event for event in trace.events if event.device == device.name], device)
+        device.name: _power_steps(
+            [event for event in trace.events if event.device == device.name], device
+        )
         for device in members
         if device.idle_w is not None and device.busy_w is not None
     }
@@ -68,7 +78,9 @@ def _power_steps(events: Sequence[Event], device: Device) -> list[tuple[float, f
 
 
 def flows(trace: Trace) -> list[tuple[Event, Event]]:
-    """Each send with its receive: same two devices and step, then the same label, then the same order in time."""
+    """Each send with its receive: same two devices and step, then the same label, then the same
+    order in time.
+    """
     waiting: dict[tuple[Any, ...], list[Event]] = {}
     events = sorted(trace.events, key=lambda event: (event.start_s, event.stop_s))
     for event in events:
@@ -94,16 +106,47 @@ def _group(trace: Trace, group: int, watts: Watts) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, pid in pids.items():
         rows.append(_named("process_name", pid, 0, f"{trace.source}: {clean(name)}"))
-        rows.append({"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-    for name, tid in sorted({(event.device, tid) for event, tid in zip(trace.events, threads, strict=True)}):
+        rows.append(
+            {
+                "name": "process_sort_index",
+                "ph": "M",
+                "pid": pid,
+                "tid": 0,
+                "args": {"sort_index": pid},
+            }
+        )
+    for name, tid in sorted(
+        {(event.device, tid) for event, tid in zip(trace.events, threads, strict=True)}
+    ):
         rows.append(_named("thread_name", pids[name], tid, _thread_words(tid)))
         rows.append(
-            {"name": "thread_sort_index", "ph": "M", "pid": pids[name], "tid": tid, "args": {"sort_index": tid}}
+            {
+                "name": "thread_sort_index",
+                "ph": "M",
+                "pid": pids[name],
+                "tid": tid,
+                "args": {"sort_index": tid},
+            }
         )
-    rows += [_slice(event, pids[event.device], tid) for event, tid in zip(trace.events, threads, strict=True)]
-    rows += _arrows(trace, pids, {id(event): tid for event, tid in zip(trace.events, threads, strict=True)}, group)
     rows += [
-        {"name": "watts", "ph": "C", "pid": pids[name], "tid": 0, "ts": _us(at_s), "args": {"W": value}}
+        _slice(event, pids[event.device], tid)
+        for event, tid in zip(trace.events, threads, strict=True)
+    ]
+    rows += _arrows(
+        trace,
+        pids,
+        {id(event): tid for event, tid in zip(trace.events, threads, strict=True)},
+        group,
+    )
+    rows += [
+        {
+            "name": "watts",
+            "ph": "C",
+            "pid": pids[name],
+            "tid": 0,
+            "ts": _us(at_s),
+            "args": {"W": value},
+        }
         for name, steps in watts.items()
         for at_s, value in steps
     ]
@@ -111,7 +154,9 @@ def _group(trace: Trace, group: int, watts: Watts) -> list[dict[str, Any]]:
 
 
 def _threads(events: Sequence[Event]) -> list[int]:
-    """A thread id for each event, so that no two of one device's thread overlap: the first free one of its lane."""
+    """A thread id for each event, so that no two of one device's thread overlap: the first free one
+    of its lane.
+    """
     ends: dict[tuple[str, str], list[int]] = {}
     tids = [0] * len(events)
     for index in sorted(range(len(events)), key=lambda i: (events[i].start_s, events[i].stop_s)):
@@ -130,27 +175,51 @@ def _thread_words(tid: int) -> str:
 
 
 def _slice(event: Event, pid: int, tid: int) -> dict[str, Any]:
-    args: dict[str, Any] = {"step": event.step, "instruction": event.instruction, "op": clean(event.op)}
+    args: dict[str, Any] = {
+        "step": event.step,
+        "instruction": event.instruction,
+        "op": clean(event.op),
+    }
     if event.peer:
         args |= {"peer": clean(event.peer), "bytes": event.nbytes}
     name = clean(event.label or event.op or event.lane)
-    row = {"name": name, "cat": kind(event), "ph": "X", "pid": pid, "tid": tid, "ts": _us(event.start_s), "args": args}
+    row = {
+        "name": name,
+        "cat": kind(event),
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "ts": _us(event.start_s),
+        "args": args,
+    }
     row["dur"] = _duration_us(event)
     if kind(event) in COLOURS:
         row["cname"] = COLOURS[kind(event)]
     return row
 
 
-def _arrows(trace: Trace, pids: Mapping[str, int], tids: Mapping[int, int], group: int) -> list[dict[str, Any]]:
+def _arrows(
+    trace: Trace, pids: Mapping[str, int], tids: Mapping[int, int], group: int
+) -> list[dict[str, Any]]:
     rows = []
     for index, (sent, received) in enumerate(flows(trace)):
         arrow = {"name": "transfer", "cat": "transfer", "id": group * 10_000_000 + index}
         start, stop = _us(sent.start_s), _us(received.start_s) + _duration_us(received) - 1
-        if stop < start:  # clocks of two devices agree to about a millisecond; an arrow must not go back in time
+        # clocks of two devices agree to about a millisecond; an arrow must not go back in time
+        if stop < start:
             continue
-        rows.append({**arrow, "ph": "s", "pid": pids[sent.device], "tid": tids[id(sent)], "ts": start})
         rows.append(
-            {**arrow, "ph": "f", "bp": "e", "pid": pids[received.device], "tid": tids[id(received)], "ts": stop}
+            {**arrow, "ph": "s", "pid": pids[sent.device], "tid": tids[id(sent)], "ts": start}
+        )
+        rows.append(
+            {
+                **arrow,
+                "ph": "f",
+                "bp": "e",
+                "pid": pids[received.device],
+                "tid": tids[id(received)],
+                "ts": stop,
+            }
         )
     return rows
 
@@ -164,4 +233,5 @@ def _us(seconds: float) -> int:
 
 
 def _duration_us(event: Event) -> int:
-    return max(1, _us(event.stop_s) - _us(event.start_s))  # slices of no length are dropped by viewers
+    # slices of no length are dropped by viewers
+    return max(1, _us(event.stop_s) - _us(event.start_s))

@@ -11,7 +11,9 @@ CLOSE = 0.005  # a smaller change of time is none
 
 
 def time_spent(explanation: Explanation) -> Table:
-    """Each device's step in three bars; what holds it up, what one device alone would take, and who is left out."""
+    """Each device's step in three bars; what holds it up, what one device alone would take, and who
+    is left out.
+    """
     plan = explanation.plan
     rows = tuple(
         (
@@ -25,7 +27,12 @@ def time_spent(explanation: Explanation) -> Table:
         for part in explanation.parts
     )
     columns = ("device", "layers", "computes", "only sends or receives", "waits", ">peak memory")
-    return Table(title=f"Where the time goes: {_step(plan)}", columns=columns, rows=rows, notes=_notes(explanation))
+    return Table(
+        title=f"Where the time goes: {_step(plan)}",
+        columns=columns,
+        rows=rows,
+        notes=_notes(explanation),
+    )
 
 
 def improvements(explanation: Explanation) -> Table:
@@ -34,7 +41,9 @@ def improvements(explanation: Explanation) -> Table:
     rows = tuple(
         (
             improvement.change,
-            units.duration(improvement.plan.latency_s) if improvement.plan else "no plan holds the limits",
+            units.duration(improvement.plan.latency_s)
+            if improvement.plan
+            else "no plan holds the limits",
             _change(improvement.plan.latency_s if improvement.plan else None, now_s),
             units.energy(improvement.plan.energy_j if improvement.plan else None),
             _change(improvement.plan.energy_j if improvement.plan else None, now_j),
@@ -52,11 +61,14 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     notes = [f"bottleneck: {name} {does} {units.percent(explanation.bottleneck_frac)} of the time"]
     notes += [
         f"{medium} carries data {units.percent(frac)} of the time"
-        for medium, frac in sorted(explanation.media_frac.items(), key=lambda item: -item[1])[:MOST_MEDIA]
+        for medium, frac in sorted(explanation.media_frac.items(), key=lambda item: -item[1])[
+            :MOST_MEDIA
+        ]
         if medium != name
     ]
     notes += [
-        f"{device} alone: {units.duration(alone.latency_s)} ({_change(alone.latency_s, plan.latency_s)}), "
+        f"{device} alone: {units.duration(alone.latency_s)} "
+        f"({_change(alone.latency_s, plan.latency_s)}), "
         f"{units.energy(alone.energy_j)}"
         for device, alone in explanation.alone.items()
         if (device,) != plan.devices
@@ -68,7 +80,10 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
         plans = "no plan at all" if whole else "no plan with at most one stage per device"
         notes.append(f"certified: {plans} is more than {units.percent(plan.gap_frac)} faster")
     if plan.energy_gap_frac is not None:
-        notes.append(f"certified: no plan on time takes more than {units.percent(plan.energy_gap_frac)} fewer joules")
+        notes.append(
+            f"certified: no plan on time takes more than {units.percent(plan.energy_gap_frac)} "
+            "fewer joules"
+        )
     return tuple(notes)
 
 
@@ -79,7 +94,8 @@ def _step(plan: Plan) -> str:
 def _layers(plan: Plan, device: str) -> str:
     found = [stage for stage in plan.stages if device in stage.devices]
     return ", ".join(
-        f"{stage.start}–{stage.stop - 1} × {stage.shares[stage.devices.index(device)]} rows" for stage in found
+        f"{stage.start}–{stage.stop - 1} × {stage.shares[stage.devices.index(device)]} rows"
+        for stage in found
     )
 
 

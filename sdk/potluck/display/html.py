@@ -1,7 +1,8 @@
-"""Records as HTML fragments for notebooks, and as whole pages: escaped, self-contained, readable on light and dark.
+"""Records as HTML fragments for notebooks, and as whole pages: escaped, self-contained, readable on
+light and dark.
 
-Where styles are stripped (a notebook on GitHub, an untrusted one), a plain text shows instead. Ids are made from the
-content, so that the same record gives the same HTML. Pure, but for `save`.
+Where styles are stripped (a notebook on GitHub, an untrusted one), a plain text shows instead. Ids
+are made from the content, so that the same record gives the same HTML. Pure, but for `save`.
 """
 
 import hashlib
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 MOST_PLANS = 10  # rows of a table; the picture shows all
 MOST_STEPS = 3  # more of them in one timeline are too narrow to read
 
-# Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours come from the page
-# (ink) or work on white and on black (the palette).
+# Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours
+# come from the page (ink) or work on white and on black (the palette).
 STYLE = f"""<style>
 .potluck-plain{{display:none!important}}
 .potluck{{display:block!important;margin:4px 0 14px;
@@ -55,13 +56,19 @@ def fragment(kind: str, plain: str, *parts: str) -> str:
     name = f"potluck-{kind}-{hashlib.sha256(body.encode()).hexdigest()[:8]}"
     fallback_text = "\n".join(map(_escaped, plain.splitlines()))
     fallback = f'<pre class="potluck-plain">{fallback_text}</pre>'
-    return f'{STYLE}\n{fallback}\n<div class="potluck" id="{name}" style="display:none">\n{body}\n</div>'
+    return (
+        f'{STYLE}\n{fallback}\n<div class="potluck" id="{name}" '
+        f'style="display:none">\n{body}\n</div>'
+    )
 
 
 def table(content: Table) -> str:
     """One table."""
     right = [heading.startswith(">") for heading in content.columns]
-    head = "".join(_cell("th", heading.removeprefix(">"), r) for heading, r in zip(content.columns, right, strict=True))
+    head = "".join(
+        _cell("th", heading.removeprefix(">"), r)
+        for heading, r in zip(content.columns, right, strict=True)
+    )
     rows = "\n".join(
         "<tr>" + "".join(_cell("td", cell, r) for cell, r in zip(row, right, strict=True)) + "</tr>"
         for row in content.rows
@@ -80,7 +87,10 @@ def _cell(tag: str, cell: Cell, right: bool) -> str:
     if isinstance(cell, Bar):
         over = " over" if cell.frac > 1 else ""
         width = f"{min(max(cell.frac, 0.0), 1.0) * 100:.0f}%"
-        return f'<td><span class="bar{over}"><i style="width:{width}"></i></span>{_escaped(cell.text)}</td>'
+        return (
+            f'<td><span class="bar{over}"><i '
+            f'style="width:{width}"></i></span>{_escaped(cell.text)}</td>'
+        )
     return f"<{tag}{number}>{_escaped(cell)}</{tag}>"
 
 
@@ -104,21 +114,28 @@ def profile(problem: Problem, notes: Sequence[str] = ()) -> str:
     """Heat table of layer by device, and the links."""
     heat, links = tables.costs(problem), tables.links(problem.network)
     heat = replace(heat, notes=(*heat.notes, *notes))
-    folded = f"<details><summary>{_escaped(links.title)}</summary>{table(links)}</details>"  # n² rows
+    # n² rows
+    folded = f"<details><summary>{_escaped(links.title)}</summary>{table(links)}</details>"
     return fragment("profile", text.profile(problem), table(heat), folded)
 
 
-def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None) -> str:
+def plan(
+    plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None
+) -> str:
     """Stages, and memory needed and available on each device."""
     plain = text.plan(plan, problem, available_bytes)
     available = available_bytes or tables.available_bytes(problem)
-    return fragment("plan", plain, table(tables.stages(plan, problem)), table(tables.memory(plan, available)))
+    return fragment(
+        "plan", plain, table(tables.stages(plan, problem)), table(tables.memory(plan, available))
+    )
 
 
 def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
     """Plans side by side, and by time and energy."""
     content = tables.plans(candidates, best, MOST_PLANS)
-    known = [plan for plan in candidates if plan.latency_s is not None and plan.energy_j is not None]
+    known = [
+        plan for plan in candidates if plan.latency_s is not None and plan.energy_j is not None
+    ]
     picture = [chart.pareto(candidates, best).svg()] if len(known) > 1 else []
     return fragment("plans", text.render(content), table(content), *picture)
 
@@ -134,11 +151,15 @@ def explanation(found: "Explanation") -> str:
 
 
 def trace(measured: Trace, predicted: Trace | None = None) -> str:
-    """Timeline and table of a trace; with its prediction above a typical step of it, and the comparison below."""
+    """Timeline and table of a trace; with its prediction above a typical step of it, and the
+    comparison below.
+    """
     several = len(measured.step_s) > MOST_STEPS
     one = timeline.typical(measured) if predicted or several else measured
     both = [timeline.typical(predicted), one] if predicted else [one]
-    contents = [tables.trace(measured)] + ([tables.comparison(predicted, measured)] if predicted else [])
+    contents = [tables.trace(measured)] + (
+        [tables.comparison(predicted, measured)] if predicted else []
+    )
     plain = "\n\n".join(map(text.render, contents))
     title = (
         ""
@@ -153,7 +174,9 @@ def layers(found: Sequence[Layer], title: str) -> str:
     return _of_table("layers", tables.layers(found, title))
 
 
-def history(losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()) -> str:
+def history(
+    losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()
+) -> str:
     """The loss by step as a curve."""
     content = tables.history(losses, step_s, notes)
     picture = [chart.loss({"loss": losses}).svg()] if len(losses) > 1 else []
@@ -183,7 +206,9 @@ def _of_table(kind: str, content: Table) -> str:
 
 def progress(title: str, done_frac: float, words: str = "") -> str:
     """How far some work is."""
-    content = Bar(frac=min(max(done_frac, 0.0), 1.0), text=f"{100 * done_frac:.0f} %  {words}".rstrip())
+    content = Bar(
+        frac=min(max(done_frac, 0.0), 1.0), text=f"{100 * done_frac:.0f} %  {words}".rstrip()
+    )
     body = f"<table><tr>{_cell('td', title, False)}{_cell('td', content, False)}</tr></table>"
     return fragment("progress", f"{title}: {content.text}", body)
 
@@ -198,9 +223,11 @@ def page(title: str, *fragments: str) -> str:
     body = "\n".join(fragments)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">\n'
+        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" '
+        'content="light dark">\n'
         f"<title>{_escaped(title)}</title>\n"
-        "<style>body{max-width:1000px;margin:32px auto;padding:0 16px;font-family:system-ui,sans-serif}</style>\n"
+        "<style>body{max-width:1000px;margin:32px auto;padding:0 "
+        "16px;font-family:system-ui,sans-serif}</style>\n"
         f"</head><body>\n<h1>{_escaped(title)}</h1>\n{body}\n</body></html>\n"
     )
 
@@ -212,7 +239,9 @@ def save(path: str | Path, title: str, *fragments: str) -> Path:
 
 
 def save_picture(path: str | Path, scene: Scene, fragment: str) -> Path:
-    """Write a picture as a file: .png, .svg, or anything else as a page with `fragment`, which shows it too."""
+    """Write a picture as a file: .png, .svg, or anything else as a page with `fragment`, which
+    shows it too.
+    """
     match Path(path).suffix:
         case ".png":
             return save_png(scene, path)

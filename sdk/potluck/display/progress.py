@@ -1,4 +1,5 @@
-"""Shows the progress of a Handle while it works: a bar in terminals, a widget in notebooks, a line elsewhere.
+"""Shows the progress of a Handle while it works: a bar in terminals, a widget in notebooks, a line
+elsewhere.
 
 rich and ipywidgets are imported only where they are used; where one is missing, nothing is shown.
 """
@@ -48,7 +49,9 @@ def attach(handle: Working) -> None:
 
 
 def show(handle: Any) -> None:
-    """Display a handle in the cell at hand; once its work has ended, the result takes the place of its progress.
+    """Display a handle in the cell at hand.
+
+    Once its work has ended, the result takes the place of its progress.
 
     Where a bar above, in the same cell, follows the work already, nothing stands here until then.
     """
@@ -94,7 +97,8 @@ class _Line:
             sys.stderr.flush()
 
 
-_followed: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()  # handles with a bar: in which cell
+# handles with a bar: in which cell
+_followed: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 
 def _cell() -> int:
@@ -112,7 +116,10 @@ def in_notebook() -> bool:
 
 
 class Terminal:
-    """One live region of bars on stderr for all handles under way; it closes itself with the last of them."""
+    """One live region of bars on stderr for all handles under way.
+
+    It closes itself with the last of them.
+    """
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
@@ -143,7 +150,13 @@ class Terminal:
                 self._bars = None
 
     def _new_bars(self) -> Any:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         # markup off: words may hold brackets that came from another machine
         return Progress(
@@ -167,13 +180,18 @@ def _terminal() -> Terminal:
 
 
 class _Widget:
-    """A bar in the output of the cell that made the handle; updated from the handle's own thread."""
+    """A bar in the output of the cell that made the handle.
+
+    Updated from the handle's own thread.
+    """
 
     def __init__(self, handle: Working) -> None:
         import ipywidgets
         from IPython.display import display
 
-        self._bar = ipywidgets.FloatProgress(min=0.0, max=1.0, layout=ipywidgets.Layout(width="260px"))
+        self._bar = ipywidgets.FloatProgress(
+            min=0.0, max=1.0, layout=ipywidgets.Layout(width="260px")
+        )
         self._words = ipywidgets.Label()
         title = ipywidgets.Label(clean(handle.title), layout=ipywidgets.Layout(min_width="160px"))
         handle.listen(self._update)

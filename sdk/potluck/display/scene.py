@@ -1,7 +1,8 @@
 """A picture as data: rectangles, lines, dots and text in pixels, drawn the same as SVG and as PNG.
 
-Colours are names in `PALETTE`, which is Okabe and Ito's: told apart with any colour vision, on white and on black.
-`ink` is the text colour of wherever the picture stands. Pure, but for `save_png` and `save_svg`.
+Colours are names in `PALETTE`, which is Okabe and Ito's: told apart with any colour vision, on
+white and on black. `ink` is the text colour of wherever the picture stands. Pure, but for
+`save_png` and `save_svg`.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ PALETTE = {
     "purple": "#cc79a7",
     "grey": "#8c8c8c",
 }
-ON_COLOUR = {"orange": "#1a1a1a", "sky": "#1a1a1a", "purple": "#1a1a1a"}  # text on these; white on the others
+# text on these; white on the others
+ON_COLOUR = {"orange": "#1a1a1a", "sky": "#1a1a1a", "purple": "#1a1a1a"}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 INK, DARK_INK, PAPER, DARK_PAPER = "#24292f", "#e6edf3", "#ffffff", "#0d1117"
 FADED = {"ink": 1.0, "muted": 0.62, "grid": 0.14, "faint": 0.05}  # shares of the ink
@@ -83,7 +85,10 @@ Item = Rect | Line | Dot | Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Items in the order in which they are painted; `title` says what the picture shows to who cannot see it."""
+    """Items in the order in which they are painted.
+
+    `title` says what the picture shows to who cannot see it.
+    """
 
     width: float
     height: float
@@ -95,21 +100,26 @@ class Scene:
         name = "potluck-" + hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         body = "\n".join(map(_svg, self.items))
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" aria-labelledby="{name}-title" '
-            f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}" height="{_n(self.height)}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
+            f'aria-labelledby="{name}-title" '
+            f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}" '
+            f'height="{_n(self.height)}" '
             f'style="max-width:100%;height:auto" font-family="{FONT}" fill="currentColor">\n'
             f'<title id="{name}-title">{_escaped(self.title)}</title>\n{body}\n</svg>'
         )
 
     def standalone(self) -> str:
-        """The same as an image of its own, which no page lends its ink: on paper of its own, light or dark."""
+        """The same as an image of its own, which no page lends its ink: on paper of its own, light
+        or dark.
+        """
         light, dark = f"color:{INK};background:{PAPER}", f"color:{DARK_INK};background:{DARK_PAPER}"
         style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
         head, body = self.svg().split("\n", 1)
         return f"{head}\n{style}\n{body}\n"
 
     def _repr_html_(self) -> str:
-        from potluck.display import html  # inside the page, where its ink is that of the page's theme
+        # inside the page, where its ink is that of the page's theme
+        from potluck.display import html
 
         return html.picture(self)
 
@@ -151,13 +161,19 @@ def _svg(item: Item) -> str:
 
 def _rect(item: Rect) -> str:
     radius = f' rx="{_n(item.radius)}"' if item.radius else ""
-    shape = f'<rect x="{_n(item.x)}" y="{_n(item.y)}" width="{_n(item.width)}" height="{_n(item.height)}"{radius}'
+    shape = (
+        f'<rect x="{_n(item.x)}" y="{_n(item.y)}" width="{_n(item.width)}" '
+        f'height="{_n(item.height)}"{radius}'
+    )
     return f"{shape}{_painted('fill', item.fill, item.opacity)}{_close('rect', item.title)}"
 
 
 def _polyline(item: Line) -> str:
     points = " ".join(f"{_n(x)},{_n(y)}" for x, y in item.points)
-    shape = f'<polyline points="{points}" fill="none" stroke-width="{_n(item.width)}" stroke-linejoin="round"'
+    shape = (
+        f'<polyline points="{points}" fill="none" stroke-width="{_n(item.width)}" '
+        'stroke-linejoin="round"'
+    )
     dash = ' stroke-dasharray="4 3"' if item.dashed else ""
     return f"{shape}{dash}{_painted('stroke', item.stroke, item.opacity)}/>"
 
@@ -165,7 +181,9 @@ def _polyline(item: Line) -> str:
 def _circle(item: Dot) -> str:
     shape = f'<circle cx="{_n(item.x)}" cy="{_n(item.y)}" r="{_n(item.radius)}"'
     ring = ' fill="none" stroke-width="2"' + _painted("stroke", item.fill)
-    return f"{shape}{ring if item.ring else _painted('fill', item.fill)}{_close('circle', item.title)}"
+    return (
+        f"{shape}{ring if item.ring else _painted('fill', item.fill)}{_close('circle', item.title)}"
+    )
 
 
 def _text(item: Text) -> str:
@@ -178,7 +196,9 @@ def _text(item: Text) -> str:
 def _painted(attribute: str, name: str, opacity: float = 1.0) -> str:
     colour, share = paint(name)
     faded = share * opacity
-    return f' {attribute}="{escape(colour)}"' + (f' {attribute}-opacity="{_n(faded)}"' if faded < 1 else "")
+    return f' {attribute}="{escape(colour)}"' + (
+        f' {attribute}-opacity="{_n(faded)}"' if faded < 1 else ""
+    )
 
 
 def _close(tag: str, title: str) -> str:
@@ -193,7 +213,9 @@ def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def legend(entries: Sequence[tuple[str, str]], x: float, y: float, size: float = 11.0) -> tuple[Item, ...]:
+def legend(
+    entries: Sequence[tuple[str, str]], x: float, y: float, size: float = 11.0
+) -> tuple[Item, ...]:
     """Swatches (colour, word) in a row, from `x` on."""
     items: list[Item] = []
     for colour, word in entries:

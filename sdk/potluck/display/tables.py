@@ -1,4 +1,7 @@
-"""What each table says: records in, a `Table` of finished texts out; `text` and `html` only draw it. Pure."""
+"""What each table says: records in, a `Table` of finished texts out.
+
+`text` and `html` only draw it. Pure.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +46,10 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"table {self.title!r}: a row has {len(row)} cells, expected {len(self.columns)}")
+                raise ValueError(
+                    f"table {self.title!r}: a row has {len(row)} cells, expected "
+                    f"{len(self.columns)}"
+                )
 
 
 def devices(found: Iterable[Device], title: str = "Devices") -> Table:
@@ -65,7 +71,9 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Table:
 
 
 def members(found: Iterable[Any], title: str = "Devices") -> Table:
-    """Devices found or known (`sessions.members.Member`): status, address, and what each says of itself."""
+    """Devices found or known (`sessions.members.Member`): status, address, and what each says of
+    itself.
+    """
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
             member.name,
@@ -84,8 +92,13 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
 
 
 def _watts(member: Any) -> float | None:
-    """What a device takes by its meter, or by the watts that it was given; of any other only a guess is known."""
-    known = member.reading and (member.reading.source == "measured" or member.capability.get("power"))
+    """What a device takes by its meter, or by the watts that it was given.
+
+    Of any other only a guess is known.
+    """
+    known = member.reading and (
+        member.reading.source == "measured" or member.capability.get("power")
+    )
     return member.reading.watts if known else None
 
 
@@ -93,18 +106,34 @@ def _trouble(member: Any) -> str:
     """Why there is no session, in a sentence; `potluck doctor` tells what to do."""
     if member.error is None or member.status in ("ready", "not paired"):
         return ""
-    what = str(member.error).removeprefix(f"{member.error.device}: ").removesuffix(member.error.next_step).strip()
+    what = (
+        str(member.error)
+        .removeprefix(f"{member.error.device}: ")
+        .removesuffix(member.error.next_step)
+        .strip()
+    )
     return what.partition(". ")[0].removesuffix(".")
 
 
 def peers(known: Iterable[Any], own_key: str) -> Table:
-    """Trusted devices (`discover.keyring.Known`) with fingerprints to compare with what they show."""
+    """Trusted devices (`discover.keyring.Known`) with fingerprints to compare with what they
+    show.
+    """
     rows = tuple(
-        (device.name, fingerprint(device.key), ", ".join(map(str, device.addresses)) or units.UNKNOWN)
+        (
+            device.name,
+            fingerprint(device.key),
+            ", ".join(map(str, device.addresses)) or units.UNKNOWN,
+        )
         for device in known
     )
     note = f"this computer's own fingerprint: {fingerprint(own_key)}"
-    return Table(title="Trusted devices", columns=("device", "fingerprint", "addresses"), rows=rows, notes=(note,))
+    return Table(
+        title="Trusted devices",
+        columns=("device", "fingerprint", "addresses"),
+        rows=rows,
+        notes=(note,),
+    )
 
 
 def links(network: Network) -> Table:
@@ -122,13 +151,18 @@ def links(network: Network) -> Table:
 
 
 def costs(problem: Problem, rows: int | None = None) -> Table:
-    """Time of each layer on each device (forward and backward) as a heat table, at the batch size nearest `rows`."""
+    """Time of each layer on each device (forward and backward) as a heat table, at the batch size
+    nearest `rows`.
+    """
     training = not isinstance(problem.workload, Inference)
     wanted = rows or getattr(problem.workload, "micro_batch", None) or problem.workload.batch
     columns = {
-        device.name: [_layer_s(cost, wanted) for cost in problem.costs[device.name]] for device in problem.devices
+        device.name: [_layer_s(cost, wanted) for cost in problem.costs[device.name]]
+        for device in problem.devices
     }
-    slowest_s = max((seconds for column in columns.values() for seconds in column), default=0.0) or 1.0
+    slowest_s = (
+        max((seconds for column in columns.values() for seconds in column), default=0.0) or 1.0
+    )
     body: list[tuple[Cell, ...]] = []
     for index, layer in enumerate(problem.layers):
         heats = (_heat(column[index], slowest_s) for column in columns.values())
@@ -136,13 +170,20 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
     weights = units.size(sum(layer.parameter_bytes for layer in problem.layers))
     body.append(("total", weights, *(units.duration(sum(column)) for column in columns.values())))
     estimated = sorted(
-        name for name, column in problem.costs.items() if any(cost.source != "measured" for cost in column)
+        name
+        for name, column in problem.costs.items()
+        if any(cost.source != "measured" for cost in column)
     )
-    notes = [f"{'forward + backward' if training else 'forward'} at the tabulated batch size nearest {wanted} rows"]
+    notes = [
+        f"{'forward + backward' if training else 'forward'} at the tabulated batch size nearest "
+        f"{wanted} rows"
+    ]
     if 0 < len(estimated) < len(problem.costs):  # where all are, the profile says so
         notes.append(f"estimated, not measured: {', '.join(estimated)}")
     headings = ("layer", ">weights", *(f">{name}" for name in columns))
-    return Table(title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes))
+    return Table(
+        title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes)
+    )
 
 
 def _layer_s(cost: LayerCost, rows: int) -> float:
@@ -169,10 +210,19 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
         for index, stage in enumerate(plan.stages)
     )
     kind = "training" if plan.training else "inference"
-    notes = [f"{plan.n_micro_batches} × {plan.micro_batch} rows per {'step' if plan.training else 'request'}"]
+    notes = [
+        f"{plan.n_micro_batches} × {plan.micro_batch} rows per "
+        f"{'step' if plan.training else 'request'}"
+    ]
     if plan.latency_s is not None:
-        pace = " from answer to answer" if problem and getattr(problem.workload, "streaming", False) else ""
-        notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {units.energy(plan.energy_j)}"
+        pace = (
+            " from answer to answer"
+            if problem and getattr(problem.workload, "streaming", False)
+            else ""
+        )
+        notes[0] += (
+            f", predicted {units.duration(plan.latency_s)}{pace}, {units.energy(plan.energy_j)}"
+        )
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
     notes += order_notes(plan.problem)
     return Table(
@@ -193,11 +243,18 @@ def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
 
 def available_bytes(problem: Problem | None) -> dict[str, int]:
     """What a plan may use on each device: what its owner gives, and the user's limits leave."""
-    return {device.name: budget_bytes(problem, device) for device in problem.devices} if problem else {}
+    return (
+        {device.name: budget_bytes(problem, device) for device in problem.devices}
+        if problem
+        else {}
+    )
 
 
 def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
-    """Needed against available memory per device of the plan; only needed, where nobody says what is available."""
+    """Needed against available memory per device of the plan.
+
+    Only needed, where nobody says what is available.
+    """
     if not available_bytes:
         needs = tuple((name, units.size(plan.peak_bytes.get(name))) for name in plan.devices)
         return Table(title="Memory", columns=("device", ">needed"), rows=needs)
@@ -208,19 +265,26 @@ def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
             bar: Cell = units.UNKNOWN
         else:
             full = needed > available
-            bar = Bar(frac=needed / available, text="does not fit" if full else units.percent(needed / available))
+            bar = Bar(
+                frac=needed / available,
+                text="does not fit" if full else units.percent(needed / available),
+            )
         rows.append((name, units.size(needed), units.size(available), bar))
-    return Table(title="Memory", columns=("device", ">needed", ">available", "used"), rows=tuple(rows))
+    return Table(
+        title="Memory", columns=("device", ">needed", ">available", "used"), rows=tuple(rows)
+    )
 
 
 def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
-    """Plans side by side, the chosen one marked: of every way to divide the devices into stages the first, and at most
-    `most` of them; the others are counted."""
+    """Plans side by side, the chosen one marked: of every way to divide the devices into stages the
+    first, and at most `most` of them; the others are counted."""
     from potluck.planning.plans import order_notes
 
     ways: dict[Any, tuple[int, Plan]] = {}
     for index, plan in enumerate(candidates):
-        ways.setdefault((plan.planner, tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan))
+        ways.setdefault(
+            (plan.planner, tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan)
+        )
     shown = [*ways.values()][:most]
     rows = tuple(
         (
@@ -237,14 +301,17 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
     variants, more = len(candidates) - len(ways), len(ways) - len(shown)
     notes = [f"and {more} more"] if more else []
     if variants:
-        notes.append(f"{variants} not listed differ from one that is only in cuts, shares or micro-batches")
+        notes.append(
+            f"{variants} not listed differ from one that is only in cuts, shares or micro-batches"
+        )
     notes += order_notes(best.problem if best else None)
     columns = (">", "planner", "stages", ">micro-batches", ">time", ">energy", ">peak memory")
     return Table(title="Plans", columns=columns, rows=rows, notes=tuple(notes))
 
 
 def comparison(predicted: Trace, measured: Trace) -> Table:
-    """Predicted against measured: median time of a step or request, then energy of one and peak memory of each device.
+    """Predicted against measured: median time of a step or request, then energy of one and peak
+    memory of each device.
 
     The energy of either side carries where its number comes from: measured, estimated or simulated.
     """
@@ -264,8 +331,14 @@ def comparison(predicted: Trace, measured: Trace) -> Table:
 
 
 def _times(predicted: Trace, measured: Trace) -> list[tuple[Cell, ...]]:
-    """Of steps, and of requests one at a time, their time; of a stream its rate, and the time of a request in it."""
-    one, whole_s = one_of(predicted), [median(trace.whole_s or (0.0,)) for trace in (predicted, measured)]
+    """Of steps, and of requests one at a time, their time.
+
+    Of a stream its rate, and the time of a request in it.
+    """
+    one, whole_s = (
+        one_of(predicted),
+        [median(trace.whole_s or (0.0,)) for trace in (predicted, measured)],
+    )
     per_one_s = [step_s(trace) for trace in (predicted, measured)]
     if one == "step" or whole_s[1] <= (per_one_s[1] or 0.0):
         return [_compared(f"time per {one}", "all", per_one_s, units.duration)]
@@ -276,11 +349,19 @@ def _times(predicted: Trace, measured: Trace) -> list[tuple[Cell, ...]]:
 
 
 def compared(found: Any) -> Table:
-    """A `run.comparison.Comparison`: time per step or request and its terms, then each device and each way of two."""
+    """A `run.comparison.Comparison`: time per step or request and its terms, then each device and
+    each way of two.
+    """
     one = one_of(found.predicted)
     rows = _times(found.predicted, found.measured)
-    rows += [_compared(f"of it {term}", "all", pair, units.duration) for term, pair in found.terms.items()]
-    rows += [_compared(f"busy per {one}", name, pair, units.duration) for name, pair in found.busy_s.items()]
+    rows += [
+        _compared(f"of it {term}", "all", pair, units.duration)
+        for term, pair in found.terms.items()
+    ]
+    rows += [
+        _compared(f"busy per {one}", name, pair, units.duration)
+        for name, pair in found.busy_s.items()
+    ]
     for way in found.transfers:
         what = f"{way.n} transfer{'s' if way.n != 1 else ''}, {units.size(way.nbytes)}, each"
         rows.append(_compared(what, f"{way.source} → {way.target}", way.seconds, units.duration))
@@ -291,15 +372,21 @@ def compared(found: Any) -> Table:
     expected, measured = found.terms.get(found.cause, (0.0, 0.0))
     late = measured > expected
     seconds = units.duration(abs(measured - expected))
-    note = f"what differs most: {found.cause}, {seconds} {'more' if late else 'less'} than predicted"
+    note = (
+        f"what differs most: {found.cause}, {seconds} {'more' if late else 'less'} than predicted"
+    )
     columns = ("what", "where", ">predicted", ">measured", ">difference")
     notes = (note,) if found.cause and measured != expected else ()
     return Table(title="Predicted against measured", columns=columns, rows=tuple(rows), notes=notes)
 
 
-def history(losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()) -> Table:
+def history(
+    losses: Sequence[float], step_s: Sequence[float] = (), notes: Sequence[str] = ()
+) -> Table:
     """Training in one row."""
-    first, last = (f"{losses[0]:.4g}", f"{losses[-1]:.4g}") if losses else (units.UNKNOWN, units.UNKNOWN)
+    first, last = (
+        (f"{losses[0]:.4g}", f"{losses[-1]:.4g}") if losses else (units.UNKNOWN, units.UNKNOWN)
+    )
     row = (str(len(losses)), first, last, units.duration(median(step_s) if step_s else None))
     columns = (">steps", ">first loss", ">last loss", ">median step")
     return Table(title="Training", columns=columns, rows=(row,), notes=tuple(notes))
@@ -329,7 +416,10 @@ def _compared(
     sources: Sequence[str] = ("", ""),
 ) -> tuple[Cell, ...]:
     predicted, measured = pair
-    shown = [show(value) + (f" {source}" if source else "") for value, source in zip(pair, sources, strict=True)]
+    shown = [
+        show(value) + (f" {source}" if source else "")
+        for value, source in zip(pair, sources, strict=True)
+    ]
     difference = (predicted - measured) / measured if predicted is not None and measured else None
     return (what, device, *shown, units.change(difference))
 
@@ -338,12 +428,20 @@ def _held(device: str, pair: Sequence[int | None]) -> tuple[Cell, ...]:
     """Memory is promised, not foretold: what counts is that the peak stays within."""
     predicted, measured = pair
     row = _compared("peak memory", device, pair, units.size)
-    return (*row[:-1], "within") if predicted is not None and measured is not None and measured <= predicted else row
+    return (
+        (*row[:-1], "within")
+        if predicted is not None and measured is not None and measured <= predicted
+        else row
+    )
 
 
 def one_of(trace: Trace) -> str:
     """What the trace is made of: steps of training, or requests."""
-    return "request" if trace.events and not any(event.op in TRAINING_OPS for event in trace.events) else "step"
+    return (
+        "request"
+        if trace.events and not any(event.op in TRAINING_OPS for event in trace.events)
+        else "step"
+    )
 
 
 def step_s(trace: Trace) -> float | None:
@@ -356,19 +454,27 @@ def _per_step(trace: Trace, total: float | None) -> float | None:
 
 
 def trace(trace: Trace, title: str = "") -> Table:
-    """One row per device: how busy, how much sent and received, energy with its source, peak memory."""
+    """One row per device: how busy, how much sent and received, energy with its source, peak
+    memory.
+    """
     names = dict.fromkeys([*trace.busy_s, *(event.device for event in trace.events)])
     span_s = sum(trace.step_s) or trace.stop_s
     rows = tuple(_trace_row(trace, name, span_s) for name in names)
     n_steps = len(trace.step_s)
-    note = f"{n_steps} {one_of(trace)}{'s' * (n_steps != 1)}, median {units.duration(step_s(trace))}"
+    note = (
+        f"{n_steps} {one_of(trace)}{'s' * (n_steps != 1)}, median {units.duration(step_s(trace))}"
+    )
     columns = ("device", "busy", ">sent", ">received", ">energy", "source", ">peak memory")
-    return Table(title=title or f"Trace ({trace.source})", columns=columns, rows=rows, notes=(note,))
+    return Table(
+        title=title or f"Trace ({trace.source})", columns=columns, rows=rows, notes=(note,)
+    )
 
 
 def _trace_row(trace: Trace, name: str, span_s: float) -> tuple[Cell, ...]:
     def moved(lane: str) -> int:
-        return sum(event.nbytes for event in trace.events if event.device == name and event.lane == lane)
+        return sum(
+            event.nbytes for event in trace.events if event.device == name and event.lane == lane
+        )
 
     busy_s = trace.busy_s.get(name)
     busy_frac = busy_s / span_s if busy_s is not None and span_s else None

@@ -51,7 +51,10 @@ def _plain(cell: Cell) -> str:
 
 
 def _width(text: str) -> int:
-    return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+    return sum(
+        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in text
+    )
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
@@ -72,10 +75,14 @@ def profile(problem: Problem) -> str:
     return "\n\n".join((render(tables.costs(problem)), render(tables.links(problem.network))))
 
 
-def plan(plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None) -> str:
+def plan(
+    plan: Plan, problem: Problem | None = None, available_bytes: Mapping[str, int] | None = None
+) -> str:
     """The stages, then memory needed and available on each device."""
     available = available_bytes or tables.available_bytes(problem)
-    return "\n\n".join((render(tables.stages(plan, problem)), render(tables.memory(plan, available))))
+    return "\n\n".join(
+        (render(tables.stages(plan, problem)), render(tables.memory(plan, available)))
+    )
 
 
 def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> str:

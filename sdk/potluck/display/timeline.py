@@ -1,6 +1,8 @@
-"""A Trace as a Gantt chart: per device a compute lane with labels such as `2F0`, and thin lanes for sends and receives.
+"""A Trace as a Gantt chart: per device a compute lane with labels such as `2F0`, and thin lanes for
+sends and receives.
 
-Pure: traces in, a `Scene` out. Several traces (predicted, measured) stand one above the other on one time axis.
+Pure: traces in, a `Scene` out. Several traces (predicted, measured) stand one above the other on
+one time axis.
 """
 
 import re
@@ -11,7 +13,17 @@ from itertools import chain, repeat
 from potluck import units
 from potluck.display import axes
 from potluck.display.axes import Scale
-from potluck.display.scene import ON_COLOUR, Item, Line, Rect, Scene, Text, fitting, legend, text_width
+from potluck.display.scene import (
+    ON_COLOUR,
+    Item,
+    Line,
+    Rect,
+    Scene,
+    Text,
+    fitting,
+    legend,
+    text_width,
+)
 from potluck.display.tables import one_of, step_s
 from potluck.records import Event, Trace
 
@@ -20,7 +32,8 @@ LANES = {"compute": 22.0, "send": 7.0, "receive": 7.0}  # heights in pixels
 LANE_GAP, DEVICE_GAP = 2.0, 11.0
 BODY = sum(LANES.values()) + LANE_GAP * (len(LANES) - 1)
 ROW = BODY + DEVICE_GAP
-MOST_EVENTS = 4000  # a browser draws that many rectangles at ease; beyond, only the middle steps are shown
+# a browser draws that many rectangles at ease; beyond, only the middle steps are shown
+MOST_EVENTS = 4000
 
 # kind: (colour, words)
 KINDS = {
@@ -47,9 +60,14 @@ def kind(event: Event) -> str:
 
 
 def devices(*traces: Trace) -> tuple[str, ...]:
-    """Every device of the traces, in the order in which they begin to compute; who never does comes last."""
+    """Every device of the traces, in the order in which they begin to compute.
+
+    Who never does comes last.
+    """
     events = [event for trace in traces for event in trace.events]
-    begins = sorted((event for event in events if event.lane == "compute"), key=lambda event: event.start_s)
+    begins = sorted(
+        (event for event in events if event.lane == "compute"), key=lambda event: event.start_s
+    )
     return tuple(dict.fromkeys(event.device for event in (*begins, *events)))
 
 
@@ -57,26 +75,36 @@ def window(trace: Trace, first: int, n_steps: int) -> Trace:
     """Only the events of steps [first, first + n_steps), their earliest at time 0."""
     kept = [event for event in trace.events if first <= event.step < first + n_steps]
     zero_s = min((event.start_s for event in kept), default=0.0)
-    moved = (replace(event, start_s=event.start_s - zero_s, stop_s=event.stop_s - zero_s) for event in kept)
+    moved = (
+        replace(event, start_s=event.start_s - zero_s, stop_s=event.stop_s - zero_s)
+        for event in kept
+    )
     return replace(trace, events=tuple(moved), step_s=trace.step_s[first : first + n_steps])
 
 
 def typical(trace: Trace) -> Trace:
     """One step of the trace, the one nearest to the median time, from its first computing on.
 
-    Its inputs may have been sent while the step before was still going on: what ended by then is left out.
+    Its inputs may have been sent while the step before was still going on: what ended by then is
+    left out.
     """
     middle_s = step_s(trace) or 0.0
-    nearest = min(range(len(trace.step_s)), key=lambda step: abs(trace.step_s[step] - middle_s), default=0)
+    nearest = min(
+        range(len(trace.step_s)), key=lambda step: abs(trace.step_s[step] - middle_s), default=0
+    )
     one = window(trace, nearest, 1)
     zero_s = min((event.start_s for event in one.events if event.lane == "compute"), default=0.0)
     kept = (event for event in one.events if event.stop_s > zero_s)
-    moved = (replace(e, start_s=max(0.0, e.start_s - zero_s), stop_s=e.stop_s - zero_s) for e in kept)
+    moved = (
+        replace(e, start_s=max(0.0, e.start_s - zero_s), stop_s=e.stop_s - zero_s) for e in kept
+    )
     return replace(one, events=tuple(moved))
 
 
 def excerpt(trace: Trace, most: int = MOST_EVENTS) -> Trace:
-    """The trace, or as many steps from its middle as hold at most `most` events (at least one step)."""
+    """The trace, or as many steps from its middle as hold at most `most` events (at least one
+    step).
+    """
     steps = sorted({event.step for event in trace.events})
     if len(trace.events) <= most or len(steps) < 2:
         return trace
@@ -85,13 +113,21 @@ def excerpt(trace: Trace, most: int = MOST_EVENTS) -> Trace:
     return window(trace, steps[first], steps[first + n_steps - 1] - steps[first] + 1)
 
 
-def gantt(*traces: Trace, title: str = "", headings: Sequence[str] = (), width: float = WIDTH) -> Scene:
-    """The traces one above the other, each under its heading; all on the same time axis in milliseconds."""
+def gantt(
+    *traces: Trace, title: str = "", headings: Sequence[str] = (), width: float = WIDTH
+) -> Scene:
+    """The traces one above the other, each under its heading.
+
+    All on the same time axis in milliseconds.
+    """
     shown = [excerpt(trace) for trace in traces]
     names = devices(*shown)
     left = MARGIN + min(170.0, max((text_width(name, 12) for name in names), default=0.0) + 14) + 40
     scale = Scale(
-        low=0.0, high=max((trace.stop_s for trace in shown), default=0.0) or 1.0, start=left, stop=width - RIGHT
+        low=0.0,
+        high=max((trace.stop_s for trace in shown), default=0.0) or 1.0,
+        start=left,
+        stop=width - RIGHT,
     )
     items: list[Item] = []
     y = MARGIN
@@ -108,7 +144,9 @@ def gantt(*traces: Trace, title: str = "", headings: Sequence[str] = (), width: 
             items.append(Text(x=MARGIN, y=y + 6, text=said, size=12, bold=True, fill="muted"))
             y += 20
         bottom = y + len(names) * ROW
-        items += [Line(points=((x, y), (x, bottom))) for x in (scale(value / 1e3) for value in values)]
+        items += [
+            Line(points=((x, y), (x, bottom))) for x in (scale(value / 1e3) for value in values)
+        ]
         for name in names:
             items += _device(trace, name, scale, y, width)
             y += ROW
@@ -120,18 +158,38 @@ def gantt(*traces: Trace, title: str = "", headings: Sequence[str] = (), width: 
 
 def _heading(trace: Trace) -> str:
     typical_s = step_s(trace)
-    return trace.source if typical_s is None else f"{trace.source}, {units.duration(typical_s)} per {one_of(trace)}"
+    return (
+        trace.source
+        if typical_s is None
+        else f"{trace.source}, {units.duration(typical_s)} per {one_of(trace)}"
+    )
 
 
 def _device(trace: Trace, name: str, scale: Scale, y: float, width: float) -> list[Item]:
     items: list[Item] = [
-        Rect(x=scale.start, y=y, width=width - RIGHT - scale.start, height=BODY, fill="faint", radius=3),
+        Rect(
+            x=scale.start,
+            y=y,
+            width=width - RIGHT - scale.start,
+            height=BODY,
+            fill="faint",
+            radius=3,
+        ),
         Text(x=MARGIN, y=y + 11, text=fitting(name, scale.start - MARGIN - 44, 12), size=12),
     ]
     for lane, lane_height in LANES.items():
         if lane != "compute":
             label = {"send": "out", "receive": "in"}[lane]
-            items.append(Text(x=scale.start - 8, y=y + lane_height / 2, text=label, size=9, fill="muted", anchor="end"))
+            items.append(
+                Text(
+                    x=scale.start - 8,
+                    y=y + lane_height / 2,
+                    text=label,
+                    size=9,
+                    fill="muted",
+                    anchor="end",
+                )
+            )
         for event in trace.events:
             if event.device == name and event.lane == lane:
                 items += _bar(event, scale, y, lane_height)
@@ -145,13 +203,28 @@ def _bar(event: Event, scale: Scale, y: float, height: float) -> list[Item]:
     colour = KINDS[kind(event)][0]
     inner = max(width - 0.6, 0.75)  # a hair of paper between neighbours
     items: list[Item] = [
-        Rect(x=start, y=y, width=inner, height=height, fill=colour, radius=min(2.5, inner / 3), title=_told(event))
+        Rect(
+            x=start,
+            y=y,
+            width=inner,
+            height=height,
+            fill=colour,
+            radius=min(2.5, inner / 3),
+            title=_told(event),
+        )
     ]
     size = 10.0
     if height >= 16 and event.label and text_width(event.label, size) + 4 <= width:
         ink = ON_COLOUR.get(colour, "#ffffff")
         items.append(
-            Text(x=start + inner / 2, y=y + height / 2, text=event.label, size=size, fill=ink, anchor="middle")
+            Text(
+                x=start + inner / 2,
+                y=y + height / 2,
+                text=event.label,
+                size=size,
+                fill=ink,
+                anchor="middle",
+            )
         )
     return items
 
@@ -163,17 +236,25 @@ def _told(event: Event) -> str:
         parts.append(f"{'to' if event.lane == 'send' else 'from'} {event.peer}")
     if event.nbytes:
         span_s = event.stop_s - event.start_s
-        parts.append(units.size(event.nbytes) + (f" at {units.rate(event.nbytes / span_s)}" if span_s > 0 else ""))
+        parts.append(
+            units.size(event.nbytes)
+            + (f" at {units.rate(event.nbytes / span_s)}" if span_s > 0 else "")
+        )
     parts.append(
-        f"{units.duration(event.stop_s - event.start_s)} from {units.duration(event.start_s)}, step {event.step}"
+        f"{units.duration(event.stop_s - event.start_s)} from {units.duration(event.start_s)}, "
+        f"step {event.step}"
     )
     return ", ".join(parts)
 
 
 def _time_words(scale: Scale, values: Sequence[float], y: float) -> list[Item]:
     places = axes.decimals(tuple(values))
-    items: list[Item] = [Text(x=scale.start - 8, y=y + 6, text="ms", size=10, fill="muted", anchor="end")]
+    items: list[Item] = [
+        Text(x=scale.start - 8, y=y + 6, text="ms", size=10, fill="muted", anchor="end")
+    ]
     for value in values:
         text = f"{value:.{places}f}"
-        items.append(Text(x=scale(value / 1e3), y=y + 6, text=text, size=10, fill="muted", anchor="middle"))
+        items.append(
+            Text(x=scale(value / 1e3), y=y + 6, text=text, size=10, fill="muted", anchor="middle")
+        )
     return items

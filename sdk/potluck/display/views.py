@@ -114,7 +114,9 @@ def _(stats: Stats) -> str:
 @as_html.register
 def _(account: RequestExplanation) -> str:
     content = offload_views.divided(account)
-    return html.fragment("account", text.render(content), offload_views.picture(account).svg(), html.table(content))
+    return html.fragment(
+        "account", text.render(content), offload_views.picture(account).svg(), html.table(content)
+    )
 
 
 @as_text.register
@@ -126,7 +128,9 @@ def _(account: RequestExplanation) -> str:
 def _(fast: AcceleratedModel) -> str:
     account = fast.explain()
     content = offload_views.at_work(account, fast.stats, fast.state)
-    return html.fragment("fast", text.render(content), offload_views.rows(account).svg(), html.table(content))
+    return html.fragment(
+        "fast", text.render(content), offload_views.rows(account).svg(), html.table(content)
+    )
 
 
 @as_text.register

@@ -1,4 +1,6 @@
-"""Whether a helper pays, by bandwidth: a chart of latencies, ours and those of the others, and a table. Pure."""
+"""Whether a helper pays, by bandwidth: a chart of latencies, ours and those of the others, and a
+table. Pure.
+"""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -29,19 +31,27 @@ def chart(found: "OffloadWhatIf") -> Scene:
     x = Scale(low=0.0, high=ours[-1][0], start=LEFT, stop=WIDTH - RIGHT)
     y = Scale(low=0.0, high=most, start=HEIGHT - BOTTOM, stop=64)
     title = f"One request of {found.model} on {found.device}"
-    saving, at = max((_saving(point.split, point.others), point.bytes_per_s) for point in found.points)
+    saving, at = max(
+        (_saving(point.split, point.others), point.bytes_per_s) for point in found.points
+    )
     note = (
-        f"at most {units.percent(saving)} sooner, at {at / 1e6:g} MB/s" if saving > 0.005 else "a helper does not pay"
+        f"at most {units.percent(saving)} sooner, at {at / 1e6:g} MB/s"
+        if saving > 0.005
+        else "a helper does not pay"
     )
     items: list[Item] = frame(title, note, x, y, "MB/s", "ms")
     for name in names:
         points = tuple((x(mb), y(ms)) for mb, ms in _under(curves[name], most))
-        items.append(Line(points=points, stroke=COLOURS[name], width=2.0, dashed=name == "layer cut"))
+        items.append(
+            Line(points=points, stroke=COLOURS[name], width=2.0, dashed=name == "layer cut")
+        )
     items.append(Line(points=tuple((x(mb), y(ms)) for mb, ms in ours), stroke="blue", width=2.5))
     for point, (mb, ms) in zip(found.points, ours, strict=True):
         told = f"{units.duration(point.split.latency_s)} at {point.bytes_per_s / 1e6:g} MB/s"
         items.append(Dot(x=x(mb), y=y(ms), radius=3.5, fill="blue", title=told))
-    items += legend([("blue", "shared"), *((COLOURS[name], names[name]) for name in names)], LEFT, 46)
+    items += legend(
+        [("blue", "shared"), *((COLOURS[name], names[name]) for name in names)], LEFT, 46
+    )
     items.append(Text(x=16, y=HEIGHT - 6, text="estimated from data sheets", size=10, fill="muted"))
     return Scene(width=WIDTH, height=HEIGHT, title=title, items=tuple(items))
 
@@ -60,20 +70,33 @@ def table(found: "OffloadWhatIf") -> Table:
         )
         for point in found.points
     )
-    columns = (">bandwidth", *(f">{names[name]}" for name in names), ">shared", ">sooner", ">energy", ">sent")
+    columns = (
+        ">bandwidth",
+        *(f">{names[name]}" for name in names),
+        ">shared",
+        ">sooner",
+        ">energy",
+        ">sent",
+    )
     return Table(
-        title=f"One request of {found.model} on {found.device}, helped by {' and '.join(found.helpers)}",
+        title=f"One request of {found.model} on {found.device}, helped by "
+        f"{' and '.join(found.helpers)}",
         columns=columns,
         rows=rows,
         notes=(
-            f"sooner: than the better of {found.device} and a helper alone; energy: of {found.device}, shared",
+            f"sooner: than the better of {found.device} and a helper alone; energy: of "
+            f"{found.device}, shared",
             "estimated from data sheets, not measured",
         ),
     )
 
 
 def _names(found: "OffloadWhatIf") -> dict[str, str]:
-    return {"device": f"{found.device} alone", "helper": f"all on {found.helpers[0]}", "layer cut": "best layer cut"}
+    return {
+        "device": f"{found.device} alone",
+        "helper": f"all on {found.helpers[0]}",
+        "layer cut": "best layer cut",
+    }
 
 
 def _saving(split: "Split", others: "Mapping[str, Split]") -> float:

@@ -1,7 +1,9 @@
-"""What the inputs and targets of a model are called, and which tensor of a batch is which of them. Pure: no torch.
+"""What the inputs and targets of a model are called, and which tensor of a batch is which of them.
+Pure: no torch.
 
-A mapping tells by its keys which tensor is which, whatever their order: inputs are called as `forward` calls them,
-targets as the loss does, or as their example did. What is missing or left over is refused by its name.
+A mapping tells by its keys which tensor is which, whatever their order: inputs are called as
+`forward` calls them, targets as the loss does, or as their example did. What is missing or left
+over is refused by its name.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -11,17 +13,19 @@ from typing import Any
 
 from potluck.errors import ModelError, UserError
 
-USUAL_TARGETS = ("labels", "label", "label_ids", "target", "targets", "y")  # of a model that has one
+# of a model that has one
+USUAL_TARGETS = ("labels", "label", "label_ids", "target", "targets", "y")
 _BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 Leaf = tuple[str, Any]  # the key of a tensor, empty where it came without one; and the tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """The name of each input, empty where it has none (`*args`), and all names that each target may have.
+    """The name of each input, empty where it has none (`*args`), and all names that each target may
+    have.
 
-    `by_name`: the example of the inputs was a mapping, which has no order. `placeless`: those of its inputs that
-    `forward` takes by name alone.
+    `by_name`: the example of the inputs was a mapping, which has no order. `placeless`: those of
+    its inputs that `forward` takes by name alone.
     """
 
     inputs: tuple[str, ...]
@@ -36,7 +40,9 @@ class Arguments:
 
     def scored(self, score: Callable[..., Any]) -> "Arguments":
         """With the targets that `score(outputs, *targets)` needs, where they have names."""
-        needed = [p for p in parameters(score)[1:] if p.kind in _BY_PLACE and p.default is Parameter.empty]
+        needed = [
+            p for p in parameters(score)[1:] if p.kind in _BY_PLACE and p.default is Parameter.empty
+        ]
         own = [*self.targets, *[()] * len(needed)]
         named = tuple((p.name, *names) for p, names in zip(needed, own, strict=False))
         return replace(self, targets=with_usual(named or self.targets))
@@ -44,7 +50,10 @@ class Arguments:
     @property
     def labels(self) -> tuple[str, ...]:
         """One name for each input, then target."""
-        return (*self.inputs, *(names[0] if names else f"target_{i}" for i, names in enumerate(self.targets)))
+        return (
+            *self.inputs,
+            *(names[0] if names else f"target_{i}" for i, names in enumerate(self.targets)),
+        )
 
     @property
     def names(self) -> frozenset[str]:
@@ -52,7 +61,8 @@ class Arguments:
         return frozenset((*self.inputs, *(name for names in self.targets for name in names))) - {""}
 
     def in_order(self, leaves: Sequence[Leaf]) -> tuple[Any, ...]:
-        """Inputs, then targets, of a batch: as in a call, those without a key first, then those with one.
+        """Inputs, then targets, of a batch: as in a call, those without a key first, then those
+        with one.
 
         Without any key, all as they come. Behind those with a key, those without one are targets.
 
@@ -66,15 +76,18 @@ class Arguments:
         unnamed = [name for name in self.inputs[:n_first] if name in self.placeless]
         if unnamed and len(self.placeless) > 1:
             raise UserError(
-                f"a batch holds tensors without names, and forward takes {_listed(self.placeless)} by name alone.",
+                f"a batch holds tensors without names, and forward takes {_listed(self.placeless)} "
+                "by name alone.",
                 next_step=f'Give them as a mapping: {{"{unnamed[0]}": tensor, ...}}.',
             )
         if not any(keys):
             return tuple(tensor for _, tensor in leaves)
         if "" in self.inputs:
             raise UserError(
-                f"a batch names {_listed(key for key in keys if key)}, and the inputs of this model have no names.",
-                next_step="Give tuples of tensors, in order; or make the model from an example that is a mapping.",
+                f"a batch names {_listed(key for key in keys if key)}, and the inputs of this "
+                "model have no names.",
+                next_step="Give tuples of tensors, in order; or make the model from an example "
+                "that is a mapping.",
             )
         slots = [(name,) for name in self.inputs] + list(self.targets)
         found: dict[int, Leaf] = dict(enumerate(leaves[:n_first]))
@@ -83,13 +96,18 @@ class Arguments:
             if slot in found and slot < len(slots):
                 before = found[slot][0] or self.labels[slot]
                 raise UserError(
-                    f"a batch holds {before} {'twice' if before == key else f'and {key}, which are the same'}.",
+                    f"a batch holds {before} "
+                    f"{'twice' if before == key else f'and {key}, which are the same'}.",
                     next_step=self._expected(),
                 )
             found[slot] = key, tensor
         missing = [label for slot, label in enumerate(self.labels) if slot not in found]
         if missing or len(found) > len(slots):
-            fault = f"lacks {_listed(missing)}" if missing else "holds more tensors than the model takes"
+            fault = (
+                f"lacks {_listed(missing)}"
+                if missing
+                else "holds more tensors than the model takes"
+            )
             raise UserError(f"a batch {fault}.", next_step=self._expected())
         return tuple(found[slot][1] for slot in range(len(slots)))
 
@@ -98,7 +116,8 @@ class Arguments:
         if slot is None:
             raise UserError(
                 f"a batch holds {key}, which is none of the model's.",
-                next_step=f"{self._expected()} Call it so, leave it out, or give tuples in that order.",
+                next_step=f"{self._expected()} Call it so, leave it out, or give tuples in "
+                "that order.",
             )
         return slot
 
@@ -132,35 +151,61 @@ def places(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def ordered(example: Mapping[str, Any], forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The keys of an example, in the order in which `forward` has them. Raises ModelError for missing and others."""
+    """The keys of an example, in the order in which `forward` has them.
+
+    Raises ModelError for missing and others.
+    """
     known = parameters(forward)
-    names = [p.name for p in known if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    takes_more = any(p.kind is Parameter.VAR_KEYWORD for p in known) and all(isinstance(key, str) for key in example)
+    names = [
+        p.name for p in known if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
+    takes_more = any(p.kind is Parameter.VAR_KEYWORD for p in known) and all(
+        isinstance(key, str) for key in example
+    )
     strangers = sorted(str(key) for key in example if key not in names)
     by_place = [p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY]
-    first = by_place[: max((i + 1 for i, name in enumerate(by_place) if name in example), default=0)]
-    required = [p.name for p in known if p.name in first or (p.name in names and p.default is Parameter.empty)]
+    first = by_place[
+        : max((i + 1 for i, name in enumerate(by_place) if name in example), default=0)
+    ]
+    required = [
+        p.name
+        for p in known
+        if p.name in first or (p.name in names and p.default is Parameter.empty)
+    ]
     needed = [name for name in required if name not in example]
     if needed or (strangers and not takes_more):
         fault = f"lacks {_listed(needed)}" if needed else f"holds {_listed(strangers)}"
         raise ModelError(
             f"the example {fault}; forward takes {_listed(names) or 'nothing by name'}.",
-            next_step="Give it as forward is called, by name; where forward takes a whole mapping, wrap the module in "
+            next_step="Give it as forward is called, by name; where forward takes a whole mapping, "
+            "wrap the module in "
             "one that takes tensors.",
         )
     return (*(name for name in names if name in example), *strangers)
 
 
 def by_names(value: Any, names: Container[str]) -> Mapping[Any, Any] | None:
-    """A mapping, or a named tuple whose fields are all among these names, as a mapping; None where it is neither."""
+    """A mapping, or a named tuple whose fields are all among these names, as a mapping.
+
+    None where it is neither.
+    """
     if isinstance(value, Mapping):
         return value
     fields = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
-    return dict(zip(fields, value, strict=True)) if fields and all(field in names for field in fields) else None
+    return (
+        dict(zip(fields, value, strict=True))
+        if fields and all(field in names for field in fields)
+        else None
+    )
 
 
-def target_names(loss: Callable[..., Any], n: int, keys: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """All that each of so many targets may be called; `keys`: what their example called them, in their order."""
+def target_names(
+    loss: Callable[..., Any], n: int, keys: Sequence[str] = ()
+) -> tuple[tuple[str, ...], ...]:
+    """All that each of so many targets may be called.
+
+    `keys`: what their example called them, in their order.
+    """
     own, given = [*places(loss)[1:], *[""] * n], [*keys, *[""] * n]
     names = [tuple(dict.fromkeys(filter(None, (given[i], own[i])))) for i in range(n)]
     return with_usual(tuple(names))
@@ -172,7 +217,10 @@ def with_usual(targets: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], .
 
 
 def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
-    """`sequence_dims` of inputs, then targets. Where the example is a mapping, they are told apart by names alone."""
+    """`sequence_dims` of inputs, then targets.
+
+    Where the example is a mapping, they are told apart by names alone.
+    """
     names = [(name,) for name in arguments.inputs] + list(arguments.targets)
     if isinstance(given, Mapping):
         strangers = [key for key in given if not any(key in accepted for accepted in names)]
@@ -181,7 +229,9 @@ def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
                 f"sequence_dims names {_listed(map(str, strangers))}, which is no input or target.",
                 next_step=f"There are {_listed(' or '.join(accepted) for accepted in names)}.",
             )
-        return tuple(next((given[name] for name in accepted if name in given), None) for accepted in names)
+        return tuple(
+            next((given[name] for name in accepted if name in given), None) for accepted in names
+        )
     dims = (*given, *[None] * (len(names) - len(given)))
     if arguments.by_name and len(set(dims[: len(arguments.inputs)])) > 1:
         raise ModelError(

@@ -1,8 +1,9 @@
-"""Through which values of a traced model a gradient flows in training, as torch's autograd has it. Pure: no torch.
+"""Through which values of a traced model a gradient flows in training, as torch's autograd has it.
+Pure: no torch.
 
-A value carries a gradient where a weight that may learn leads to it, and it leads to the loss, by operators that have a
-derivative. A weight that none reaches stays as it is: its gradient is None on one machine, which is not zero. By a
-gradient of zero, weight decay and momentum would move it.
+A value carries a gradient where a weight that may learn leads to it, and it leads to the loss, by
+operators that have a derivative. A weight that none reaches stays as it is: its gradient is None on
+one machine, which is not zero. By a gradient of zero, weight decay and momentum would move it.
 """
 
 from collections.abc import Sequence
@@ -13,23 +14,39 @@ from potluck_wire.operators import KIND_OF
 
 from .traced import Traced, Type
 
-_CUTS = frozenset({"aten.detach.default", "aten.floor_divide.default"})  # their results have no derivative
+# their results have no derivative
+_CUTS = frozenset({"aten.detach.default", "aten.floor_divide.default"})
 _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
-_LIKE = frozenset(f"aten.{name}.default" for name in ("expand_as", "view_as", "reshape_as", "type_as"))
+_LIKE = frozenset(
+    f"aten.{name}.default" for name in ("expand_as", "view_as", "reshape_as", "type_as")
+)
 
 
 def differentiated(node: Node) -> Sequence[Ref]:
-    """The values that a node reads to which its derivative leads, if they are floating-point numbers."""
+    """The values that a node reads to which its derivative leads, if they are floating-point
+    numbers.
+    """
     kind = KIND_OF[node.op]
-    if node.op in _CUTS or kind in ("creation", "buffer") or (kind == "comparison" and node.op not in _SELECTS):
+    if (
+        node.op in _CUTS
+        or kind in ("creation", "buffer")
+        or (kind == "comparison" and node.op not in _SELECTS)
+    ):
         return ()
-    return node_refs(node)[: 1 if node.op in _LIKE else None]  # of the other one, the shape alone counts
+    # of the other one, the shape alone counts
+    return node_refs(node)[: 1 if node.op in _LIKE else None]
 
 
 def flow(traced: Traced) -> frozenset[Ref]:
-    """The values through which a gradient flows: weights that learn, and what leads from them to the loss."""
+    """The values through which a gradient flows: weights that learn, and what leads from them to
+    the loss.
+    """
     graph, n_inputs = traced.graph, len(traced.graph.inputs)
-    found = {Ref(n_inputs + i) for i, p in enumerate(graph.parameters) if p.trainable and p.dtype in FLOATS}
+    found = {
+        Ref(n_inputs + i)
+        for i, p in enumerate(graph.parameters)
+        if p.trainable and p.dtype in FLOATS
+    }
     read = [differentiated(node) for node in graph.nodes]
     for value, refs in enumerate(read, start=graph.first_node):
         if any(ref in found for ref in refs):
@@ -51,7 +68,9 @@ def _reaching(graph: Graph, read: Sequence[Sequence[Ref]], requires: set[Ref]) -
     while todo:
         value = todo.pop().value
         if value >= graph.first_node:
-            new = [r for r in read[value - graph.first_node] if r in requires and r.value not in values]
+            new = [
+                r for r in read[value - graph.first_node] if r in requires and r.value not in values
+            ]
             values.update(ref.value for ref in new)
             todo += new
     return {ref for ref in requires if ref.value in values}
@@ -63,5 +82,7 @@ def learning(traced: Traced) -> Graph:
     parameters = traced.graph.parameters
     return replace(
         traced.graph,
-        parameters=tuple(replace(p, trainable=Ref(first + i) in reached) for i, p in enumerate(parameters)),
+        parameters=tuple(
+            replace(p, trainable=Ref(first + i) in reached) for i, p in enumerate(parameters)
+        ),
     )

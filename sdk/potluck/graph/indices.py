@@ -1,7 +1,8 @@
-"""Inputs that are indices, and how large they may be: read off the graph, so that a bad batch is refused before it is
-sent. Pure, but for the tensors that it looks at.
+"""Inputs that are indices, and how large they may be: read off the graph, so that a bad batch is
+refused before it is sent. Pure, but for the tensors that it looks at.
 
-A device would notice too, in the middle of a step; by then other devices have begun it, and the run has to end.
+A device would notice too, in the middle of a step; by then other devices have begun it, and the run
+has to end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ from potluck.errors import ModelError
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Node, Ref
 
-# op -> position of the argument that is an index into dimension `dim` of another: (index, other, dim).
+# op -> position of the argument that is an index into dimension `dim` of another: (index, other,
+# dim).
 _INDEXED = {
     "aten.embedding.default": (1, 0, 0),
     "aten.cross_entropy_loss.default": (1, 0, 1),
@@ -24,9 +26,19 @@ IGNORED = -100  # its default
 # These keep every element of their first argument.
 _KEEPING = frozenset(
     f"aten.{name}"
-    for name in ("view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.dim",
-                 "contiguous.default", "transpose.int", "permute.default", "clone.default", "alias.default")
-)  # fmt: skip
+    for name in (
+        "view.default",
+        "reshape.default",
+        "flatten.using_ints",
+        "unsqueeze.default",
+        "squeeze.dim",
+        "contiguous.default",
+        "transpose.int",
+        "permute.default",
+        "clone.default",
+        "alias.default",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,11 @@ def index_bounds(traced: Traced) -> tuple[Bound, ...]:
         index, other, dim = _INDEXED[node.op]
         position = _input_of(node.args[index], nodes, len(graph.inputs))
         target = node.args[other]
-        if position is None or not isinstance(target, Ref) or graph.inputs[position].dtype not in ("int64", "int32"):
+        if (
+            position is None
+            or not isinstance(target, Ref)
+            or graph.inputs[position].dtype not in ("int64", "int32")
+        ):
             continue
         shape = traced.type_of(target).shape
         size = shape[min(dim, len(shape) - 1)]
@@ -71,7 +87,11 @@ def _input_of(ref: object, nodes: Mapping[int, Node], n_inputs: int) -> int | No
 
 
 def _ignored(node: Node) -> int:
-    given: Any = node.args[_IGNORE] if len(node.args) > _IGNORE else dict(node.kwargs).get("ignore_index", IGNORED)
+    given: Any = (
+        node.args[_IGNORE]
+        if len(node.args) > _IGNORE
+        else dict(node.kwargs).get("ignore_index", IGNORED)
+    )
     return int(given)
 
 
@@ -84,7 +104,8 @@ def check_indices(bounds: Sequence[Bound], names: Sequence[str], tensors: Sequen
             wrong &= tensor != bound.ignored
         if bool(wrong.any()):
             raise ModelError(
-                f"{names[bound.position]} holds {int(tensor[wrong][0])}; indices from 0 to {bound.size - 1} are "
+                f"{names[bound.position]} holds {int(tensor[wrong][0])}; indices from 0 to "
+                f"{bound.size - 1} are "
                 "expected.",
                 next_step="Check the labels or tokens of this batch; nothing of it was sent.",
             )

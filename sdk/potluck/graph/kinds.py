@@ -1,4 +1,6 @@
-"""As what a device gets its piece of a model: a graph of torch's operators, or ONNX where it has onnxruntime alone."""
+"""As what a device gets its piece of a model: a graph of torch's operators, or ONNX where it has
+onnxruntime alone.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +8,8 @@ from typing import Any
 from potluck.errors import ModelError, PlanError
 from potluck_wire.statement import BACKEND_OF
 
-WEIGHT_COPIES = {"aten": 1, "onnx": 2}  # how often weights are there: onnxruntime puts them in an order of its own
+# how often weights are there: onnxruntime puts them in an order of its own
+WEIGHT_COPIES = {"aten": 1, "onnx": 2}
 
 
 def kind_on(model: Any, device: str, backends: Iterable[str], *, train: bool) -> str:
@@ -32,8 +35,12 @@ def kind_on(model: Any, device: str, backends: Iterable[str], *, train: bool) ->
     )
 
 
-def document_for(model: Any, device: str, kind: str, start: int, stop: int, *, train: bool) -> bytes:
-    """Layers [start, stop) of that kind. Raises ModelError, which names the device that needs them so."""
+def document_for(
+    model: Any, device: str, kind: str, start: int, stop: int, *, train: bool
+) -> bytes:
+    """Layers [start, stop) of that kind. Raises ModelError, which names the device that needs them
+    so.
+    """
     try:
         return bytes(model.document(start, stop, train=train, kind=kind))
     except ModelError as error:

@@ -1,4 +1,6 @@
-"""Model: a network as potluck sees it, made from a torch module or an ONNX file, with its layers and its segments."""
+"""Model: a network as potluck sees it, made from a torch module or an ONNX file, with its layers
+and its segments.
+"""
 
 import hashlib
 import math
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
     from .modelgraph import ModelGraph, Node
 
-MAX_LAYERS = 24  # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
+# enough for 8 devices to choose from; measuring a layer costs each of them some seconds
+MAX_LAYERS = 24
 _NO_LOSS = "this model has no loss, so it cannot be trained. Pass loss= to from_torch."
 
 
@@ -53,13 +56,20 @@ class Model(Shown):
     """
 
     def __init__(
-        self, *, inference: Layers, training: Layers | None, net: Any, name: str = "",
+        self,
+        *,
+        inference: Layers,
+        training: Layers | None,
+        net: Any,
+        name: str = "",
         arguments: Arguments | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._inference, self._training, self._net, self._name = inference, training, net, name
         names = tuple(port.name for port in inference.line.traced.graph.inputs)
-        self.arguments = arguments or Arguments(inputs=names)  # what a batch may call inputs and targets
-        self.untrained = "" if training is not None else _NO_LOSS  # why it cannot be trained, and what to do
+        # what a batch may call inputs and targets
+        self.arguments = arguments or Arguments(inputs=names)
+        # why it cannot be trained, and what to do
+        self.untrained = "" if training is not None else _NO_LOSS
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -80,34 +90,41 @@ class Model(Shown):
         merge_below: float = 0.0,
         name: str = "",
     ) -> "Model":
-        """A model from a torch module and an example of its inputs (the batch is the first dimension of each).
+        """A model from a torch module and an example of its inputs (the batch is the first
+        dimension of each).
 
-        The example is a tensor, a tuple of them, or a mapping by the names that `forward` gives them; batches may be
-        any of these later. Training is of the module as it is: what was put into `eval()` inside it stays so. (As a
-        whole in evaluation, it is refused where that makes a difference: net.train() says what is meant.)
-        With `loss`, called as loss(output, *targets) and giving a mean over rows, it can be trained. That it gives one
-        is proven from its graph; where that cannot be, it is tried, and a warning says so. The mean may be weighted
-        (class weights, ignored targets, a mask): what all targets of a batch make up, such as the number that counts,
-        is taken of the whole batch, as on one machine. Where the module computes its loss itself, wrap it in one that
-        returns the logits, and write the loss beside it. Plans call it `name`. `sequence_dims[i]` (or by name) is the
-        dimension of input (then target) i that may change its length too, as far as tables of the module go.
+        The example is a tensor, a tuple of them, or a mapping by the names that `forward` gives
+        them; batches may be any of these later. Training is of the module as it is: what was put
+        into `eval()` inside it stays so. (As a whole in evaluation, it is refused where that makes
+        a difference: net.train() says what is meant.) With `loss`, called as loss(output, *targets)
+        and giving a mean over rows, it can be trained. That it gives one is proven from its graph;
+        where that cannot be, it is tried, and a warning says so. The mean may be weighted (class
+        weights, ignored targets, a mask): what all targets of a batch make up, such as the number
+        that counts, is taken of the whole batch, as on one machine. Where the module computes its
+        loss itself, wrap it in one that returns the logits, and write the loss beside it. Plans
+        call it `name`. `sequence_dims[i]` (or by name) is the dimension of input (then target) i
+        that may change its length too, as far as tables of the module go.
 
         Parameters
         ----------
         net
             The module. Operators outside the list of `potluck_wire.operators` are refused.
         example_inputs
-            One tensor, a tuple, or a mapping by the names of `forward`; each [rows, ...], rows first.
+            One tensor, a tuple, or a mapping by the names of `forward`; each [rows, ...], rows
+            first.
         loss
-            Called as loss(output, *targets); gives a mean over rows. Without it the model answers and does not train.
+            Called as loss(output, *targets); gives a mean over rows. Without it the model answers
+            and does not train.
         example_targets
             As `example_inputs`, for the loss; each [rows, ...].
         sequence_dims
-            Per input, then target (or by name): the dimension that may change its length too, or None.
+            Per input, then target (or by name): the dimension that may change its length too, or
+            None.
         max_layers
             Operators are merged into at most so many layers.
         merge_below
-            A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a
+            neighbour.
         name
             What plans call it; default: made from the module's class.
 
@@ -131,9 +148,14 @@ class Model(Shown):
         if not given.tensors:
             raise ModelError("an example of the inputs is needed.")
         if loss is not None and not targets:
-            raise ModelError("a loss needs an example of the targets.", next_step="Pass example_targets.")
+            raise ModelError(
+                "a loss needs an example of the targets.", next_step="Pass example_targets."
+            )
         if loss is None and targets:
-            raise ModelError("targets are given, and no loss.", next_step="Pass loss=, as in loss(output, target).")
+            raise ModelError(
+                "targets are given, and no loss.",
+                next_step="Pass loss=, as in loss(output, target).",
+            )
         if isinstance(loss, type) or (loss is not None and not callable(loss)):
             raise ModelError(
                 f"the loss is called as loss(output, *targets), got {loss!r}.",
@@ -142,17 +164,25 @@ class Model(Shown):
         inputs, targets = at_least_two(given.tensors, targets)
         named = bool(given.keywords)
         alone = placeless(net, given.names) if named else ()
-        arguments = Arguments(inputs=given.names, targets=target_names, by_name=named, placeless=alone)
+        arguments = Arguments(
+            inputs=given.names, targets=target_names, by_name=named, placeless=alone
+        )
         dims = dims_in_order(sequence_dims, arguments)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
         every = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]
 
         def laid_out(traced: Traced) -> Layers:
-            return layers(line(traced), n_inputs=len(inputs), max_layers=max_layers, merge_below=merge_below)
+            return layers(
+                line(traced), n_inputs=len(inputs), max_layers=max_layers, merge_below=merge_below
+            )
 
         traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
         inference = laid_out(traced(input_names=names))
-        training = laid_out(traced(input_names=every, loss=loss, targets=targets)) if loss is not None else None
+        training = (
+            laid_out(traced(input_names=every, loss=loss, targets=targets))
+            if loss is not None
+            else None
+        )
         model = cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
         if training is not None and training.line.traced.unproven:
             warnings.warn(model.notes(train=True)[-1], stacklevel=2)
@@ -166,7 +196,8 @@ class Model(Shown):
         max_layers: int = MAX_LAYERS,
         merge_below: float = 0.0,
     ) -> "OnnxModel":
-        """A model for inference from an ONNX file whose inputs have a free first dimension, the batch.
+        """A model for inference from an ONNX file whose inputs have a free first dimension, the
+        batch.
 
         `sizes` fixes the other free dimensions by name.
 
@@ -179,7 +210,8 @@ class Model(Shown):
         max_layers
             Operators are merged into at most so many layers.
         merge_below
-            A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a
+            neighbour.
 
         Raises
         ------
@@ -194,7 +226,9 @@ class Model(Shown):
         with needed():
             from potluck.graph.onnx.model import OnnxModel
 
-        return OnnxModel.read(Path(path), data, sizes=sizes, max_layers=max_layers, merge_below=merge_below)
+        return OnnxModel.read(
+            Path(path), data, sizes=sizes, max_layers=max_layers, merge_below=merge_below
+        )
 
     # --- layers and segments ---
 
@@ -207,8 +241,11 @@ class Model(Shown):
         """Its layers, for training or for inference (they may differ in number)."""
         return self._laid_out(train).records
 
-    def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
-        """Layers [start, stop) as a piece for a device: what it looks like from outside, and the graph.
+    def segment(
+        self, start: int, stop: int, *, train: bool = False
+    ) -> tuple[records.Segment, Graph]:
+        """Layers [start, stop) as a piece for a device: what it looks like from outside, and the
+        graph.
 
         Parameters
         ----------
@@ -261,7 +298,9 @@ class Model(Shown):
             They cannot be of that kind.
         """
         if kind and kind not in self.kinds(train):
-            raise ModelError(f"its pieces cannot be {kind} in {'training' if train else 'inference'}.")
+            raise ModelError(
+                f"its pieces cannot be {kind} in {'training' if train else 'inference'}."
+            )
         if kind == "onnx" and (start, stop) in self._as_onnx:
             return self._as_onnx[start, stop]
         document = self.document_of(self.segment(start, stop, train=train)[1], kind)
@@ -283,19 +322,25 @@ class Model(Shown):
             from potluck.graph.onnx import export
         except ImportError as error:
             raise ModelError(
-                f"a device without torch needs it as ONNX, and here the package {error.name} is missing.",
+                f"a device without torch needs it as ONNX, and here the package {error.name} is "
+                "missing.",
                 next_step=f"Run {install('onnx')}.",
             ) from error
         return export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
-        """What keeps the model from being cut more finely, and what of its loss is not proven, in words."""
+        """What keeps the model from being cut more finely, and what of its loss is not proven, in
+        words.
+        """
         line = self._laid_out(train).line
         tied = sorted({name for _, _, name in line.tied})
-        notes = [f"{name} is used in several places, which training keeps on one device" for name in tied]
+        notes = [
+            f"{name} is used in several places, which training keeps on one device" for name in tied
+        ]
         if line.traced.unproven:
             notes.append(
-                "that the loss is a mean over rows was tried on several batches, and is not proven: how "
+                "that the loss is a mean over rows was tried on several batches, and is not "
+                "proven: how "
                 f"{line.traced.unproven} treats rows is not known"
             )
         return tuple(notes)
@@ -317,21 +362,29 @@ class Model(Shown):
         digest = hashlib.sha256()
         for chosen in self._graphs:
             graph = chosen.line.traced.graph
-            free = replace(graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols))
+            free = replace(
+                graph, symbols=tuple(replace(symbol, hint=1) for symbol in graph.symbols)
+            )
             digest.update(dumps(free) + repr(chosen.bounds).encode())
         return digest.hexdigest()[:32]
 
     # --- state ---
 
     def state(self) -> "dict[str, torch.Tensor]":
-        """All that devices keep, as it is in the user's modules now, by name: what belongs to the loss, too."""
+        """All that devices keep, as it is in the user's modules now, by name: what belongs to the
+        loss, too.
+        """
         return {name: tensor.detach() for name, tensor in self._tensors().items()}
 
     def _tensors(self) -> "dict[str, torch.Tensor]":
-        return {name: tensor for c in self._graphs for name, tensor in c.line.traced.tensors.items()}
+        return {
+            name: tensor for c in self._graphs for name, tensor in c.line.traced.tensors.items()
+        }
 
     def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """The state of devices as the module's own `state_dict`, without what belongs to the loss."""
+        """The state of devices as the module's own `state_dict`, without what belongs to the
+        loss.
+        """
         return as_module(self._net, self._tensors(), state)
 
     def is_made_from(self, module: Any) -> bool:
@@ -367,7 +420,9 @@ class Model(Shown):
         load(self.state(), state)
 
     def graph(self) -> "ModelGraph":
-        """Its operators with their costs: for `potluck.estimate` on homes that do not exist, and as text."""
+        """Its operators with their costs: for `potluck.estimate` on homes that do not exist, and as
+        text.
+        """
         from potluck.graph.cost.costed_graph import priced
 
         return priced(self._inference.line.traced, name=self.name, source=repr(self))
@@ -379,7 +434,8 @@ class Model(Shown):
         chosen = self._laid_out(train)
         found = nodes_of(chosen.line)
         return tuple(
-            tuple(found[i] for i in range(start, stop) if i in found) for start, stop in pairwise(chosen.bounds)
+            tuple(found[i] for i in range(start, stop) if i in found)
+            for start, stop in pairwise(chosen.bounds)
         )
 
     def traced_line(self) -> Linearization:
@@ -393,7 +449,9 @@ class Model(Shown):
     # --- inputs and outputs ---
 
     def inputs(self, train: bool = False) -> tuple[records.Tensor, ...]:
-        """What home feeds: the inputs, in training followed by the targets and what the loss makes of a whole batch."""
+        """What home feeds: the inputs, in training followed by the targets and what the loss makes
+        of a whole batch.
+        """
         traced = self._laid_out(train).line.traced
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
 
@@ -412,7 +470,10 @@ class Model(Shown):
             tallies = traced.tallies(batch) if traced.tallies else []
         except OperatorFailed as error:
             raise ModelError(f"its loss cannot be taken of these targets: {error}") from error
-        return {port.name: tensor for port, tensor in zip(traced.graph.inputs, (*batch, *tallies), strict=True)}
+        return {
+            port.name: tensor
+            for port, tensor in zip(traced.graph.inputs, (*batch, *tallies), strict=True)
+        }
 
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:
         """The number of rows, after checking types, shapes and indices.
@@ -435,8 +496,14 @@ class Model(Shown):
             A number, type, shape or index is another one than was expected.
         """
         traced = self._laid_out(train).line.traced
-        labels = self.arguments.labels if self.arguments.by_name else [port.name for port in traced.given]
-        ports = [replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)]
+        labels = (
+            self.arguments.labels
+            if self.arguments.by_name
+            else [port.name for port in traced.given]
+        )
+        ports = [
+            replace(port, name=label) for port, label in zip(traced.given, labels, strict=False)
+        ]
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
@@ -445,7 +512,8 @@ class Model(Shown):
             if not hasattr(tensor, "detach"):
                 is_array = hasattr(tensor, "dtype")
                 raise ModelError(
-                    f"{port.name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a tensor is expected.",
+                    f"{port.name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a "
+                    "tensor is expected.",
                     next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
                 )
         sizes: dict[str, int] = {}
@@ -464,13 +532,18 @@ class Model(Shown):
             expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
             if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
-                raise _mismatch(port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape))
+                raise _mismatch(
+                    port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape)
+                )
         check_indices(index_bounds(traced), [port.name for port in ports], tensors)
         check_values(traced, sizes)
         return sizes[BATCH]
 
     def answer(self, outputs: "Sequence[torch.Tensor]") -> Any:
-        """All outputs, in order, in the structure in which the module returns them; a tensor or a tuple from ONNX."""
+        """All outputs, in order, in the structure in which the module returns them.
+
+        A tensor or a tuple from ONNX.
+        """
         from torch.utils import _pytree as pytree
 
         structure = self._inference.line.traced.structure
@@ -509,7 +582,10 @@ def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:
     sizes = {**hints, BATCH: 1}
     elements = math.prod(evaluate(size, sizes) for size in port.shape)
     return records.Tensor(
-        name=port.name, dtype=port.dtype, row_bytes=elements * DTYPE_BYTES[port.dtype], gradient=port.gradient
+        name=port.name,
+        dtype=port.dtype,
+        row_bytes=elements * DTYPE_BYTES[port.dtype],
+        gradient=port.gradient,
     )
 
 
@@ -526,6 +602,11 @@ def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> reco
         sources=chosen.sources(start, stop),
         outputs=tuple(_tensor(port, traced.hints) for port in graph.outputs),
         parameter_count=sum(math.prod(p.shape) for p in graph.parameters if p.trainable),
-        buffer_count=sum(math.prod(b.shape) for b in graph.buffers if b.updated and b.dtype in FLOATS),
-        norm_values=min((layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values), default=0),
+        buffer_count=sum(
+            math.prod(b.shape) for b in graph.buffers if b.updated and b.dtype in FLOATS
+        ),
+        norm_values=min(
+            (layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values),
+            default=0,
+        ),
     )

@@ -1,7 +1,8 @@
-"""ModelGraph: a model as a DAG of operators with their costs, and its text form: JSON that a person can read and diff.
+"""ModelGraph: a model as a DAG of operators with their costs, and its text form: JSON that a person
+can read and diff.
 
-Pure: the standard library only. A node's sizes are per row (sample) of the batch, its parameters and buffers are
-totals, so that one file serves every batch size.
+Pure: the standard library only. A node's sizes are per row (sample) of the batch, its parameters
+and buffers are totals, so that one file serves every batch size.
 """
 
 import json
@@ -55,8 +56,9 @@ class Input:
 class Node:
     """One operator. `inputs`: names of nodes or of model inputs.
 
-    Per row: flop, `output_bytes`, `activation_bytes` (kept from forward to backward), `traffic_bytes` (read and
-    written by a forward pass, parameters aside). Totals: `parameter_bytes`, `buffer_bytes`. A multiply-add is 2 flop.
+    Per row: flop, `output_bytes`, `activation_bytes` (kept from forward to backward),
+    `traffic_bytes` (read and written by a forward pass, parameters aside). Totals:
+    `parameter_bytes`, `buffer_bytes`. A multiply-add is 2 flop.
     """
 
     name: str
@@ -72,19 +74,24 @@ class Node:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ModelError(f"node {self.name!r} has kind {self.kind!r}; expected one of {', '.join(KINDS)}.")
+            raise ModelError(
+                f"node {self.name!r} has kind {self.kind!r}; expected one of {', '.join(KINDS)}."
+            )
         for field in _COUNTS:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ModelError(f"node {self.name!r}: {field} is {value!r}; expected a whole number, 0 or more.")
+                raise ModelError(
+                    f"node {self.name!r}: {field} is {value!r}; expected a whole number, 0 or more."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
     """A model's operators in an order in which they can run: every node comes after its inputs.
 
-    All sizes are per row of the batch; `sequence`: the tokens of a row, where there are tokens. `source` says how to
-    make it again. `tied`: weights that several operators use, which training has to keep on one device.
+    All sizes are per row of the batch; `sequence`: the tokens of a row, where there are tokens.
+    `source` says how to make it again. `tied`: weights that several operators use, which training
+    has to keep on one device.
     """
 
     name: str
@@ -105,8 +112,14 @@ class ModelGraph:
         for node in self.nodes:
             for source in node.inputs:
                 if source not in known:
-                    fault = "comes later: a cycle, or not in running order" if source in everyone else "does not exist"
-                    raise ModelError(f"model {self.name!r}: node {node.name!r} reads {source!r}, which {fault}.")
+                    fault = (
+                        "comes later: a cycle, or not in running order"
+                        if source in everyone
+                        else "does not exist"
+                    )
+                    raise ModelError(
+                        f"model {self.name!r}: node {node.name!r} reads {source!r}, which {fault}."
+                    )
             if node.name in known:
                 raise ModelError(f"model {self.name!r} has two nodes named {node.name!r}.")
             known.add(node.name)
@@ -114,7 +127,9 @@ class ModelGraph:
             raise ModelError(f"model {self.name!r} has no outputs.")
         for output in self.outputs:
             if output not in known:
-                raise ModelError(f"model {self.name!r}: its output {output!r} is not one of its nodes.")
+                raise ModelError(
+                    f"model {self.name!r}: its output {output!r} is not one of its nodes."
+                )
 
     @property
     def parameter_bytes(self) -> int:
@@ -127,10 +142,11 @@ class ModelGraph:
         return sum(node.forward_flop for node in self.nodes)
 
     def alive_bytes(self, *, inputs: bool = True) -> tuple[int, ...]:
-        """For each node, the bytes per row of all tensors still needed behind it, skip connections and inputs too.
+        """For each node, the bytes per row of all tensors still needed behind it, skip connections
+        and inputs too.
 
-        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the outputs alone. Without `inputs`, the
-        model's own inputs are left out: no gradient flows back to them.
+        For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the outputs alone.
+        Without `inputs`, the model's own inputs are left out: no gradient flows back to them.
         """
         place = {node.name: index for index, node in enumerate(self.nodes)}
         size = {item.name: item.row_bytes * inputs for item in self.inputs} | {
@@ -145,12 +161,18 @@ class ModelGraph:
         return tuple(alive)
 
     def branches(self, least: float = LEAST) -> Branches:
-        """Its parallel branches of at least that share of flop and weights; serial pieces: `branches().chains`."""
+        """Its parallel branches of at least that share of flop and weights.
+
+        Serial pieces: `branches().chains`.
+        """
         place = {node.name: index for index, node in enumerate(self.nodes)}
         flop, weights = max(self.forward_flop, 1), max(self.parameter_bytes, 1)
         return find(
             [[place[name] for name in node.inputs if name in place] for node in self.nodes],
-            [(node.forward_flop / flop + node.parameter_bytes / weights) / 2 for node in self.nodes],
+            [
+                (node.forward_flop / flop + node.parameter_bytes / weights) / 2
+                for node in self.nodes
+            ],
             least,
         )
 
@@ -159,15 +181,20 @@ class ModelGraph:
         return replace(self, nodes=tuple(self.nodes[i] for i in self.branches().order))
 
     def layers(self, bounds: Sequence[int] = (), *, branched: bool = False) -> tuple[Layer, ...]:
-        """Layers, each cut carrying every tensor that is alive there: layer i is the nodes [bounds[i], bounds[i + 1]),
-        every node by itself where no bounds are given. A chain; with edges if `branched` and there are branches.
+        """Layers, each cut carrying every tensor that is alive there: layer i is the nodes
+        [bounds[i], bounds[i + 1]), every node by itself where no bounds are given. A chain; with
+        edges if `branched` and there are branches.
         """
         bounds = bounds or range(len(self.nodes) + 1)
         alive, flowing = self.alive_bytes(), self.alive_bytes(inputs=False)
-        edges, feeds = self._edges(bounds) if branched else ([()] * len(self.nodes), [0] * len(self.nodes))
+        edges, feeds = (
+            self._edges(bounds) if branched else ([()] * len(self.nodes), [0] * len(self.nodes))
+        )
         return tuple(
             Layer(
-                name=self.nodes[start].name if stop - start == 1 else f"{self.nodes[start].name} ...",
+                name=self.nodes[start].name
+                if stop - start == 1
+                else f"{self.nodes[start].name} ...",
                 parameter_bytes=sum(node.parameter_bytes for node in self.nodes[start:stop]),
                 buffer_bytes=sum(node.buffer_bytes for node in self.nodes[start:stop]),
                 output_bytes=alive[stop - 1],
@@ -177,15 +204,23 @@ class ModelGraph:
                 backward_flop=float(sum(node.backward_flop for node in self.nodes[start:stop])),
                 edges=edges[layer],
                 feed_bytes=feeds[layer],
-                widest_parameter_bytes=(widest := max(node.parameter_bytes for node in self.nodes[start:stop])),
+                widest_parameter_bytes=(
+                    widest := max(node.parameter_bytes for node in self.nodes[start:stop])
+                ),
                 reused_bytes=widest if self.tied else 0,  # not known where: the largest
             )
             for layer, (start, stop) in enumerate(pairwise(bounds))
         )
 
     def _edges(self, bounds: Sequence[int]) -> tuple[list[tuple[Edge, ...]], list[int]]:
-        """Per layer what it hands to whom, and the bytes of the inputs that it is the first to read."""
-        layer_of = [layer for layer, (start, stop) in enumerate(pairwise(bounds)) for _ in range(start, stop)]
+        """Per layer what it hands to whom, and the bytes of the inputs that it is the first to
+        read.
+        """
+        layer_of = [
+            layer
+            for layer, (start, stop) in enumerate(pairwise(bounds))
+            for _ in range(start, stop)
+        ]
         made = {node.name: layer for node, layer in zip(self.nodes, layer_of, strict=True)}
         readers: dict[str, set[int]] = {output: {layer_of[-1]} for output in self.outputs}
         for node in self.nodes:
@@ -201,14 +236,25 @@ class ModelGraph:
             totals: dict[tuple[int, ...], int] = {}
             for name, takers in given.items():
                 totals[takers] = totals.get(takers, 0) + size[name]
-            edges.append(tuple(Edge(to=to, output_bytes=n, gradient_bytes=n) for to, n in sorted(totals.items())))
+            edges.append(
+                tuple(
+                    Edge(to=to, output_bytes=n, gradient_bytes=n)
+                    for to, n in sorted(totals.items())
+                )
+            )
         if all(edge.to == (layer + 1,) for layer, given in enumerate(edges) for edge in given):
             return [()] * len(edges), [0] * len(feeds)  # a chain
         return edges, feeds
 
     def to_text(self) -> str:
-        """The text form: one node a line; inputs by their number (model inputs first, then nodes in order)."""
-        number = {name: i for i, name in enumerate([i.name for i in self.inputs] + [n.name for n in self.nodes])}
+        """The text form: one node a line.
+
+        Inputs by their number (model inputs first, then nodes in order).
+        """
+        number = {
+            name: i
+            for i, name in enumerate([i.name for i in self.inputs] + [n.name for n in self.nodes])
+        }
         head = {
             "format": FORMAT,
             "name": self.name,
@@ -224,13 +270,21 @@ class ModelGraph:
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
         rows = []
         for node in self.nodes:
-            cells = [node.name, node.kind, [number[name] for name in node.inputs], *(getattr(node, c) for c in _COUNTS)]
+            cells = [
+                node.name,
+                node.kind,
+                [number[name] for name in node.inputs],
+                *(getattr(node, c) for c in _COUNTS),
+            ]
             rows.append("  " + json.dumps(cells, separators=(",", ":")))
         return "{\n" + ",\n".join(lines) + ',\n "nodes": [\n' + ",\n".join(rows) + "\n ]\n}\n"
 
     @classmethod
     def from_text(cls, text: str, file: str = "a model graph") -> "ModelGraph":
-        """Read the text form; `file` names it in errors. Raises FileError for anything that is not exactly it."""
+        """Read the text form; `file` names it in errors.
+
+        Raises FileError for anything that is not exactly it.
+        """
         return _read(text, file)
 
 
@@ -266,10 +320,17 @@ def _read(text: str, file: str) -> ModelGraph:
         "nodes": list,
     }
     if set(document) != set(wanted):
-        raise _wrong(file, "the document", f"the fields {', '.join(wanted)}", ", ".join(map(str, document)))
+        raise _wrong(
+            file, "the document", f"the fields {', '.join(wanted)}", ", ".join(map(str, document))
+        )
     for field, kind in wanted.items():
         if not isinstance(document[field], kind) or isinstance(document[field], bool):
-            raise _wrong(file, field, str(getattr(kind, "__name__", "a whole number or null")), document[field])
+            raise _wrong(
+                file,
+                field,
+                str(getattr(kind, "__name__", "a whole number or null")),
+                document[field],
+            )
     for field, what in (("outputs", "names of nodes"), ("tied", "names of weights")):
         if not all(isinstance(name, str) for name in document[field]):
             raise _wrong(file, field, what, document[field])
@@ -306,10 +367,20 @@ def _node(cells: object, names: list[str], field: str, file: str) -> Node:
     name, kind, sources, *counts = cells
     if not isinstance(name, str) or not isinstance(kind, str):
         raise _wrong(file, field, "a name and a kind first", cells)
-    if not isinstance(sources, list) or any(type(s) is not int or not 0 <= s < len(names) for s in sources):
-        raise _wrong(file, f"{field} ({name}) inputs", f"numbers below {len(names)} (what comes before it)", sources)
+    if not isinstance(sources, list) or any(
+        type(s) is not int or not 0 <= s < len(names) for s in sources
+    ):
+        raise _wrong(
+            file,
+            f"{field} ({name}) inputs",
+            f"numbers below {len(names)} (what comes before it)",
+            sources,
+        )
     if any(isinstance(count, float) and not isfinite(count) for count in counts):
         raise _wrong(file, field, "finite numbers", cells)
     return Node(
-        name=name, kind=kind, inputs=tuple(names[s] for s in sources), **dict(zip(_COUNTS, counts, strict=True))
+        name=name,
+        kind=kind,
+        inputs=tuple(names[s] for s in sources),
+        **dict(zip(_COUNTS, counts, strict=True)),
     )

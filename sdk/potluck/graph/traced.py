@@ -34,12 +34,13 @@ class Type:
 class Traced:
     """An exported model. `types[value]` has one entry, or one per item of a tuple.
 
-    `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by name;
-    `modules`: per node the path of the module that it stands in, where there are modules; `tallies`: the
-    function that makes the last of the inputs from the others of a whole batch, as many as its length; `lengths`: those
-    of the sequence, where their number may change; `structure`: how the module's answer is made of the outputs, as
-    torch has it, where that is known; `unproven`: the operator because of which only trials say that the loss is a mean
-    over rows.
+    `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by
+    name; `modules`: per node the path of the module that it stands in, where there are modules;
+    `tallies`: the function that makes the last of the inputs from the others of a whole batch, as
+    many as its length; `lengths`: those of the sequence, where their number may change;
+    `structure`: how the module's answer is made of the outputs, as torch has it, where that is
+    known; `unproven`: the operator because of which only trials say that the loss is a mean over
+    rows.
     """
 
     graph: Graph
@@ -67,10 +68,16 @@ class Traced:
         return {symbol.name: symbol.hint for symbol in self.graph.symbols}
 
     def output_bytes(self, inputs: Sequence[Any]) -> dict[str, int]:
-        """Bytes of each output for these inputs, where sequences may be of any length; elsewhere plans know them."""
+        """Bytes of each output for these inputs, where sequences may be of any length.
+
+        Elsewhere plans know them.
+        """
         if SEQUENCE not in self.hints:
             return {}
         sizes = {
-            symbol.name: inputs[symbol.input].shape[symbol.dim] // symbol.multiple for symbol in self.graph.symbols
+            symbol.name: inputs[symbol.input].shape[symbol.dim] // symbol.multiple
+            for symbol in self.graph.symbols
         }
-        return {output.name: self.type_of(output.ref).nbytes(sizes) for output in self.graph.outputs}
+        return {
+            output.name: self.type_of(output.ref).nbytes(sizes) for output in self.graph.outputs
+        }

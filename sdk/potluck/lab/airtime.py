@@ -1,11 +1,12 @@
-"""Shared media in user space: bytes of every flow go over at the rate that max-min fairness gives it, as in the
-simulator; packets that get lost cost what TCP makes of them. Pure.
+"""Shared media in user space: bytes of every flow go over at the rate that max-min fairness gives
+it, as in the simulator; packets that get lost cost what TCP makes of them. Pure.
 
-Loss. Somebody's connection crosses a lossy medium by TCP, so nothing is missing in the end. What is lost is sent again:
-of a medium that loses a part p, 1 - p is left. And a sender that has too little under way to notice waits for its
-time-out: `timeouts` says how often, fitted to long flows in namespaces of this lab (Linux 6.18, cubic, paths of 0.2 and
-2 MB/s). Goodput is that of namespaces within an eighth where up to 2 % of the packets are lost on the way, and within a
-factor of 2.5 up to 10 %, where two runs of the kernel differ as much.
+Loss. Somebody's connection crosses a lossy medium by TCP, so nothing is missing in the end. What is
+lost is sent again: of a medium that loses a part p, 1 - p is left. And a sender that has too little
+under way to notice waits for its time-out: `timeouts` says how often, fitted to long flows in
+namespaces of this lab (Linux 6.18, cubic, paths of 0.2 and 2 MB/s). Goodput is that of namespaces
+within an eighth where up to 2 % of the packets are lost on the way, and within a factor of 2.5 up
+to 10 %, where two runs of the kernel differ as much.
 """
 
 from collections import deque
@@ -43,7 +44,9 @@ class _Flow:
 
 
 class Airtime:
-    """The media of a network and what is on its way over them, as of the latest moment that it was told."""
+    """The media of a network and what is on its way over them, as of the latest moment that it was
+    told.
+    """
 
     def __init__(self, network: Network, rng: Random) -> None:
         self._paths, self._rng = network.paths, rng
@@ -53,10 +56,11 @@ class Airtime:
         self._flows: dict[int, _Flow] = {}
         self._numbers = count()
         self._now_s = 0.0
-        self._rates: dict[int, float] | None = None  # of those that send; None where that has changed
+        # of those that send; None where that has changed
+        self._rates: dict[int, float] | None = None
         self._over: list[tuple[int, float]] = []
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     def shape(self, medium: str, bytes_per_s: float, now_s: float) -> None:
         """Another rate from now on."""
@@ -100,12 +104,13 @@ class Airtime:
         del self._flows[flow]
         self._rates = None
 
-    # --- what comes of it ---------------------------------------------------------------------------------------------
+    # --- what comes of it -------------------------------------------------------------------------
 
     def over(self, now_s: float) -> list[tuple[int, float]]:
         """The pieces that have gone over since the last call: whose, and when; in order.
 
-        By hand: two flows of 1,000 bytes each over ("air", 2) at 1e4 bytes/s have 2,500 bytes/s each: over after 0.4 s.
+        By hand: two flows of 1,000 bytes each over ("air", 2) at 1e4 bytes/s have 2,500 bytes/s
+        each: over after 0.4 s.
         """
         self._pass(now_s)
         done, self._over = self._over, []
@@ -113,17 +118,26 @@ class Airtime:
 
     @property
     def next_s(self) -> float:
-        """When the next piece is over, if nothing else happens; infinity where nothing is on its way."""
+        """When the next piece is over, if nothing else happens.
+
+        Infinity where nothing is on its way.
+        """
         return min(self._ends(), default=(inf, 0))[0]
 
     def piece_bytes(self, source: str, target: str) -> int:
         """How much is handed on at once."""
-        return int(min(max(self._alone(source, target) * PIECE_S, MIN_PIECE_BYTES), MAX_PIECE_BYTES))
+        return int(
+            min(max(self._alone(source, target) * PIECE_S, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+        )
 
     def pieces_in(self, source: str, target: str, seconds: float) -> int:
         """How many pieces go over in so many seconds where nobody else sends; two at least."""
         alone = self._alone(source, target)
-        return 2 if alone == inf else max(2, int(alone * seconds / self.piece_bytes(source, target)) + 1)
+        return (
+            2
+            if alone == inf
+            else max(2, int(alone * seconds / self.piece_bytes(source, target)) + 1)
+        )
 
     def latency_s(self, source: str, target: str) -> float:
         """What a path takes beside its bytes."""
@@ -131,9 +145,11 @@ class Airtime:
 
     def _alone(self, source: str, target: str) -> float:
         media = self._paths[source, target].media
-        return min((self._capacity[self._index[name]] / times for name, times in media), default=inf)
+        return min(
+            (self._capacity[self._index[name]] / times for name, times in media), default=inf
+        )
 
-    # --- time ---------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def _pass(self, now_s: float) -> None:
         """Let everything happen that happens until now."""
@@ -166,22 +182,38 @@ class Airtime:
 
     def _ends(self) -> list[tuple[float, int]]:
         """When the first piece of each flow is over, or it is awake."""
-        sending = [(self._now_s + self._flows[n].left_bytes / rate, n) for n, rate in self._sending().items()]
-        return sending + [(flow.wakes_s, n) for n, flow in self._flows.items() if flow.wakes_s < inf]
+        sending = [
+            (self._now_s + self._flows[n].left_bytes / rate, n)
+            for n, rate in self._sending().items()
+        ]
+        return sending + [
+            (flow.wakes_s, n) for n, flow in self._flows.items() if flow.wakes_s < inf
+        ]
 
     def _sending(self) -> dict[int, float]:
         """The rates of those that send."""
         if self._rates is None:
-            routes = {n: flow.route for n, flow in self._flows.items() if flow.pieces and flow.wakes_s == inf}
-            carried = [rate * (1 - lost) for rate, lost in zip(self._capacity, self._loss.values(), strict=True)]
+            routes = {
+                n: flow.route
+                for n, flow in self._flows.items()
+                if flow.pieces and flow.wakes_s == inf
+            }
+            carried = [
+                rate * (1 - lost)
+                for rate, lost in zip(self._capacity, self._loss.values(), strict=True)
+            ]
             self._rates = max_min_rates(routes, carried)
         return self._rates
 
     def _stall_s(self, flow: _Flow) -> float:
-        """The time-outs behind a piece; where nothing follows it, its last packet is missed by none that come later."""
+        """The time-outs behind a piece; where nothing follows it, its last packet is missed by none
+        that come later.
+        """
         lost = 1 - prod((1 - self._loss[name]) ** times for name, times in flow.loss)
         if not lost:
             return 0.0
         packets = flow.pieces[0] / PACKET_BYTES
-        expected = packets * timeouts(lost) + (lost if len(flow.pieces) == 1 and not flow.endless else 0.0)
+        expected = packets * timeouts(lost) + (
+            lost if len(flow.pieces) == 1 and not flow.endless else 0.0
+        )
         return TIMEOUT_S * (int(expected) + (self._rng.random() < expected % 1))

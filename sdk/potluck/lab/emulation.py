@@ -1,7 +1,9 @@
-"""A home of the library as this machine plays it: its devices and its network, all slower by one factor. Pure.
+"""A home of the library as this machine plays it: its devices and its network, all slower by one
+factor. Pure.
 
-Everything takes `time_scale` times as long as in the home: layers, copies, and bytes on every medium. So which plan is
-the best one does not change, and a time of the home is a time of the lab divided by the factor; `in_home_time` does so.
+Everything takes `time_scale` times as long as in the home: layers, copies, and bytes on every
+medium. So which plan is the best one does not change, and a time of the home is a time of the lab
+divided by the factor; `in_home_time` does so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +17,15 @@ from potluck.profile.library import HomeSpec, load_home
 from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
 from potluck.sessions.agent_specs import Spec
 
-# One encrypted stream between two agents that share two x86 cores with others carries some 150 MB/s.
+# One encrypted stream between two agents that share two x86 cores with others carries some 150
+# MB/s.
 MAX_LINK_BYTES_PER_S = 60e6
-FULL_FRAC = 0.8  # of a core, that real work may fill; the rest is for agents, encryption and shaping
+# of a core, that real work may fill; the rest is for agents, encryption and shaping
+FULL_FRAC = 0.8
 DISPATCH_S = 2e-3  # an optimizer step that takes less is dispatch, once a step, whatever the device
-UNSTEADY = 1.5  # small layers, measured anew, take up to so many times longer: who does as told is not refused again
+# small layers, measured anew, take up to so many times longer: who does as told is not refused
+# again
+UNSTEADY = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +37,31 @@ class Emulation:
 
     def __post_init__(self) -> None:
         if not isfinite(self.time_scale) or not 1 <= self.time_scale <= 1e6:
-            raise UserError(f"a time scale of {self.time_scale!r} is not possible; 1 to 1,000,000 is.")
+            raise UserError(
+                f"a time scale of {self.time_scale!r} is not possible; 1 to 1,000,000 is."
+            )
         self._check_links(self.home.network)
 
     def check_rate(self, medium: str, bytes_per_s: float) -> None:
-        """UserError where this machine cannot carry what goes over the home's links once a medium has this rate."""
+        """UserError where this machine cannot carry what goes over the home's links once a medium
+        has this rate.
+        """
         media = self.home.network.media
-        changed = (replace(m, capacity_bytes_per_s=bytes_per_s) if m.name == medium else m for m in media)
+        changed = (
+            replace(m, capacity_bytes_per_s=bytes_per_s) if m.name == medium else m for m in media
+        )
         self._check_links(replace(self.home.network, media=tuple(changed)))
 
     def _check_links(self, network: Network) -> None:
-        rates = {pair: network.bandwidth(*pair) for pair, path in network.paths.items() if path.media}
+        rates = {
+            pair: network.bandwidth(*pair) for pair, path in network.paths.items() if path.media
+        }
         fastest = max(rates, key=rates.__getitem__, default=None)
         if fastest is not None and rates[fastest] > self.time_scale * MAX_LINK_BYTES_PER_S:
             rate = rates[fastest]
             raise UserError(
-                f"{self.home.name}: {fastest[0]} sends {rate / 1e6:.0f} MB/s to {fastest[1]}; a lab on one machine "
+                f"{self.home.name}: {fastest[0]} sends {rate / 1e6:.0f} MB/s to {fastest[1]}; a "
+                "lab on one machine "
                 f"carries {MAX_LINK_BYTES_PER_S / 1e6:.0f} MB/s.",
                 next_step=_slower(rate / MAX_LINK_BYTES_PER_S),
                 time_scale=_round_up(rate / MAX_LINK_BYTES_PER_S),
@@ -58,8 +73,14 @@ class Emulation:
         media = self.home.network.media
         paths = self.home.network.paths.items()
         return Network(
-            media=tuple(replace(m, capacity_bytes_per_s=m.capacity_bytes_per_s / self.time_scale) for m in media),
-            paths={pair: Path(media=p.media, latency_s=p.latency_s * self.time_scale) for pair, p in paths},
+            media=tuple(
+                replace(m, capacity_bytes_per_s=m.capacity_bytes_per_s / self.time_scale)
+                for m in media
+            ),
+            paths={
+                pair: Path(media=p.media, latency_s=p.latency_s * self.time_scale)
+                for pair, p in paths
+            },
         )
 
     def device(self, name: str) -> Device:
@@ -70,12 +91,7 @@ class Emulation:
     def specs(self) -> tuple[Spec, ...]:
         """What each agent is told to be."""
         return tuple(
-            Spec(
-                name=device.name,
-                memory=device.memory_bytes,
-                power=_power(device),
-                emulated=True,
-            )
+            Spec(name=device.name, memory=device.memory_bytes, power=_power(device), emulated=True)
             for device in self.home.devices
         )
 
@@ -84,7 +100,8 @@ class Emulation:
         return tuple(_slowed(cost, self.time_scale) for cost in costs)
 
     def check_fit(self, works: "Sequence[Work]", cores: int) -> None:
-        """Refuse where this machine is too slow to play these devices, with one time scale at which all of it fits.
+        """Refuse where this machine is too slow to play these devices, with one time scale at which
+        all of it fits.
 
         All devices may be busy at once, and share the cores.
 
@@ -99,8 +116,10 @@ class Emulation:
             return
         needed = self.time_scale * worst.slowness / FULL_FRAC * UNSTEADY
         raise UserError(
-            f"{self.home.name} is too fast for this machine: of {worst.layer}, {worst.device} would need "
-            f"{1 / worst.alone:.2g} of the time that it really takes here, and {worst.n_devices} devices share {cores} "
+            f"{self.home.name} is too fast for this machine: of {worst.layer}, {worst.device} "
+            "would need "
+            f"{1 / worst.alone:.2g} of the time that it really takes here, and {worst.n_devices} "
+            f"devices share {cores} "
             "cores.",
             next_step=_slower(needed),
             time_scale=_round_up(needed),
@@ -109,19 +128,30 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Layers as this machine really computes them, and as each device is played: one cost per layer and name."""
+    """Layers as this machine really computes them, and as each device is played: one cost per layer
+    and name.
+    """
 
     layers: Sequence[str]
     real: Sequence[LayerCost]
     played: Mapping[str, Sequence[LayerCost]]
 
     def demands(self, cores: int) -> "list[_Demand]":
-        """What each device asks of this machine by its worst layer, alone and together with the others."""
-        worst = {name: max(_slowness(self.real, costs), default=(0.0, 0)) for name, costs in self.played.items()}
+        """What each device asks of this machine by its worst layer, alone and together with the
+        others.
+        """
+        worst = {
+            name: max(_slowness(self.real, costs), default=(0.0, 0))
+            for name, costs in self.played.items()
+        }
         together = sum(slowness for slowness, _ in worst.values()) / cores
         return [
             _Demand(
-                device=name, layer=self.layers[index], alone=alone, slowness=max(alone, together), n_devices=len(worst)
+                device=name,
+                layer=self.layers[index],
+                alone=alone,
+                slowness=max(alone, together),
+                n_devices=len(worst),
             )
             for name, (alone, index) in worst.items()
             if alone > 0
@@ -148,7 +178,10 @@ Item = TypeVar("Item", Plan, Trace)
 
 
 def in_home_time(item: Item, time_scale: float) -> Item:
-    """A plan or trace of the lab as it would be at home. Energy is watts times time, and shrinks with it."""
+    """A plan or trace of the lab as it would be at home.
+
+    Energy is watts times time, and shrinks with it.
+    """
     if isinstance(item, Plan):
         return replace(
             item,
@@ -156,7 +189,10 @@ def in_home_time(item: Item, time_scale: float) -> Item:
             energy_j=None if item.energy_j is None else item.energy_j / time_scale,
             device_energy_j=_divided(item.device_energy_j, time_scale),
         )
-    events = (replace(e, start_s=e.start_s / time_scale, stop_s=e.stop_s / time_scale) for e in item.events)
+    events = (
+        replace(e, start_s=e.start_s / time_scale, stop_s=e.stop_s / time_scale)
+        for e in item.events
+    )
     return replace(
         item,
         events=tuple(events),
@@ -199,7 +235,10 @@ def _power(device: Device) -> tuple[float, float, float] | None:
 
 def _slower(time_scale: float) -> str:
     scale = f"{_round_up(time_scale):g}"
-    return f"Let all be slower by one factor: time_scale={scale} (potluck lab up --time-scale {scale})."
+    return (
+        f"Let all be slower by one factor: time_scale={scale} (potluck lab up --time-scale "
+        f"{scale})."
+    )
 
 
 def _round_up(value: float) -> float:

@@ -1,6 +1,8 @@
-"""Somebody else's traffic: one end takes whatever comes, the other gives as much as gets through. A process each.
+"""Somebody else's traffic: one end takes whatever comes, the other gives as much as gets through. A
+process each.
 
-Either ends when its standard input is closed, which is when whoever started it is gone. The standard library only.
+Either ends when its standard input is closed, which is when whoever started it is gone. The
+standard library only.
 """
 
 import os
@@ -12,7 +14,8 @@ import time
 from contextlib import suppress
 
 PART = bytes(1 << 14)
-WAITING_BYTES = 1 << 15  # in the system's buffer: what is in there on a slow link keeps it busy when all is over
+# in the system's buffer: what is in there on a slow link keeps it busy when all is over
+WAITING_BYTES = 1 << 15
 CONNECT_S = 10.0  # a first packet that is lost is sent again after a second, then after two
 
 
@@ -39,7 +42,8 @@ def _give(address: str, port: int, lasts_s: float) -> None:
     until_s = time.monotonic() + lasts_s
     connection = socket.create_connection((address, port), timeout=max(lasts_s, CONNECT_S))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAITING_BYTES)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is the end
+    # the end is the end
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with connection, suppress(TimeoutError):
         while (left_s := until_s - time.monotonic()) > 0:
             connection.settimeout(left_s)

@@ -1,4 +1,6 @@
-"""A lab: real agents on this machine, and where a home of the library is played, its links and its times."""
+"""A lab: real agents on this machine, and where a home of the library is played, its links and its
+times.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +15,15 @@ from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find, lock
 from potluck.lab.relayed import Relayed
 from potluck.lab.runner import Happened, ScenarioRunner, log
-from potluck.lab.scenario import Bandwidth, Loss, ScenarioContext, ScenarioEvent, Script, check, read
+from potluck.lab.scenario import (
+    Bandwidth,
+    Loss,
+    ScenarioContext,
+    ScenarioEvent,
+    Script,
+    check,
+    read,
+)
 from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.connections import Keys
 from potluck.sessions.local_agents import LocalAgents, Started
@@ -35,12 +45,14 @@ class Lab:
     time_scale
         For a home of the library: how many times longer everything takes.
     script
-        What happens when, from the moment that all agents are up: a TOML file or records of `lab.script`.
+        What happens when, from the moment that all agents are up: a TOML file or records of
+        `lab.script`.
     tell
         Hears of each happening, in a thread; by default failures are logged as warnings.
     links
-        How those of a home of the library are made: "namespaces" or "relay"; by default the first where it is possible
-        and no path has a latency of its own (which the kernel cannot add everywhere).
+        How those of a home of the library are made: "namespaces" or "relay"; by default the first
+        where it is possible and no path has a latency of its own (which the kernel cannot add
+        everywhere).
     """
 
     def __init__(
@@ -56,7 +68,9 @@ class Lab:
     ) -> None:
         happenings = read(script) if script is not None else ()
         if links not in ("", "namespaces", "relay"):
-            raise UserError(f"there are no links by {links!r}.", next_step="namespaces and relay are possible.")
+            raise UserError(
+                f"there are no links by {links!r}.", next_step="namespaces and relay are possible."
+            )
         public, secret = (part.decode() for part in zmq.curve_keypair())
         self.keys = Keys(public=public, secret=secret)
         self.director: ScenarioRunner | None = None
@@ -67,21 +81,30 @@ class Lab:
             specs = self.emulation.specs()
         elif time_scale != 1.0:
             raise UserError(
-                "only homes of the library have a time scale.", next_step="Give each spec its own slowdown and link."
+                "only homes of the library have a time scale.",
+                next_step="Give each spec its own slowdown and link.",
             )
         elif links:
             raise UserError(
-                "only homes of the library have links of another kind.", next_step="Agents pace a spec's own link."
+                "only homes of the library have links of another kind.",
+                next_step="Agents pace a spec's own link.",
             )
         else:
             specs = specs_of(devices)
-        self._emulated = frozenset(spec.name for spec in specs if spec.emulated or spec.slowdown > 1.0)
+        self._emulated = frozenset(
+            spec.name for spec in specs if spec.emulated or spec.slowdown > 1.0
+        )
         self._tell = tell
         self._check(happenings, [spec.name for spec in specs])
         inside = None
-        if self.emulation is not None and (links or _best_links(self.emulation.network)) == "namespaces":
+        if (
+            self.emulation is not None
+            and (links or _best_links(self.emulation.network)) == "namespaces"
+        ):
             self.links = inside = Namespaces(self.emulation.network, [spec.name for spec in specs])
-        self.agents = LocalAgents(specs, ("notebook", public), announce=announce, extra=extra, inside=inside)
+        self.agents = LocalAgents(
+            specs, ("notebook", public), announce=announce, extra=extra, inside=inside
+        )
         try:
             if self.emulation is not None and inside is None:
                 self.links = Relayed(self.emulation.network, self.agents.agents)
@@ -109,23 +132,38 @@ class Lab:
         happenings = read(script)
         names = [agent.name for agent in self.started]
         self._check(happenings, names, [name for name in names if not self.agents.is_there(name)])
-        if isinstance(self.links, Namespaces) and any(isinstance(item, Loss) for item in happenings):
+        if isinstance(self.links, Namespaces) and any(
+            isinstance(item, Loss) for item in happenings
+        ):
             self.links.need_loss()
         if self.director is not None:
             self.director.close()
         scale = self.emulation.time_scale if self.emulation is not None else 1.0
-        self.director = ScenarioRunner(happenings, self.agents, self.links, time_scale=scale, tell=self._tell)
+        self.director = ScenarioRunner(
+            happenings, self.agents, self.links, time_scale=scale, tell=self._tell
+        )
         return self.director
 
-    def _check(self, happenings: Iterable[ScenarioEvent], devices: Sequence[str], absent: Sequence[str] = ()) -> None:
+    def _check(
+        self,
+        happenings: Iterable[ScenarioEvent],
+        devices: Sequence[str],
+        absent: Sequence[str] = (),
+    ) -> None:
         media = [medium.name for medium in self.network.media] if self.network is not None else []
-        check(happenings, ScenarioContext(devices=devices, media=media, emulated=self._emulated, absent=absent))
+        check(
+            happenings,
+            ScenarioContext(devices=devices, media=media, emulated=self._emulated, absent=absent),
+        )
         for item in happenings:
             if isinstance(item, Bandwidth) and self.emulation is not None:
                 self.emulation.check_rate(item.medium, parse_rate(item.rate))
 
     def close(self) -> None:
-        """End the agents, take the links away; safe to call twice, and in a forked child (where it does nothing)."""
+        """End the agents, take the links away.
+
+        Safe to call twice, and in a forked child (where it does nothing).
+        """
         if self.director is not None:
             self.director.close()
         self.agents.close()
@@ -139,24 +177,33 @@ def _best_links(network: "Network") -> str:
 
 
 class JoinedLab:
-    """A lab that another process has up (`potluck lab up`): used here by one home at a time, and ended there."""
+    """A lab that another process has up (`potluck lab up`): used here by one home at a time, and
+    ended there.
+    """
 
     def __init__(self, entry: Entry) -> None:
         self._lock = lock(entry.name)
-        self._claim: Claim | None = claim(self._lock.parent, self._lock.name, otherwise=", or play another lab")
+        self._claim: Claim | None = claim(
+            self._lock.parent, self._lock.name, otherwise=", or play another lab"
+        )
         self.keys = Keys(public=entry.public, secret=entry.secret)
         self.emulation = None if entry.home in NAMED else emulation(entry.home, entry.time_scale)
         self.started = entry.agents
         self.network = self.emulation.network if self.emulation is not None else None
 
     def claim(self, give_way: Callable[[], bool]) -> None:
-        """Ask `give_way()` whether this lab is free by now, when another home of this program joins it."""
+        """Ask `give_way()` whether this lab is free by now, when another home of this program joins
+        it.
+        """
         if self._claim is not None:
             self._claim.give_way = give_way
 
     def play(self, script: Script) -> ScenarioRunner:
         """Scripts belong to whoever has the lab up."""
-        raise HomeError("this lab is another process's.", next_step="Give the script to `potluck lab up --script`.")
+        raise HomeError(
+            "this lab is another process's.",
+            next_step="Give the script to `potluck lab up --script`.",
+        )
 
     def close(self) -> None:
         """It stays up, and another home may join it."""
@@ -167,9 +214,13 @@ class JoinedLab:
 
 
 def open_lab(
-    devices: Devices, *, time_scale: float = 1.0, script: Script | None = None, links: str = "",
+    devices: Devices,
+    *,
+    time_scale: float = 1.0,
+    script: Script | None = None,
+    links: str = "",
     extra: Sequence[str] = (),
-) -> Lab | JoinedLab:  # fmt: skip
+) -> Lab | JoinedLab:
     """The lab of that name that is up already, or a new one.
 
     Raises
@@ -182,7 +233,8 @@ def open_lab(
         return Lab(devices, time_scale=time_scale, script=script, links=links, extra=extra)
     if time_scale not in (1.0, entry.time_scale) or script is not None or links or extra:
         raise UserError(
-            f"the lab {entry.name!r} is up already, {entry.time_scale:g} times slower than the home.",
+            f"the lab {entry.name!r} is up already, {entry.time_scale:g} times slower than "
+            "the home.",
             next_step=f"Join it as it is, or end it: potluck lab down {entry.name}.",
         )
     return JoinedLab(entry)

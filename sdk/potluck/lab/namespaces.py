@@ -1,8 +1,9 @@
-"""Network namespaces joined by shaped links (Linux, root): made by `ip`, `tc` and `nft`, and gone when we are.
+"""Network namespaces joined by shaped links (Linux, root): made by `ip`, `tc` and `nft`, and gone
+when we are.
 
-Each namespace is held by a process that waits for the end of a pipe from us, and by the agent in it. So nothing has to
-be removed: when this process ends, however it ends, the pipes close, the agents end, and the kernel takes back the
-namespaces with all their links.
+Each namespace is held by a process that waits for the end of a pipe from us, and by the agent in
+it. So nothing has to be removed: when this process ends, however it ends, the pipes close, the
+agents end, and the kernel takes back the namespaces with all their links.
 """
 
 import os
@@ -18,7 +19,8 @@ from potluck.lab import flow, routes
 from potluck.records import HOME, Network
 
 PREFIX = "potluck"  # of our own interface in this namespace; a number follows
-SUBNETS = "198.18"  # set aside for tests of network devices (RFC 2544): no home and no company uses it
+# set aside for tests of network devices (RFC 2544): no home and no company uses it
+SUBNETS = "198.18"
 HUB = "the hub"  # no device can be called so
 INTERFACE = "eth0"  # what a device calls its own
 COMMAND_S = 20.0
@@ -26,10 +28,17 @@ _TOOLS = ("ip", "tc", "unshare", "nsenter", "sh", "cat")
 _CONFS = ("all", "default")
 _SYSCTLS = (
     ("net/ipv4/ip_forward", 1),
-    *((f"net/ipv4/conf/{conf}/{setting}", 0) for conf in _CONFS for setting in ("rp_filter", "send_redirects")),
+    *(
+        (f"net/ipv4/conf/{conf}/{setting}", 0)
+        for conf in _CONFS
+        for setting in ("rp_filter", "send_redirects")
+    ),
 )
 
-_TRIAL = "ip link add x type veth; tc qdisc add dev x root handle 1: htb; echo 1 > /proc/sys/net/ipv4/ip_forward"
+_TRIAL = (
+    "ip link add x type veth; tc qdisc add dev x root handle 1: htb; echo 1 > "
+    "/proc/sys/net/ipv4/ip_forward"
+)
 
 
 def missing() -> str:
@@ -41,8 +50,14 @@ def missing() -> str:
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} is not installed (packages iproute2 and util-linux)"
-    tried = subprocess.run(["unshare", "--net", "sh", "-ec", _TRIAL], capture_output=True, timeout=COMMAND_S)
-    return f"this system permits none: {tried.stderr.decode(errors='replace').strip()}" if tried.returncode else ""
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-ec", _TRIAL], capture_output=True, timeout=COMMAND_S
+    )
+    return (
+        f"this system permits none: {tried.stderr.decode(errors='replace').strip()}"
+        if tried.returncode
+        else ""
+    )
 
 
 class Namespaces:
@@ -72,7 +87,10 @@ class Namespaces:
             raise
 
     def _build(self, network: Network, devices: Sequence[str]) -> None:
-        self._inside(HUB, ["sh", "-c", " && ".join(f"echo {value} > /proc/sys/{key}" for key, value in _SYSCTLS)])
+        self._inside(
+            HUB,
+            ["sh", "-c", " && ".join(f"echo {value} > /proc/sys/{key}" for key, value in _SYSCTLS)],
+        )
         self.interface, self.layout = self._way_in(network, devices)
         lines = routes.hub_links(self.layout)
         for name in devices:
@@ -87,11 +105,28 @@ class Namespaces:
         """Our interface and the subnet of its number: the first that no lab of this machine has."""
         hub = str(self._holders[HUB].pid)
         for number in range(256):
-            layout, name = routes.layout(network, devices, f"{SUBNETS}.{number}"), f"{PREFIX}{number}"
+            layout, name = (
+                routes.layout(network, devices, f"{SUBNETS}.{number}"),
+                f"{PREFIX}{number}",
+            )
             if os.path.exists(f"/sys/class/net/{name}"):
                 continue
             with suppress(_Exists):
-                _run(["ip", "link", "add", name, "type", "veth", "peer", "name", layout.port(HOME), "netns", hub])
+                _run(
+                    [
+                        "ip",
+                        "link",
+                        "add",
+                        name,
+                        "type",
+                        "veth",
+                        "peer",
+                        "name",
+                        layout.port(HOME),
+                        "netns",
+                        hub,
+                    ]
+                )
                 return name, layout
         raise HomeError("256 labs are up already.", next_step="`potluck lab list` shows them.")
 
@@ -109,15 +144,19 @@ class Namespaces:
     def need_loss() -> None:
         """HomeError where packets cannot be lost here."""
         if shutil.which("nft") is None:
-            raise HomeError("loss needs nftables.", next_step='apt-get install nftables, or links="relay".')
+            raise HomeError(
+                "loss needs nftables.", next_step='apt-get install nftables, or links="relay".'
+            )
 
     def flow(self, source: str, target: str, lasts_s: float) -> None:
         """Let somebody else send from one device to another, as much as gets through."""
         address, program = self.address(target), [sys.executable, str(Path(flow.__file__))]
         taker = subprocess.Popen(
-            [*self.command(target), *program, "take", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [*self.command(target), *program, "take", address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._flows.append(taker)
         assert taker.stdout is not None
         with taker.stdout as said:
@@ -149,12 +188,17 @@ class Namespaces:
         self._inside(name, [tool, "-batch", "-"], lines)
 
     def close(self) -> None:
-        """Let go of all namespaces; safe to call twice, and in a forked child (where it does nothing)."""
+        """Let go of all namespaces; safe to call twice, and in a forked child (where it does
+        nothing).
+        """
         if self._pid != os.getpid():
             return
         self.calm()
-        if self._holders and self.interface:  # at once; the kernel clears namespaces away a little later
-            subprocess.run(["ip", "link", "del", self.interface], capture_output=True, timeout=COMMAND_S)
+        # at once; the kernel clears namespaces away a little later
+        if self._holders and self.interface:
+            subprocess.run(
+                ["ip", "link", "del", self.interface], capture_output=True, timeout=COMMAND_S
+            )
         for holder in self._holders.values():
             for pipe in (holder.stdin, holder.stdout):
                 if pipe is not None:
@@ -175,9 +219,12 @@ class _Exists(HomeError):
 def _hold() -> "subprocess.Popen[bytes]":
     """A process that keeps a new namespace until the pipe to it is closed."""
     holder = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        ["unshare", "--net", "sh", "-c", "echo; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     assert holder.stdout is not None
     if not holder.stdout.readline():
         holder.communicate()

@@ -1,7 +1,8 @@
-"""The profile of a lab: costs of the devices that are played, on the lab's network, after a check that they can be.
+"""The profile of a lab: costs of the devices that are played, on the lab's network, after a check
+that they can be.
 
-What is really measured: how fast this machine does each layer (once, on one agent, for the check), and how long a
-small message takes on each path beyond its bytes.
+What is really measured: how fast this machine does each layer (once, on one agent, for the check),
+and how long a small message takes on each path beyond its bytes.
 """
 
 import os
@@ -20,9 +21,17 @@ from potluck.sessions.members import Members
 
 
 def profile(
-    link: Link, members: Members, model: Any, task: Task, emulation: Emulation, *, train: bool, rows: Sequence[int],
-    repeats: int, devices: Iterable[str] | None = None,
-) -> Profile:  # fmt: skip
+    link: Link,
+    members: Members,
+    model: Any,
+    task: Task,
+    emulation: Emulation,
+    *,
+    train: bool,
+    rows: Sequence[int],
+    repeats: int,
+    devices: Iterable[str] | None = None,
+) -> Profile:
     """The profile of `model` on these devices of this lab, by default on all that are ready.
 
     Raises
@@ -32,15 +41,26 @@ def profile(
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
-    pairs = [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]
+    pairs = [
+        (source, target)
+        for source in (*names, HOME)
+        for target in (*names, HOME)
+        if source != target
+    ]
     bench = Bench(link, members, task, sum(len(model.layers(mode)) for mode in modes) + len(pairs))
     measured, works = {}, []
     for mode in modes:
         layers, operators = model.layers(mode), model.operators(mode)
-        able = [name for name in names if not mode or can_train(members[name].capability.get("backends", ()))]
+        able = [
+            name
+            for name in names
+            if not mode or can_train(members[name].capability.get("backends", ()))
+        ]
         specs = {name: emulation.home.specs[name] for name in able}
         costs = {
-            name: emulation.slowed(tuple(layer_cost(spec, nodes, rows, train=mode) for nodes in operators))
+            name: emulation.slowed(
+                tuple(layer_cost(spec, nodes, rows, train=mode) for nodes in operators)
+            )
             for name, spec in specs.items()
         }
         if able:
@@ -48,7 +68,9 @@ def profile(
             works.append(Work(layers=[layer.name for layer in layers], real=real, played=costs))
         measured[mode] = measurements_of(model, mode, costs, weight_copies(model, names, members))
     emulation.check_fit(works, os.cpu_count() or 1)
-    latencies_s = {pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs}
+    latencies_s = {
+        pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs
+    }
     return Profile(
         model=name_of(model),
         signature=model.signature,
@@ -57,7 +79,8 @@ def profile(
         training=measured.get(True),
         inference=measured.get(False),
         notes=(
-            f"{emulation.home.name}, {emulation.time_scale:g} times slower; layer times are estimates",
+            f"{emulation.home.name}, {emulation.time_scale:g} times slower; layer times are "
+            "estimates",
             *model.notes(train=True in modes),
         ),
         untrained=model.untrained,
@@ -68,11 +91,16 @@ def _really(
     bench: Bench, model: Any, device: str, train: bool, rows: Sequence[int], repeats: int
 ) -> tuple[LayerCost, ...]:
     """How long this machine takes for each layer."""
-    return tuple(bench.layer(device, model, index, train, rows, repeats) for index in range(len(model.layers(train))))
+    return tuple(
+        bench.layer(device, model, index, train, rows, repeats)
+        for index in range(len(model.layers(train)))
+    )
 
 
 def _device(emulation: Emulation, name: str, capability: Mapping[str, Any]) -> Device:
-    """The device that is played; what an instruction costs beside its work, and a worker beside tensors, is real."""
+    """The device that is played; what an instruction costs beside its work, and a worker beside
+    tensors, is real.
+    """
     here = device_of(name, capability)
     return replace(
         emulation.device(name),

@@ -1,4 +1,5 @@
-"""Which labs are up on this machine: a file each, made by `potluck lab up` and read by everybody else who is this user.
+"""Which labs are up on this machine: a file each, made by `potluck lab up` and read by everybody
+else who is this user.
 
 A file whose process is gone is removed by whoever looks next: nothing else of such a lab is left.
 """
@@ -20,7 +21,9 @@ from potluck.sessions.local_agents import Started
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A lab that is up: its home, its process, its agents, and the keys of the notebook that they trust."""
+    """A lab that is up: its home, its process, its agents, and the keys of the notebook that they
+    trust.
+    """
 
     name: str
     home: str
@@ -33,15 +36,23 @@ class Entry:
 
 
 def folder() -> Path:
-    """Where the files are: readable by this user alone. Raises FileError where it is somebody else's."""
+    """Where the files are: readable by this user alone.
+
+    Raises FileError where it is somebody else's.
+    """
     user = os.getuid() if hasattr(os, "getuid") else 0
-    path = Path(os.environ.get("POTLUCK_RUN") or Path(tempfile.gettempdir()) / f"potluck-labs-{user}")
+    path = Path(
+        os.environ.get("POTLUCK_RUN") or Path(tempfile.gettempdir()) / f"potluck-labs-{user}"
+    )
     if not path.exists():
         return path
     status = path.lstat()
-    if hasattr(os, "getuid") and (status.st_uid != user or path.is_symlink() or status.st_mode & 0o077):
+    if hasattr(os, "getuid") and (
+        status.st_uid != user or path.is_symlink() or status.st_mode & 0o077
+    ):
         raise FileError(
-            f"{path} is not this user's own.", next_step="Remove it, or set POTLUCK_RUN to a folder of yours."
+            f"{path} is not this user's own.",
+            next_step="Remove it, or set POTLUCK_RUN to a folder of yours.",
         )
     return path
 
@@ -114,7 +125,10 @@ def _alive() -> Iterator[tuple[Path, Entry]]:
 def _read(path: Path) -> Entry | None:
     try:
         document = json.loads(path.read_text())
-        agents = tuple(Started(**{**row, "address": Address(**row["address"])}) for row in document.pop("agents"))
+        agents = tuple(
+            Started(**{**row, "address": Address(**row["address"])})
+            for row in document.pop("agents")
+        )
         return Entry(**document, agents=agents)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -1,9 +1,10 @@
-"""Links in user space, where there are no namespaces: one process that all connections of a lab go through, at the pace
-of their media. It passes on bytes that it cannot read: they are encrypted end to end.
+"""Links in user space, where there are no namespaces: one process that all connections of a lab go
+through, at the pace of their media. It passes on bytes that it cannot read: they are encrypted end
+to end.
 
-Run as a process: reads one JSON line (network, agents), prints one (the port of each agent here), then reads lines that
-each say one thing that happens: a method of `Relay` with what it is given. It ends when its input does, which is when
-whoever started it is gone.
+Run as a process: reads one JSON line (network, agents), prints one (the port of each agent here),
+then reads lines that each say one thing that happens: a method of `Relay` with what it is given. It
+ends when its input does, which is when whoever started it is gone.
 """
 
 import asyncio
@@ -31,7 +32,10 @@ KNOCKS = int(HANDSHAKE_S / KNOCK_S)  # then whoever calls has given up
 
 
 class Relay:
-    """`agents`: the first port of each, by name. They are children of the process that started this one."""
+    """`agents`: the first port of each, by name.
+
+    They are children of the process that started this one.
+    """
 
     def __init__(self, network: Network, agents: dict[str, int]) -> None:
         self._airtime, self._agents = Airtime(network, Random(0)), agents
@@ -45,7 +49,7 @@ class Relay:
         """A run of ports for each agent; returns the first ones."""
         return {name: await self._listen(name, port) for name, port in self._agents.items()}
 
-    # --- what happens to the media ------------------------------------------------------------------------------------
+    # --- what happens to the media ----------------------------------------------------------------
 
     def shape(self, medium: str, bytes_per_s: float) -> None:
         """Let a medium carry so much from now on."""
@@ -75,7 +79,7 @@ class Relay:
             self._airtime.close(number, self._loop.time())
             self._look()
 
-    # --- connections --------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     async def _listen(self, target: str, port: int) -> int:
         for _ in range(TRIES):
@@ -97,8 +101,11 @@ class Relay:
 
         return await asyncio.start_server(accept, HOST, here)
 
-    async def _join(self, target: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # beside the loop: on a busy machine 20 of them at once take seconds, and heartbeats must go on
+    async def _join(
+        self, target: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        # beside the loop: on a busy machine 20 of them at once take seconds, and heartbeats must go
+        # on
         source = await asyncio.to_thread(self._source, writer.get_extra_info("peername")[1])
         for _ in range(KNOCKS):
             try:
@@ -106,22 +113,33 @@ class Relay:
             except OSError:  # a device that is gone does not answer
                 await asyncio.sleep(KNOCK_S)
                 continue
-            await asyncio.gather(self._pass(source, target, reader, onwards), self._pass(target, source, there, writer))
+            await asyncio.gather(
+                self._pass(source, target, reader, onwards),
+                self._pass(target, source, there, writer),
+            )
             return
         writer.close()
 
     def _source(self, port: int) -> str:
-        """Whose connection comes from this port: the process's that has it; a notebook's that joined is in none."""
+        """Whose connection comes from this port: the process's that has it.
+
+        A notebook's that joined is in none.
+        """
         known = self._processes
         if len(known) <= len(self._agents) or not all(process.is_running() for _, process in known):
-            self._processes = _processes(self._agents)  # a device went, and may have come back as another process
+            # a device went, and may have come back as another process
+            self._processes = _processes(self._agents)
         return next((name for name, process in self._processes if port in _ports(process)), HOME)
 
-    async def _pass(self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One direction of a connection, until either side ends it."""
         number, size = self._airtime.open(source, target), self._airtime.piece_bytes(source, target)
         direction = self._directions[number] = _Direction(
-            writer, self._airtime.pieces_in(source, target, AHEAD_S), self._airtime.latency_s(source, target)
+            writer,
+            self._airtime.pieces_in(source, target, AHEAD_S),
+            self._airtime.latency_s(source, target),
         )
         delivery = asyncio.create_task(direction.deliver())
         try:
@@ -150,12 +168,19 @@ class Relay:
 
 
 def _processes(agents: dict[str, int]) -> list[tuple[str, psutil.Process]]:
-    """Who started us, the notebook mostly, and the agents: its children that listen where they should.
+    """Who started us, the notebook mostly, and the agents: its children that listen where they
+    should.
 
-    Kept: with some hundred processes on a busy machine looking for them takes so long that handshakes time out.
+    Kept: with some hundred processes on a busy machine looking for them takes so long that
+    handshakes time out.
     """
     parent, names = psutil.Process(os.getppid()), {port: name for name, port in agents.items()}
-    found = [(names[port], child) for child in parent.children() for port in _ports(child) if port in names]
+    found = [
+        (names[port], child)
+        for child in parent.children()
+        for port in _ports(child)
+        if port in names
+    ]
     return [(HOME, parent), *found]
 
 
@@ -217,9 +242,13 @@ def network_document(network: Network) -> dict[str, Any]:
 
 
 def _network(document: dict[str, Any]) -> Network:
-    media = tuple(Medium(name=name, capacity_bytes_per_s=rate) for name, rate in document["media"].items())
+    media = tuple(
+        Medium(name=name, capacity_bytes_per_s=rate) for name, rate in document["media"].items()
+    )
     paths = {
-        (source, target): Path(media=tuple((name, times) for name, times in crossed), latency_s=latency_s)
+        (source, target): Path(
+            media=tuple((name, times) for name, times in crossed), latency_s=latency_s
+        )
         for source, target, crossed, latency_s in document["paths"]
     }
     return Network(media=media, paths=paths)

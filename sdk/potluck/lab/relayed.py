@@ -22,9 +22,12 @@ class Relayed:
     def __init__(self, network: Network, agents: Iterable[Started]) -> None:
         agents = tuple(agents)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "potluck.lab.relay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "potluck.lab.relay"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._tell(
             {
                 "network": network_document(network),
@@ -37,7 +40,9 @@ class Relayed:
             self.close()
             raise HomeError("the relay between the agents did not start.")
         ports = json.loads(line)
-        self.agents = tuple(replace(a, address=Address(host=HOST, port=ports[a.name])) for a in agents)
+        self.agents = tuple(
+            replace(a, address=Address(host=HOST, port=ports[a.name])) for a in agents
+        )
 
     def shape(self, medium: str, bytes_per_s: float) -> None:
         """Let this medium carry so much from now on."""

@@ -1,9 +1,11 @@
-"""Any network of shared media as routes through one hub: which commands of `ip` and `tc` build it. Pure.
+"""Any network of shared media as routes through one hub: which commands of `ip` and `tc` build it.
+Pure.
 
-Every device sends everything to the hub. There each medium is a virtual cable with a shaper at its entrance. Packets
-are routed from medium to medium as their paths say, by rules on who sent them, who gets them, and where they come from.
-A second crossing of one medium (WiFi: up to the access point and down again) takes a second entrance to its shaper, so
-that it costs the medium twice. Multicast (mDNS) and what crosses no medium are bridged past the shapers.
+Every device sends everything to the hub. There each medium is a virtual cable with a shaper at its
+entrance. Packets are routed from medium to medium as their paths say, by rules on who sent them,
+who gets them, and where they come from. A second crossing of one medium (WiFi: up to the access
+point and down again) takes a second entrance to its shaper, so that it costs the medium twice.
+Multicast (mDNS) and what crosses no medium are bridged past the shapers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +15,16 @@ from potluck.errors import UserError
 from potluck.records import HOME, Medium, Network
 from potluck_wire.limits import PORT, PULSE_OFFSET
 
-# What a frame carries beside payload (TCP, IP, Ethernet: 1,514 bytes for 1,448), and its acknowledgements: a medium's
-# capacity is what it carries of ours.
+# What a frame carries beside payload (TCP, IP, Ethernet: 1,514 bytes for 1,448), and its
+# acknowledgements: a medium's capacity is what it carries of ours.
 FRAMING = 1.05
-QUEUE_S = 0.05  # a full queue delays a heartbeat by so long; longer at slow media, which need some frames of room
+# a full queue delays a heartbeat by so long; longer at slow media, which need some frames of room
+QUEUE_S = 0.05
 MIN_QUEUE_BYTES = 32 * 1024
 MIN_BURST_BYTES, BURST_S = 4 * 1024, 0.001
 SMALL_BYTES = 128  # a power of two; an acknowledgement is smaller, every message of an agent larger
-PULSE_PORT = PORT + PULSE_OFFSET  # each device has a network of its own, and its agent the usual ports
+# each device has a network of its own, and its agent the usual ports
+PULSE_PORT = PORT + PULSE_OFFSET
 QUANTUM_BYTES = 1514  # a frame at a time from each queue
 MAX_HOSTS = 200
 BRIDGE = "air"  # the hub's own end, where all devices are plugged in
@@ -32,7 +36,9 @@ _CHANCES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One crossing of a medium: in at `entrance`, out at `exit`, reached by routing table `table`."""
+    """One crossing of a medium: in at `entrance`, out at `exit`, reached by routing table
+    `table`.
+    """
 
     medium: str
     entrance: str
@@ -42,7 +48,10 @@ class Hop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Names and numbers of everything in one lab. `subnet` is the first three numbers of its addresses."""
+    """Names and numbers of everything in one lab.
+
+    `subnet` is the first three numbers of its addresses.
+    """
 
     network: Network
     devices: tuple[str, ...]
@@ -71,8 +80,11 @@ class Layout:
     def crossings(self, medium: str) -> tuple[tuple[str, str, Hop], ...]:
         """Who sends to whom over this medium: each crossing of each pair."""
         return tuple(
-            (*pair, hop) for pair in self.network.paths for hop in self.route(*pair) if hop.medium == medium
-        )  # fmt: skip
+            (*pair, hop)
+            for pair in self.network.paths
+            for hop in self.route(*pair)
+            if hop.medium == medium
+        )
 
     def entrance(self, medium: str) -> str:
         """Where the shaper of a medium sits."""
@@ -99,13 +111,20 @@ def layout(network: Network, devices: Sequence[str], subnet: str) -> Layout:
         for nth in range(times):
             ends = f"m{index}-{nth}"
             hops.append(
-                Hop(medium=name, entrance=f"{ends}i", exit=f"{ends}o", table=_FIRST_TABLE + len(hops)),
+                Hop(
+                    medium=name,
+                    entrance=f"{ends}i",
+                    exit=f"{ends}o",
+                    table=_FIRST_TABLE + len(hops),
+                )
             )
     return Layout(network=network, devices=tuple(devices), subnet=subnet, hops=tuple(hops))
 
 
 def hub_links(plan: Layout) -> list[str]:
-    """`ip -batch` lines, in the hub, where the notebook's cable already ends: the bridge and the media."""
+    """`ip -batch` lines, in the hub, where the notebook's cable already ends: the bridge and the
+    media.
+    """
     lines = [
         "link set lo up",
         f"link add {BRIDGE} type bridge mcast_snooping 0",
@@ -116,22 +135,34 @@ def hub_links(plan: Layout) -> list[str]:
     for hop in plan.hops:
         first = plan.entrance(hop.medium)
         if hop.entrance == first:
-            lines.append(f"link add {hop.entrance} address {_mac(hop, 1)} type veth peer name {hop.exit}")
+            lines.append(
+                f"link add {hop.entrance} address {_mac(hop, 1)} type veth peer name {hop.exit}"
+            )
             lines.append(f"link set {hop.exit} address {_mac(hop, 2)}")
         else:  # a second entrance and exit of the same cable
             first_exit = next(other.exit for other in plan.hops if other.entrance == first)
-            lines.append(f"link add link {first} name {hop.entrance} address {_mac(hop, 1)} type macvlan mode private")
-            lines.append(f"link add link {first_exit} name {hop.exit} address {_mac(hop, 2)} type macvlan mode private")
+            lines.append(
+                f"link add link {first} name {hop.entrance} address {_mac(hop, 1)} type macvlan "
+                "mode private"
+            )
+            lines.append(
+                f"link add link {first_exit} name {hop.exit} address {_mac(hop, 2)} type macvlan "
+                "mode private"
+            )
         lines += [f"link set {hop.entrance} up", f"link set {hop.exit} up"]
     return lines
 
 
 def hub_routes(plan: Layout) -> list[str]:
-    """`ip -batch` lines, in the hub, once all devices are plugged in: each path, medium by medium."""
+    """`ip -batch` lines, in the hub, once all devices are plugged in: each path, medium by
+    medium.
+    """
     lines = []
     for hop in plan.hops:
         beyond = f"169.254.{hop.table // 250}.{hop.table % 250 + 1}"
-        lines.append(f"neigh replace {beyond} lladdr {_mac(hop, 2)} dev {hop.entrance} nud permanent")
+        lines.append(
+            f"neigh replace {beyond} lladdr {_mac(hop, 2)} dev {hop.entrance} nud permanent"
+        )
         lines.append(f"route add default via {beyond} dev {hop.entrance} onlink table {hop.table}")
     for source, target in plan.network.paths:
         between = f"from {plan.address(source)} to {plan.address(target)}"
@@ -143,8 +174,13 @@ def hub_routes(plan: Layout) -> list[str]:
 
 
 def plug(plan: Layout, name: str, interface: str, pid: int) -> list[str]:
-    """`ip -batch` lines, in the hub: a cable from the bridge to `interface` in the network namespace of `pid`."""
-    return [f"link add {plan.port(name)} type veth peer name {interface} netns {pid}", *_on_bridge(plan, name)]
+    """`ip -batch` lines, in the hub: a cable from the bridge to `interface` in the network
+    namespace of `pid`.
+    """
+    return [
+        f"link add {plan.port(name)} type veth peer name {interface} netns {pid}",
+        *_on_bridge(plan, name),
+    ]
 
 
 def _on_bridge(plan: Layout, name: str) -> list[str]:
@@ -152,28 +188,33 @@ def _on_bridge(plan: Layout, name: str) -> list[str]:
 
 
 def device_links(plan: Layout, name: str, interface: str) -> list[str]:
-    """`ip -batch` lines, at a device's (or the notebook's) end of its cable: its address, and everything via the hub.
+    """`ip -batch` lines, at a device's (or the notebook's) end of its cable: its address, and
+    everything via the hub.
 
-    Its address is all that is on its link, so that even its neighbours are reached through the hub. Packets leave as
-    frames: a shaper lets a packet of many go at once, and an idle link seemed twice as fast for 16 KiB.
+    Its address is all that is on its link, so that even its neighbours are reached through the hub.
+    Packets leave as frames: a shaper lets a packet of many go at once, and an idle link seemed
+    twice as fast for 16 KiB.
     """
     return [
         f"addr add {plan.address(name)}/32 dev {interface}",
         f"link set {interface} up gso_max_segs 1",
         f"route add {plan.gateway}/32 dev {interface}",
-        f"route add {plan.subnet}.0/24 via {plan.gateway} dev {interface} src {plan.address(name)} congctl cubic",
+        f"route add {plan.subnet}.0/24 via {plan.gateway} dev {interface} src {plan.address(name)} "
+        "congctl cubic",
         *([] if name == HOME else ["link set lo up", f"route add 224.0.0.0/4 dev {interface}"]),
     ]
 
 
 def shapers(plan: Layout) -> list[str]:
-    """`tc -batch` lines, in the hub: every medium a shaper with a queue for each crossing of each pair.
+    """`tc -batch` lines, in the hub: every medium a shaper with a queue for each crossing of each
+    pair.
 
-    The queues are served in turn, so that flows share a medium evenly: who crosses it twice goes over as fast as who
-    crosses it once, and costs it twice as much. In one queue for both crossings, what comes up pushed out what was on
-    its way down. Acknowledgements and heartbeats have a queue of their own. Behind the bytes of the other direction
-    the first came so late that two flows against each other got 0.4 of their share beside a third; behind 32 KiB of
-    slow air the second came too late.
+    The queues are served in turn, so that flows share a medium evenly: who crosses it twice goes
+    over as fast as who crosses it once, and costs it twice as much. In one queue for both
+    crossings, what comes up pushed out what was on its way down. Acknowledgements and heartbeats
+    have a queue of their own. Behind the bytes of the other direction the first came so late that
+    two flows against each other got 0.4 of their share beside a third; behind 32 KiB of slow air
+    the second came too late.
     """
     lines = []
     for medium in plan.crossed:
@@ -186,12 +227,16 @@ def shapers(plan: Layout) -> list[str]:
             f"ip dport {PULSE_PORT} 0xffff",
         ):
             lines.append(
-                f"filter add dev {device} parent 1: protocol ip prio 1 u32 match {urgent} flowid 1:{_URGENT:x}"
+                f"filter add dev {device} parent 1: protocol ip prio 1 u32 match {urgent} flowid "
+                f"1:{_URGENT:x}"
             )
         for number, (source, target, hop) in enumerate(plan.crossings(medium.name), _FIRST_CLASS):
             match = f"match ip src {plan.address(source)} match ip dst {plan.address(target)}"
             nth = f"match ether dst {_mac(hop, 2)}"
-            lines.append(f"filter add dev {device} parent 1: protocol ip prio 2 u32 {match} {nth} flowid 1:{number:x}")
+            lines.append(
+                f"filter add dev {device} parent 1: protocol ip prio 2 u32 {match} {nth} flowid "
+                f"1:{number:x}"
+            )
     return lines
 
 
@@ -199,8 +244,14 @@ def rates(plan: Layout, medium: str, bytes_per_s: float, verb: str = "replace") 
     """`tc -batch` lines, in the hub: let this medium carry so many bytes of ours per second."""
     device, n_queues = plan.entrance(medium), len(plan.crossings(medium))
     rate = bytes_per_s * FRAMING
-    burst = f"burst {max(MIN_BURST_BYTES, rate * BURST_S):.0f} cburst {max(MIN_BURST_BYTES, rate * BURST_S):.0f}"
-    share = f"rate {max(rate * 8 / n_queues, 8):.0f}bit ceil {rate * 8:.0f}bit {burst} quantum {QUANTUM_BYTES}"
+    burst = (
+        f"burst {max(MIN_BURST_BYTES, rate * BURST_S):.0f} cburst "
+        f"{max(MIN_BURST_BYTES, rate * BURST_S):.0f}"
+    )
+    share = (
+        f"rate {max(rate * 8 / n_queues, 8):.0f}bit ceil {rate * 8:.0f}bit {burst} quantum "
+        f"{QUANTUM_BYTES}"
+    )
     lines = [f"class {verb} dev {device} parent 1: classid 1:1 htb rate {rate * 8:.0f}bit {burst}"]
     for number in range(_URGENT, _FIRST_CLASS + n_queues):
         lines.append(f"class {verb} dev {device} parent 1:1 classid 1:{number:x} htb {share}")
@@ -210,7 +261,9 @@ def rates(plan: Layout, medium: str, bytes_per_s: float, verb: str = "replace") 
 
 
 def losses(plan: Layout, loss: Mapping[str, float]) -> list[str]:
-    """Lines for `nft -f`, in the hub: media that lose this part of their packets, one chance each crossing."""
+    """Lines for `nft -f`, in the hub: media that lose this part of their packets, one chance each
+    crossing.
+    """
     lines = ["table netdev loss", "delete table netdev loss"]
     lossy = [hop for hop in plan.hops if loss.get(hop.medium, 0.0) > 0.0]
     if lossy:
@@ -218,7 +271,9 @@ def losses(plan: Layout, loss: Mapping[str, float]) -> list[str]:
         for hop in lossy:
             limit = round(loss[hop.medium] * _CHANCES)
             hook = f'type filter hook ingress device "{hop.exit}" priority 0;'
-            lines.append(f"chain {hop.exit} {{ {hook} numgen random mod {_CHANCES} < {limit} drop; }}")
+            lines.append(
+                f"chain {hop.exit} {{ {hook} numgen random mod {_CHANCES} < {limit} drop; }}"
+            )
         lines.append("}")
     return lines
 

@@ -11,7 +11,18 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from potluck.errors import HomeError, PotluckError
-from potluck.lab.scenario import Bandwidth, Crash, Flow, Freeze, Join, Leave, Load, Loss, ScenarioEvent, slowed
+from potluck.lab.scenario import (
+    Bandwidth,
+    Crash,
+    Flow,
+    Freeze,
+    Join,
+    Leave,
+    Load,
+    Loss,
+    ScenarioEvent,
+    slowed,
+)
 from potluck.units import parse_rate
 
 
@@ -27,7 +38,9 @@ class Devices(Protocol):
 
 
 class Links(Protocol):
-    """What can be done to the links; `potluck.lab.namespaces.Namespaces` and `potluck.lab.relayed.Relayed` can."""
+    """What can be done to the links; `potluck.lab.namespaces.Namespaces` and
+    `potluck.lab.relayed.Relayed` can.
+    """
 
     def shape(self, medium: str, bytes_per_s: float) -> None: ...
     def lose(self, medium: str, loss_frac: float) -> None: ...
@@ -64,21 +77,33 @@ class _Entry:
 
 
 class ScenarioRunner:
-    """Begins at once; `close` ends it, and what lasts. `happened`: all that has; `tell` hears of each, in its thread.
+    """Begins at once; `close` ends it, and what lasts. `happened`: all that has.
 
-    What fails is noted there too (and logged, where nobody else is told), and the next happens all the same. Everything
-    takes `time_scale` times as long as the script says.
+    `tell` hears of each, in its thread.
+
+    What fails is noted there too (and logged, where nobody else is told), and the next happens all
+    the same. Everything takes `time_scale` times as long as the script says.
     """
 
     def __init__(
-        self, script: Iterable[ScenarioEvent], devices: Devices, links: Links | None, *, time_scale: float = 1.0,
+        self,
+        script: Iterable[ScenarioEvent],
+        devices: Devices,
+        links: Links | None,
+        *,
+        time_scale: float = 1.0,
         tell: Callable[[Happened], None] = log,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.happened: list[Happened] = []
         self._devices, self._links, self._tell = devices, links, tell
         self._numbers = count()
         self._queue = [
-            _Entry(item.at_s * time_scale, next(self._numbers), item, self._begin(item, slowed(item, time_scale)))
+            _Entry(
+                item.at_s * time_scale,
+                next(self._numbers),
+                item,
+                self._begin(item, slowed(item, time_scale)),
+            )
             for item in script
         ]
         heapq.heapify(self._queue)
@@ -134,12 +159,17 @@ class ScenarioRunner:
                 return lambda: self._need_links().flow(slow.source, slow.target, slow.lasts_s)
             case Load():
                 return lambda: self._for_a_while(
-                    item, slow, lambda: devices.load(slow.device, 1 / (1 - slow.busy_frac)),
+                    item,
+                    slow,
+                    lambda: devices.load(slow.device, 1 / (1 - slow.busy_frac)),
                     lambda: devices.load(slow.device, 1.0),
-                )  # fmt: skip
+                )
             case Freeze():
                 return lambda: self._for_a_while(
-                    item, slow, lambda: devices.freeze(slow.device), lambda: devices.thaw(slow.device)
+                    item,
+                    slow,
+                    lambda: devices.freeze(slow.device),
+                    lambda: devices.thaw(slow.device),
                 )
             case Crash():
                 return lambda: devices.kill(slow.device)
@@ -150,14 +180,21 @@ class ScenarioRunner:
         raise HomeError(f"script: nobody knows how to {type(item).__name__}.")
 
     def _for_a_while(
-        self, item: ScenarioEvent, slow: Load | Freeze, begin: Callable[[], None], end: Callable[[], None]
+        self,
+        item: ScenarioEvent,
+        slow: Load | Freeze,
+        begin: Callable[[], None],
+        end: Callable[[], None],
     ) -> None:
         begin()
-        heapq.heappush(self._queue, _Entry(slow.at_s + slow.lasts_s, next(self._numbers), item, end, ends=True))
+        heapq.heappush(
+            self._queue, _Entry(slow.at_s + slow.lasts_s, next(self._numbers), item, end, ends=True)
+        )
 
     def _need_links(self) -> Links:
         if self._links is None:
             raise HomeError(
-                "the links of this lab cannot be changed.", next_step="Play a home of the library, or a file of yours."
+                "the links of this lab cannot be changed.",
+                next_step="Play a home of the library, or a file of yours.",
             )
         return self._links

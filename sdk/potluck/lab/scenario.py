@@ -1,7 +1,9 @@
-"""What happens in a lab and when: links slow down, lose or fill up; devices crash, freeze, leave and come. Pure.
+"""What happens in a lab and when: links slow down, lose or fill up.
 
-A script is a TOML file of `[[events]]`, or records. Times and rates are the home's own; a lab that is slower by a time
-scale stretches them as it does everything.
+Devices crash, freeze, leave and come. Pure.
+
+A script is a TOML file of `[[events]]`, or records. Times and rates are the home's own; a lab that
+is slower by a time scale stretches them as it does everything.
 
     [[events]]
     at_s = 2.0
@@ -29,13 +31,19 @@ class ScenarioEvent:
 
     def __str__(self) -> str:
         """As people say it: `flow at 2 s (source one, target two, lasts_s 5)`."""
-        more = ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self) if field.name != "at_s")
+        more = ", ".join(
+            f"{field.name} {getattr(self, field.name)}"
+            for field in fields(self)
+            if field.name != "at_s"
+        )
         return f"{type(self).__name__.lower()} at {self.at_s:g} s ({more})"
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith("_s") and not (isinstance(value, int | float) and isfinite(value) and value >= 0):
+            if field.name.endswith("_s") and not (
+                isinstance(value, int | float) and isfinite(value) and value >= 0
+            ):
                 raise UserError(f"script: {field.name} must be zero or more, got {value!r}.")
 
 
@@ -62,7 +70,9 @@ class Loss(ScenarioEvent):
     def __post_init__(self) -> None:
         ScenarioEvent.__post_init__(self)
         if not isinstance(self.loss_frac, int | float) or not 0 <= self.loss_frac < 1:
-            raise UserError(f"script: loss_frac must be 0 or more and below 1, got {self.loss_frac!r}.")
+            raise UserError(
+                f"script: loss_frac must be 0 or more and below 1, got {self.loss_frac!r}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,9 @@ class Flow(ScenarioEvent):
     def __post_init__(self) -> None:
         ScenarioEvent.__post_init__(self)
         if self.source == self.target:
-            raise UserError(f"script: source and target must be two devices, got {self.source!r} twice.")
+            raise UserError(
+                f"script: source and target must be two devices, got {self.source!r} twice."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +102,9 @@ class Load(ScenarioEvent):
     def __post_init__(self) -> None:
         ScenarioEvent.__post_init__(self)
         if not isinstance(self.busy_frac, int | float) or not 0 < self.busy_frac <= 0.99:
-            raise UserError(f"script: busy_frac must be above 0 and at most 0.99, got {self.busy_frac!r}.")
+            raise UserError(
+                f"script: busy_frac must be above 0 and at most 0.99, got {self.busy_frac!r}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +137,8 @@ class Join(ScenarioEvent):
 
 
 KINDS: dict[str, type[ScenarioEvent]] = {
-    kind.__name__.lower(): kind for kind in (Bandwidth, Loss, Flow, Load, Crash, Freeze, Leave, Join)
+    kind.__name__.lower(): kind
+    for kind in (Bandwidth, Loss, Flow, Load, Crash, Freeze, Leave, Join)
 }
 Script = str | Path | Iterable[ScenarioEvent]
 
@@ -143,7 +158,9 @@ def read(script: Script) -> tuple[ScenarioEvent, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioContext:
-    """Who and what is there when a script begins: `emulated` devices can be loaded, `absent` ones join or stay away."""
+    """Who and what is there when a script begins: `emulated` devices can be loaded, `absent` ones
+    join or stay away.
+    """
 
     devices: Sequence[str]
     media: Sequence[str] = ()
@@ -162,16 +179,28 @@ def check(script: Iterable[ScenarioEvent], cast: ScenarioContext) -> None:
             case Flow() if not cast.media:
                 raise _refused(item, "this lab has no links that could be filled", _LINKS)
             case Load() if item.device not in cast.emulated:
-                raise _refused(item, f"{item.device} is as fast as this machine", "Give its spec a slowdown above 1.")
+                raise _refused(
+                    item,
+                    f"{item.device} is as fast as this machine",
+                    "Give its spec a slowdown above 1.",
+                )
             case Join():
                 if item.device not in absent:
-                    raise _refused(item, f"{item.device} is there already", "It joins after a crash or a leave.")
+                    raise _refused(
+                        item,
+                        f"{item.device} is there already",
+                        "It joins after a crash or a leave.",
+                    )
                 del absent[item.device]
             case Crash() | Leave() | Freeze():
                 if item.device in absent:
-                    raise _refused(item, f"{item.device} is gone {absent[item.device]}", "Let it join before.")
+                    raise _refused(
+                        item, f"{item.device} is gone {absent[item.device]}", "Let it join before."
+                    )
                 if not isinstance(item, Freeze):
-                    absent[item.device] = f"since its {type(item).__name__.lower()} at {item.at_s:g} s"
+                    absent[item.device] = (
+                        f"since its {type(item).__name__.lower()} at {item.at_s:g} s"
+                    )
 
 
 _LINKS = "Links of homes of the library, or of TOML files, can change."
@@ -181,7 +210,9 @@ def _check_name(item: ScenarioEvent, what: str, cast: ScenarioContext) -> None:
     kind, known = ("medium", cast.media) if what == "medium" else ("device", cast.devices)
     if (name := getattr(item, what)) not in known:
         raise _refused(
-            item, f"there is no {kind} {name!r} in this lab", f"It has {', '.join(known)}." if known else _LINKS
+            item,
+            f"there is no {kind} {name!r} in this lab",
+            f"It has {', '.join(known)}." if known else _LINKS,
         )
 
 
@@ -191,7 +222,11 @@ def _refused(item: ScenarioEvent, why: str, next_step: str) -> UserError:
 
 def slowed(item: ScenarioEvent, time_scale: float) -> ScenarioEvent:
     """The happening in a lab that is so many times slower than the home."""
-    times = {field.name: getattr(item, field.name) * time_scale for field in fields(item) if field.name.endswith("_s")}
+    times = {
+        field.name: getattr(item, field.name) * time_scale
+        for field in fields(item)
+        if field.name.endswith("_s")
+    }
     if isinstance(item, Bandwidth):
         return replace(item, rate=parse_rate(item.rate) / time_scale, **times)
     return replace(item, **times)
@@ -219,7 +254,9 @@ def _happening(row: dict[str, Any], where: str) -> ScenarioEvent:
         raise FileError(f"{where}: `do` must be one of {', '.join(KINDS)}.")
     wanted = {field.name: field for field in fields(kind)}
     unknown = sorted(row.keys() - wanted.keys())
-    missing = [name for name, field in wanted.items() if field.default is MISSING and name not in row]
+    missing = [
+        name for name, field in wanted.items() if field.default is MISSING and name not in row
+    ]
     if unknown or missing:
         wrong = f"there is no {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
         raise FileError(f"{where}: {wrong}; {kind.__name__.lower()} has {', '.join(wanted)}.")

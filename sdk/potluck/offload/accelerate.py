@@ -1,4 +1,6 @@
-"""accelerate: one model, one request at a time, answered by the device here with the help of stronger ones."""
+"""accelerate: one model, one request at a time, answered by the device here with the help of
+stronger ones.
+"""
 
 import math
 import platform
@@ -66,10 +68,14 @@ class Place:
 
 def accelerate(
     model: "torch.nn.Module | Model | Handle[Model] | str | Path",
-    example: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None, *,
-    helper: Place | Sequence[Place], device: Place | None = None, objective: str = "latency",
-    deadline_s: float | None = None, bandwidths: Sequence[float] | None = None,
-) -> Handle[AcceleratedModel]:  # fmt: skip
+    example: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None,
+    *,
+    helper: Place | Sequence[Place],
+    device: Place | None = None,
+    objective: str = "latency",
+    deadline_s: float | None = None,
+    bandwidths: Sequence[float] | None = None,
+) -> Handle[AcceleratedModel]:
     """The model as something to call: it answers as the model does, sooner or with less energy.
 
     Parameters
@@ -82,23 +88,27 @@ def accelerate(
     helper
         The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
     device
-        Where the answers are wanted and the inputs are; default: this machine, by its agent in this home (the first
-        in `home.devices` where there are several; progress and result name it), or by one that is started for it.
+        Where the answers are wanted and the inputs are; default: this machine, by its agent in this
+        home (the first in `home.devices` where there are several; progress and result name it), or
+        by one that is started for it.
     objective
-        "latency": as soon as possible. "energy": with the fewest joules of the device within `deadline_s`.
+        "latency": as soon as possible. "energy": with the fewest joules of the device within
+        `deadline_s`.
     deadline_s
         Seconds that a request may take; goes with the objective "energy", and only with it.
     bandwidths
-        Bytes per second, ascending from zero: each gets an entry in the table, before the first answer. Default: 8
-        of them before that; then, while requests are answered, in a process of its own, 19 up to 50 MB/s, and where
-        the best way to share changes much between two, more, 51 in all, of some 0.1 to 1 s each. That table is taken
-        over when it is whole (`fast.is_planned`), and kept for the next time. With several helpers, which take longer
-        to plan, 2, then 6.
+        Bytes per second, ascending from zero: each gets an entry in the table, before the first
+        answer. Default: 8 of them before that; then, while requests are answered, in a process of
+        its own, 19 up to 50 MB/s, and where the best way to share changes much between two, more,
+        51 in all, of some 0.1 to 1 s each. That table is taken over when it is whole
+        (`fast.is_planned`), and kept for the next time. With several helpers, which take longer to
+        plan, 2, then 6.
 
     Returns
     -------
     Handle[AcceleratedModel]
-        What is called like the model. `explain()` shows how requests are divided, `stats` what came of it.
+        What is called like the model. `explain()` shows how requests are divided, `stats` what came
+        of it.
 
     Raises
     ------
@@ -111,9 +121,14 @@ def accelerate(
     places = (*helpers, *([] if device is None else [device]))
     for place in places if helpers else (helper,):
         if not isinstance(place, Place):
-            raise UserError(f"a device of a home is expected, got {place!r:.60}.", next_step='Write home["NAME"].')
+            raise UserError(
+                f"a device of a home is expected, got {place!r:.60}.",
+                next_step='Write home["NAME"].',
+            )
     home = helpers[0].home
-    if any(place.home is not home for place in places) or len({place.name for place in places}) < len(places):
+    if any(place.home is not home for place in places) or len(
+        {place.name for place in places}
+    ) < len(places):
         raise UserError("the device and its helpers are different devices of one home.")
     first: tuple[float, ...] = ()
     n_searches = 0
@@ -126,7 +141,8 @@ def accelerate(
         made, batch = _read(resolved(model), example)
     if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
         raise ModelError(
-            "the rows of a request are divided for one length of its sequence; this model takes any length.",
+            "the rows of a request are divided for one length of its sequence; this model takes "
+            "any length.",
             next_step="Make it without sequence_dims, of an example as long as requests will be.",
         )
 
@@ -139,10 +155,18 @@ def accelerate(
             task.update(0.6, "planning")
             case = _case(made, profile, (name, *names), batch, home)
             case = replace(
-                case, deadline_s=deadline_s, bandwidths=tuple(bandwidths), n_searches=n_searches, first=first
+                case,
+                deadline_s=deadline_s,
+                bandwidths=tuple(bandwidths),
+                n_searches=n_searches,
+                first=first,
             )
-            store = SplitCache(default_directory() if home._ring is not None else None, made.signature)
-            fast = AcceleratedModel(home._link, home.devices, case, made.answer, agents, task, store)
+            store = SplitCache(
+                default_directory() if home._ring is not None else None, made.signature
+            )
+            fast = AcceleratedModel(
+                home._link, home.devices, case, made.answer, agents, task, store
+            )
         except BaseException:
             if agents is not None:
                 home.devices.remove(name)
@@ -154,20 +178,27 @@ def accelerate(
         return fast
 
     whose = device.name if device is not None else "this machine"
-    return Handle(work, f"accelerating {whose} with {' and '.join(place.name for place in helpers)}")
+    return Handle(
+        work, f"accelerating {whose} with {' and '.join(place.name for place in helpers)}"
+    )
 
 
 def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
     if objective not in OBJECTIVES or (objective == "energy") != (deadline_s is not None):
         raise UserError(
-            f"an objective is latency, or energy with a deadline; got {objective!r}, deadline_s={deadline_s}.",
+            f"an objective is latency, or energy with a deadline; got {objective!r}, "
+            f"deadline_s={deadline_s}.",
             next_step='Write objective="energy", deadline_s=0.2.',
         )
     if deadline_s is not None and not (_is_number(deadline_s) and deadline_s > 0):
         raise UserError(f"a deadline is in seconds, above zero; got {deadline_s!r:.40}.")
-    rates = bandwidths if isinstance(bandwidths, Sequence) and all(map(_is_number, bandwidths)) else ()
+    rates = (
+        bandwidths if isinstance(bandwidths, Sequence) and all(map(_is_number, bandwidths)) else ()
+    )
     if not rates or rates[0] != 0 or any(a >= b for a, b in pairwise(rates)):
-        raise UserError(f"bandwidths ascend from zero, in bytes per second; got {bandwidths!r:.80}.")
+        raise UserError(
+            f"bandwidths ascend from zero, in bytes per second; got {bandwidths!r:.80}."
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -184,7 +215,8 @@ def _read(model: Any, example: Any) -> tuple[Any, int]:
     for tensor in given.values():
         if not (hasattr(tensor, "shape") and hasattr(tensor, "detach")):
             raise UserError(
-                f"an example is a torch tensor, as a request will be one; got {type(tensor).__name__}.",
+                "an example is a torch tensor, as a request will be one; got "
+                f"{type(tensor).__name__}.",
                 next_step="torch.as_tensor(x) makes one of an array.",
             )
     if isinstance(model, str | Path):
@@ -195,7 +227,9 @@ def _read(model: Any, example: Any) -> tuple[Any, int]:
         raise _several(tuple(given))
     ready = hasattr(model, "signature")
     if example is None and not ready:
-        raise UserError("an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)")
+        raise UserError(
+            "an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)"
+        )
     made = model if ready else Model.from_torch(model, example)
     if len(made.inputs()) > 1:
         raise _several(made.arguments.inputs)
@@ -215,11 +249,14 @@ def _several(names: Sequence[str]) -> ModelError:
     listed = f" ({', '.join(names)})" if all(names) else ""
     return ModelError(
         f"accelerate divides requests of one input; here are {len(names)}{listed}.",
-        next_step="Wrap the module in one that takes one tensor, or spread whole layers: home.deploy(plan, model).",
+        next_step="Wrap the module in one that takes one tensor, or spread whole layers: "
+        "home.deploy(plan, model).",
     )
 
 
-def _case(model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home") -> SplitCase:
+def _case(
+    model: Any, profile: Profile, names: tuple[str, ...], batch: int, home: "Home"
+) -> SplitCase:
     problem = profile.problem(Inference(batch=batch))
     return SplitCase(
         model=model,
@@ -248,19 +285,27 @@ def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace
         Rows of a request.
     """
     assert profile.inference is not None
-    layer_s = [interpolate(cost.rows, cost.forward_s, batch) for cost in profile.inference.costs[device]]
+    layer_s = [
+        interpolate(cost.rows, cost.forward_s, batch) for cost in profile.inference.costs[device]
+    ]
     return pace(model.laid_out(), layer_s, batch)
 
 
 def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | None]:
     """The agent of this home on this very machine; where there is none, one is started."""
-    others = [name for name in home.devices.ready if name not in helpers and not name.startswith(OWN)]
+    others = [
+        name for name in home.devices.ready if name not in helpers and not name.startswith(OWN)
+    ]
     here = [name for name in others if home.devices[name].capability.get("host") == platform.node()]
     if here:
         return here[0], None
     bind = _address_towards(home.devices[helpers[0]])
     with _starting:  # each has its own, which ends with it
-        name = next(name for name in chain([OWN], (f"{OWN}-{n}" for n in count(2))) if name not in home.devices)
+        name = next(
+            name
+            for name in chain([OWN], (f"{OWN}-{n}" for n in count(2)))
+            if name not in home.devices
+        )
         agents = LocalAgents([Spec(name=name)], ("notebook", home.key), bind=bind)
         (started,) = agents.agents
         home.devices.add(Member(name=name, key=started.key, addresses=(started.address,)))

@@ -1,8 +1,9 @@
-"""A model that answers one request at a time, on the device and its helpers together, or on the device alone.
+"""A model that answers one request at a time, on the device and its helpers together, or on the
+device alone.
 
-Before each request the way to share it is looked up by the bandwidth that transfers have shown; the name of its program
-goes to all sides, and that is their agreement. If a helper fails, or is late, the device answers alone; then those
-that are left share the requests until it is back (`upkeep`).
+Before each request the way to share it is looked up by the bandwidth that transfers have shown; the
+name of its program goes to all sides, and that is their agreement. If a helper fails, or is late,
+the device answers alone; then those that are left share the requests until it is back (`upkeep`).
 """
 
 import math
@@ -44,12 +45,16 @@ from potluck.simulate.cost import energy_j
 if TYPE_CHECKING:
     import torch
 
-LATE = 1.5  # times what it should take, until the device begins to answer alone; 3 cost 1 % (`bench/estimators.py`)
+# times what it should take, until the device begins to answer alone; 3 cost 1 %
+# (`bench/estimators.py`)
+LATE = 1.5
 LATE_S = 0.1  # and so much more: small requests are late for many reasons
 
 
 class AcceleratedModel(Tabular):
-    """An accelerated model: call it. Made by `potluck.accelerate`; close it, or use it as a context manager.
+    """An accelerated model: call it. Made by `potluck.accelerate`.
+
+    Close it, or use it as a context manager.
 
     Parameters
     ----------
@@ -68,9 +73,15 @@ class AcceleratedModel(Tabular):
     """
 
     def __init__(
-        self, link: Link, members: Members, case: SplitCase, rebuild: Callable[[list[Any]], Any],
-        agents: LocalAgents | None, task: Task, store: SplitCache | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        link: Link,
+        members: Members,
+        case: SplitCase,
+        rebuild: Callable[[list[Any]], Any],
+        agents: LocalAgents | None,
+        task: Task,
+        store: SplitCache | None = None,
+    ) -> None:
         self._link, self._members, self._rebuild, self._agents = link, members, rebuild, agents
         device, helper = case.names[:2]
         path = case.problem.network.path(device, helper)
@@ -80,16 +91,22 @@ class AcceleratedModel(Tabular):
         task.update(0.8, "loading")
         self._loaded = OffloadDeployment(link, members, case, table, self.bytes_per_s)
         self._late: tuple[Future[Execution], Compiled] | None = None
-        self._lost_race: Future[Execution] | None = None  # what the device still computes alone, and nobody needs
+        # what the device still computes alone, and nobody needs
+        self._lost_race: Future[Execution] | None = None
         self._answers: list[Answer] = []
         self._speeds = DriftMonitor(case.names)
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._closed = threading.Event()
         self._upkeep = Maintenance(
-            link, self._loaded, self._tables, self._air, self._speeds, lambda: self._late is not None
+            link,
+            self._loaded,
+            self._tables,
+            self._air,
+            self._speeds,
+            lambda: self._late is not None,
         )
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- what there is ----------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
@@ -155,10 +172,12 @@ class AcceleratedModel(Tabular):
         """Whether splits have been searched for at all bandwidths, not only at the first few."""
         return self._tables.searched is None
 
-    # --- requests -----------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """What the model answers, in the form in which the module does; the input may come by its name, too.
+        """What the model answers, in the form in which the module does.
+
+        The input may come by its name, too.
 
         Raises
         ------
@@ -172,23 +191,36 @@ class AcceleratedModel(Tabular):
         with self._loaded.lock:  # one request at a time, whoever asks
             self._check()
             at_s, bytes_per_s, entry = time.monotonic(), self.bytes_per_s, self._entry()
-            done = self._shared(named, entry.program.compiled) if entry.program is not None else None
+            done = (
+                self._shared(named, entry.program.compiled) if entry.program is not None else None
+            )
             execution, compiled = done or self._by_itself(named)
             outputs = self._loaded.full.answer(outputs_of(execution, compiled))
             self._note(execution, compiled, at_s, bytes_per_s, entry)
         return self._rebuild(outputs)
 
-    def _note(self, execution: Execution, compiled: Compiled, at_s: float, bytes_per_s: float, entry: Entry) -> None:
+    def _note(
+        self,
+        execution: Execution,
+        compiled: Compiled,
+        at_s: float,
+        bytes_per_s: float,
+        entry: Entry,
+    ) -> None:
         """One more answer for the records."""
         self.kept.append((execution, compiled))
         trace = self.trace
         answer = Answer(
-            at_s=at_s, way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
-            latency_s=time.monotonic() - at_s, predicted_s=self._loaded.foretold.seconds(compiled, bytes_per_s),
-            bytes_per_s=bytes_per_s, joules=trace.energy_j.get(self.device),
-            source=trace.energy_source.get(self.device, ""), by=computing(compiled),
+            at_s=at_s,
+            way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
+            latency_s=time.monotonic() - at_s,
+            predicted_s=self._loaded.foretold.seconds(compiled, bytes_per_s),
+            bytes_per_s=bytes_per_s,
+            joules=trace.energy_j.get(self.device),
+            source=trace.energy_source.get(self.device, ""),
+            by=computing(compiled),
             fallback=entry.program is not None and compiled is self.alone,
-        )  # fmt: skip
+        )
         self._answers.append(answer)
 
     def _entry(self) -> Entry:
@@ -197,16 +229,21 @@ class AcceleratedModel(Tabular):
         helped = self.is_helped and self._late is None
         return self.table.at(self.bytes_per_s) if helped else Entry(bytes_per_s=0.0)
 
-    def _shared(self, named: "dict[str, torch.Tensor]", compiled: Compiled) -> tuple[Execution, Compiled] | None:
+    def _shared(
+        self, named: "dict[str, torch.Tensor]", compiled: Compiled
+    ) -> tuple[Execution, Compiled] | None:
         """The answer of all sides; None where a helper has failed."""
         future = self._loaded.start(compiled, named)
         try:
             self._await_device(future)
-            execution = future.result(LATE * self._loaded.foretold.seconds(compiled, self.bytes_per_s) + LATE_S)
+            execution = future.result(
+                LATE * self._loaded.foretold.seconds(compiled, self.bytes_per_s) + LATE_S
+            )
         except TimeoutError:
             return self._race(future, compiled, named)
         except RequestFailed as error:
-            done = self._by_itself(named)  # it fails again: these values are to blame, and nobody is lost
+            # it fails again: these values are to blame, and nobody is lost
+            done = self._by_itself(named)
             self._loaded.lost(error)
             return done
         except PotluckError as error:
@@ -216,7 +253,8 @@ class AcceleratedModel(Tabular):
         return execution, compiled
 
     def _await_device(self, future: "Future[Execution]") -> None:
-        """Until this request is answered, or the device has come to it: a race that it lost may keep it busy.
+        """Until this request is answered, or the device has come to it: a race that it lost may
+        keep it busy.
 
         Else each race would make the next request late too, which would begin another.
         """
@@ -253,7 +291,8 @@ class AcceleratedModel(Tabular):
             execution = self._loaded.start(self.alone, named).result()
         except RequestFailed:
             raise
-        except PotluckError as error:  # its worker has ended: a new one gets the model, and the request once more
+        # its worker has ended: a new one gets the model, and the request once more
+        except PotluckError as error:
             self._loaded.lost(error)
             self._loaded.load_device()
             execution = self._loaded.start(self.alone, named).result()
@@ -266,11 +305,14 @@ class AcceleratedModel(Tabular):
             self._air.heard(nbytes, seconds)
         self._speeds.learn(self._loaded.case, execution, compiled)
 
-    # --- what it does and did -----------------------------------------------------------------------------------------
+    # --- what it does and did ---------------------------------------------------------------------
 
     @property
     def stats(self) -> Stats:
-        """What has been answered so far, how, how fast, for how many joules; and how far planning is."""
+        """What has been answered so far, how, how fast, for how many joules.
+
+        And how far planning is.
+        """
         return Stats(answers=tuple(self._answers), searched=self._tables.searched)
 
     @property
@@ -302,22 +344,29 @@ class AcceleratedModel(Tabular):
         return replace(account, notes=(*account.notes, searched.note)) if searched else account
 
     def rivals(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
-        """What others would do at this bandwidth, by name: (seconds, joules of the device), by the simulator."""
+        """What others would do at this bandwidth, by name: (seconds, joules of the device), by the
+        simulator.
+        """
         return self._loaded.case.rivals(self.alone, bytes_per_s)
 
     def like(self, rival: str, *, deadline_s: float | None = None) -> "AcceleratedModel":
-        """Another for the same model and devices, which shares requests as a rival does, by the same estimate.
+        """Another for the same model and devices, which shares requests as a rival does, by the
+        same estimate.
 
-        `rival`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s` "thriftiest cut". Empty: ours.
+        `rival`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s` "thriftiest
+        cut". Empty: ours.
         """
         self._check()
         case = replace(self._loaded.full, rival=rival, deadline_s=deadline_s, first=())
         return AcceleratedModel(self._link, self._members, case, self._rebuild, None, Task())
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """All devices forget the model, and an agent that was started for it ends; safe to call twice."""
+        """All devices forget the model, and an agent that was started for it ends.
+
+        Safe to call twice.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
@@ -333,7 +382,9 @@ class AcceleratedModel(Tabular):
 
     def _check(self) -> None:
         if self._closed.is_set():
-            raise HomeError("this accelerated model is closed.", next_step="Call potluck.accelerate again.")
+            raise HomeError(
+                "this accelerated model is closed.", next_step="Call potluck.accelerate again."
+            )
 
     def __enter__(self) -> "AcceleratedModel":
         self._check()
@@ -349,11 +400,15 @@ class AcceleratedModel(Tabular):
             return "closed"
         why = f" ({self.failure})" if self.failure else ""
         return (
-            "" if self.is_helped else f"{' and '.join(self.helpers)} cannot help now{why}: {self.device} answers alone"
+            ""
+            if self.is_helped
+            else f"{' and '.join(self.helpers)} cannot help now{why}: {self.device} answers alone"
         )
 
 
-def _in_order(inputs: tuple[Any, ...], named: dict[str, Any], arguments: Arguments) -> tuple[Any, ...]:
+def _in_order(
+    inputs: tuple[Any, ...], named: dict[str, Any], arguments: Arguments
+) -> tuple[Any, ...]:
     """The inputs of a request that gives them by name in order; any other as it is."""
     by_name = named or any(isinstance(item, Mapping) for item in inputs)
     return as_tuple((*inputs, named), arguments.requested) if by_name else inputs

@@ -1,7 +1,8 @@
-"""A search for splits in a process of its own: requests do not wait for its interpreter, and it can be ended at any
-time. It ends with whoever has started it, too, however that one ends.
+"""A search for splits in a process of its own: requests do not wait for its interpreter, and it can
+be ended at any time. It ends with whoever has started it, too, however that one ends.
 
-The process gets the problem as a line of JSON; it says how many searches it has done, and then what it has found.
+The process gets the problem as a line of JSON; it says how many searches it has done, and then what
+it has found.
 """
 
 import json
@@ -15,7 +16,12 @@ from typing import IO, Any
 
 from potluck.offload.cache import alone, read, write
 from potluck.offload.plan.bandwidths import Found
-from potluck.offload.plan.documents import found_document, problem_document, read_found, read_problem
+from potluck.offload.plan.documents import (
+    found_document,
+    problem_document,
+    read_found,
+    read_problem,
+)
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.search_spec import SearchSpec
 
@@ -40,12 +46,17 @@ class BackgroundSearch:
         self.found: Found | None = None
         self._sharing = sharing
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=os.name != "nt",  # Ctrl-C is ours to handle
-        )  # fmt: skip
+        )
         order = {"path": str(path) if path is not None else "", **problem_document(sharing, wishes)}
-        self._thread = threading.Thread(target=self._follow, args=(order,), name="potluck search", daemon=True)
+        self._thread = threading.Thread(
+            target=self._follow, args=(order,), name="potluck search", daemon=True
+        )
         self._thread.start()
 
     def _follow(self, order: dict[str, Any]) -> None:

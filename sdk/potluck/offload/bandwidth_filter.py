@@ -1,27 +1,33 @@
 """How many bytes per second a link carries now, by the transfers that it has carried. Pure.
 
-The smaller of two medians, of the last transfer or few and of some more: a burst does not raise it, a drop is believed
-at once. While the device answers alone nothing shows the bandwidth, so it is asked for: at once, then less and less
-often, and at once again where it has risen. Windows and waits are measured (`potluck/bench/estimators.py`: two
-made-up WiFis that drop to near zero, four seeds). Requests take 13.6 % longer than those of whoever knows the
-bandwidth; 14.4 % with a window of 5 instead of 3, 12.6 % where it is asked for before every request, 18 % where every
-three seconds.
+The smaller of two medians, of the last transfer or few and of some more: a burst does not raise it,
+a drop is believed at once. While the device answers alone nothing shows the bandwidth, so it is
+asked for: at once, then less and less often, and at once again where it has risen. Windows and
+waits are measured (`potluck/bench/estimators.py`: two made-up WiFis that drop to near zero, four
+seeds). Requests take 13.6 % longer than those of whoever knows the bandwidth; 14.4 % with a window
+of 5 instead of 3, 12.6 % where it is asked for before every request, 18 % where every three
+seconds.
 """
 
 from collections import deque
 from statistics import median
 
-SHORT = 1  # with two it takes a second late request to believe a drop: 19 % longer outdoors, not 17 %
+# with two it takes a second late request to believe a drop: 19 % longer outdoors, not 17 %
+SHORT = 1
 LONG = 3  # two transfers of three must have been faster before that is believed
 LEAST_BYTES = 16 * 1024  # a smaller transfer shows the latency, not the bandwidth
-STALE_S = 10.0  # older transfers say nothing of a link that fades within seconds; the latest is kept in any case
-FIRST_WAIT_S, GROWTH, MOST_WAIT_S = 0.25, 1.5, 3.0  # between two askings: half as many as one every 0.25 s
+# older transfers say nothing of a link that fades within seconds; the latest is kept in any case
+STALE_S = 10.0
+# between two askings: half as many as one every 0.25 s
+FIRST_WAIT_S, GROWTH, MOST_WAIT_S = 0.25, 1.5, 3.0
 RISEN = 2.0  # times what was thought: soon asked again, whether that is so
 LEAST_S = 1e-6  # a clock's grain: no transfer is infinitely fast
 
 
 class Estimator:
-    """`bytes_per_s` by what was observed; `first_bytes_per_s` until then. Times are of any one clock.
+    """`bytes_per_s` by what was observed; `first_bytes_per_s` until then.
+
+    Times are of any one clock.
 
     Parameters
     ----------
@@ -34,7 +40,12 @@ class Estimator:
     """
 
     def __init__(
-        self, first_bytes_per_s: float, *, latency_s: float = 0.0, short: int = SHORT, long: int = LONG
+        self,
+        first_bytes_per_s: float,
+        *,
+        latency_s: float = 0.0,
+        short: int = SHORT,
+        long: int = LONG,
     ) -> None:
         self._first, self._latency_s, self._short = first_bytes_per_s, latency_s, short
         self._seen: deque[tuple[float, float]] = deque(maxlen=max(short, long))
@@ -70,8 +81,11 @@ class Asking:
     def __init__(self, now_s: float) -> None:
         self._heard_s, self._wait_s = now_s, FIRST_WAIT_S
 
-    def heard(self, at_s: float, bytes_per_s: float, thought_bytes_per_s: float, *, asked: bool) -> None:
-        """A request, or an answer to what was `asked`, has shown this much where that much was thought.
+    def heard(
+        self, at_s: float, bytes_per_s: float, thought_bytes_per_s: float, *, asked: bool
+    ) -> None:
+        """A request, or an answer to what was `asked`, has shown this much where that much was
+        thought.
 
         Parameters
         ----------

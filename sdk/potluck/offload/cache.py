@@ -1,8 +1,9 @@
-"""Split tables that were searched for: kept on disk, so that the next `accelerate` of the same model on the same
-devices need not search, and in memory.
+"""Split tables that were searched for: kept on disk, so that the next `accelerate` of the same
+model on the same devices need not search, and in memory.
 
-One JSON file per model, times of all sides, links and wishes. A file that is corrupt, or of another version, is
-made anew. One search at a time writes there: who wants one meanwhile waits, and reads what was found.
+One JSON file per model, times of all sides, links and wishes. A file that is corrupt, or of another
+version, is made anew. One search at a time writes there: who wants one meanwhile waits, and reads
+what was found.
 """
 
 import hashlib
@@ -31,9 +32,17 @@ class SplitCache:
 
     def name(self, sharing: OffloadProblem, wishes: SearchSpec) -> str:
         """What a table is called: by all that the search depends on."""
-        operators = [(o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s) for o in sharing.operators]
+        operators = [
+            (o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s)
+            for o in sharing.operators
+        ]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
-        links = sharing.latency_s, sharing.piece_s, sorted(sharing.lines.items()), sharing.media_bytes_per_s
+        links = (
+            sharing.latency_s,
+            sharing.piece_s,
+            sorted(sharing.lines.items()),
+            sharing.media_bytes_per_s,
+        )
         wanted = wishes.deadline_s, wishes.bandwidths, wishes.n_searches, wishes.rival
         about = self._signature, operators, links, watts, wanted
         return f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
@@ -45,7 +54,9 @@ class SplitCache:
     def known(self, sharing: OffloadProblem, wishes: SearchSpec) -> Found | None:
         """What was found before, here or by another."""
         path = self.path(sharing, wishes)
-        return self._kept.get(self.name(sharing, wishes)) or (read(path, sharing) if path is not None else None)
+        return self._kept.get(self.name(sharing, wishes)) or (
+            read(path, sharing) if path is not None else None
+        )
 
     def keep(self, sharing: OffloadProblem, wishes: SearchSpec, found: Found) -> None:
         """For as long as this process lasts.
@@ -62,7 +73,10 @@ class SplitCache:
         self._kept[self.name(sharing, wishes)] = found
 
     def found(
-        self, sharing: OffloadProblem, wishes: SearchSpec, told: Callable[[int], None] = lambda done: None
+        self,
+        sharing: OffloadProblem,
+        wishes: SearchSpec,
+        told: Callable[[int], None] = lambda done: None,
     ) -> Found:
         """What was found before, or is searched for and kept now.
 
@@ -98,7 +112,9 @@ def read(path: Path, sharing: OffloadProblem) -> Found | None:
 
 
 def write(path: Path, found: Found) -> None:
-    """All at once, or not at all: a folder that cannot be written costs a search the next time, no more."""
+    """All at once, or not at all: a folder that cannot be written costs a search the next time, no
+    more.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         try:

@@ -1,8 +1,8 @@
-"""A shared request as programs: the pieces of all sides become segments that borrow their weights, and ordinary
-instructions run, send, receive and slice. Pure.
+"""A shared request as programs: the pieces of all sides become segments that borrow their weights,
+and ordinary instructions run, send, receive and slice. Pure.
 
-Values keep the names of their parts on all sides. Each side does its pieces in the order in which they were drawn up;
-what is sent first is needed first.
+Values keep the names of their parts on all sides. Each side does its pieces in the order in which
+they were drawn up; what is sent first is needed first.
 """
 
 import hashlib
@@ -15,7 +15,13 @@ from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.rows.tiles import Interval, TensorSlice, part_type
 from potluck.records import HOME, Segment
 from potluck.run.compiled_plan import Piece, Request, request
-from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, ProgramBuilder, Result
+from potluck.schedule.program_builder import (
+    Annotation,
+    Compiled,
+    InputBinding,
+    ProgramBuilder,
+    Result,
+)
 from potluck.sessions.events import Execution
 from potluck.simulate.spans import union_s
 from potluck_wire.graph import BATCH
@@ -24,7 +30,9 @@ from potluck_wire.messages import Prepare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """Who the sides are, by device name, what kind of piece each takes, and what every operator costs them."""
+    """Who the sides are, by device name, what kind of piece each takes, and what every operator
+    costs them.
+    """
 
     names: tuple[str, ...]  # of the devices, by side
     kinds: Mapping[str, str]  # device -> kind
@@ -32,9 +40,14 @@ class Sides:
     batch: int
 
     def piece_s(self, shareable: Shareable, piece: SharedPiece) -> float:
-        """Seconds of a piece: of each operator the overhead and its share of the rest, as the planner has it."""
+        """Seconds of a piece: of each operator the overhead and its share of the rest, as the
+        planner has it.
+        """
         rows = {shareable.place[value]: rows for value, rows in piece.computes.items()}
-        return sum(self.sharing.seconds(piece.side, place, stop - start) for place, (start, stop) in rows.items())
+        return sum(
+            self.sharing.seconds(piece.side, place, stop - start)
+            for place, (start, stop) in rows.items()
+        )
 
     def part_bytes(self, shareable: Shareable, part: TensorSlice) -> int:
         """What a part takes for the batch of a request."""
@@ -62,7 +75,8 @@ class SharedProgram:
 def compile_shared(
     shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, lender: str
 ) -> SharedProgram:
-    """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs name it.
+    """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs
+    name it.
 
     Parameters
     ----------
@@ -93,7 +107,10 @@ def compile_shared(
             build.run(step, piece.segment.name, turn)
             for value, (start, stop) in step.computes.items():
                 known = rows[sides.names[step.side]].get(shareable.place[value], (start, stop))
-                rows[sides.names[step.side]][shareable.place[value]] = min(known[0], start), max(known[1], stop)
+                rows[sides.names[step.side]][shareable.place[value]] = (
+                    min(known[0], start),
+                    max(known[1], stop),
+                )
         else:
             build.send(step, turn)
     build.results(shared.results)
@@ -104,7 +121,9 @@ def compile_shared(
 def shared_requests(
     run: str, epoch: int, programs: Sequence[SharedProgram], memory: Mapping[str, int]
 ) -> dict[str, Request]:
-    """What each device is asked to prepare so that any of these programs can be executed; every piece goes once.
+    """What each device is asked to prepare so that any of these programs can be executed.
+
+    Every piece goes once.
 
     Parameters
     ----------
@@ -119,7 +138,11 @@ def shared_requests(
     """
     requests = {}
     for device, memory_bytes in memory.items():
-        pieces = {piece.segment.name: piece for program in programs for piece in program.pieces.get(device, ())}
+        pieces = {
+            piece.segment.name: piece
+            for program in programs
+            for piece in program.pieces.get(device, ())
+        }
         order = Prepare(run=run, epoch=epoch, memory_bytes=memory_bytes)
         every: Iterable[Compiled] = (program.compiled for program in programs)
         kind = next((kind for piece in pieces.values() for kind in piece.documents), "")
@@ -128,7 +151,8 @@ def shared_requests(
 
 
 def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tuple[int, float]]:
-    """Bytes that a device sent in one request, and got of its helpers, and the seconds in which any were under way.
+    """Bytes that a device sent in one request, and got of its helpers, and the seconds in which any
+    were under way.
 
     Parameters
     ----------
@@ -146,11 +170,18 @@ def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tup
         for index, start_s, stop_s in execution.timelines[source].rows:
             peer = program[index].attrs["peer"] if program[index].op == "send" else None
             if peer in compiled.programs and device in (source, peer):
-                (sent if source == device else received).append((start_s, stop_s, notes[index].nbytes))
+                (sent if source == device else received).append(
+                    (start_s, stop_s, notes[index].nbytes)
+                )
     found = []
     for rows in (sent, received):
         if rows:
-            found.append((sum(n for *_, n in rows), union_s([(start_s, stop_s) for start_s, stop_s, _ in rows])))
+            found.append(
+                (
+                    sum(n for *_, n in rows),
+                    union_s([(start_s, stop_s) for start_s, stop_s, _ in rows]),
+                )
+            )
     return found
 
 
@@ -167,20 +198,28 @@ def computed_s(execution: Execution, compiled: Compiled, device: str) -> float:
         Its name.
     """
     program = compiled.programs[device].instructions
-    return sum(stop - start for index, start, stop in execution.timelines[device].rows if program[index].op == "run")
+    return sum(
+        stop - start
+        for index, start, stop in execution.timelines[device].rows
+        if program[index].op == "run"
+    )
 
 
 def computing(compiled: Compiled) -> tuple[str, ...]:
     """The devices that run anything."""
     programs = compiled.programs.items()
-    return tuple(name for name, program in programs if any(item.op == "run" for item in program.instructions))
+    return tuple(
+        name for name, program in programs if any(item.op == "run" for item in program.instructions)
+    )
 
 
 def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:
     """Called by what is in it, so that a piece that several programs run is loaded once."""
     document = model.document_of(step.graph, kind)
     name = f"rows-{hashlib.sha256(document).hexdigest()[:16]}"
-    return Piece(segment=Segment(name=name, start=0, stop=1), documents={kind: document}, lender=lender)
+    return Piece(
+        segment=Segment(name=name, start=0, stop=1), documents={kind: document}, lender=lender
+    )
 
 
 class _Build:
@@ -192,9 +231,12 @@ class _Build:
         """The input comes from home to the device."""
         part = self.model.input_part
         feed = InputBinding(
-            device=self.sides.names[DEVICE], value=part.name, tensor=tensor, stop=self.sides.batch,
+            device=self.sides.names[DEVICE],
+            value=part.name,
+            tensor=tensor,
+            stop=self.sides.batch,
             nbytes=self._bytes(part),
-        )  # fmt: skip
+        )
         self.programs.feed(feed, label="in")
         self.here[DEVICE].add(part.name)
 
@@ -203,12 +245,23 @@ class _Build:
         side = step.side
         outputs = {part.name: self._bytes(part) for part in step.gives}
         note = Annotation(
-            label=_label(step, self.model), seconds=self.sides.piece_s(self.model, step), nbytes=self._working(step)
+            label=_label(step, self.model),
+            seconds=self.sides.piece_s(self.model, step),
+            nbytes=self._working(step),
         )
         self.programs.compute(
-            self.sides.names[side], "run", [part.name for part in step.takes], outputs, note=note, priority=turn,
-            segment=segment, key=segment, train=False, rows=[0, self.sides.batch, self.sides.batch], micro_batch=0,
-        )  # fmt: skip
+            self.sides.names[side],
+            "run",
+            [part.name for part in step.takes],
+            outputs,
+            note=note,
+            priority=turn,
+            segment=segment,
+            key=segment,
+            train=False,
+            rows=[0, self.sides.batch, self.sides.batch],
+            micro_batch=0,
+        )
         self.here[side].update(outputs)
 
     def send(self, step: Sent, turn: int) -> None:
@@ -219,9 +272,16 @@ class _Build:
             whole, axis = self.model.input_part, self.model.rows_of(part.value)[0]
             nbytes = self._bytes(part)
             self.programs.compute(
-                source, "slice", [whole.name], {part.name: nbytes}, note=Annotation(label="cut", nbytes=nbytes),
-                priority=turn, dim=axis, start=part.start - whole.start, stop=part.stop - whole.start,
-            )  # fmt: skip
+                source,
+                "slice",
+                [whole.name],
+                {part.name: nbytes},
+                note=Annotation(label="cut", nbytes=nbytes),
+                priority=turn,
+                dim=axis,
+                start=part.start - whole.start,
+                stop=part.stop - whole.start,
+            )
             self.here[side].add(part.name)
         self.programs.send(source, part.name, target, part.name, label=_rows(part), priority=turn)
         self.here[step.to].add(part.name)
@@ -234,16 +294,22 @@ class _Build:
             part = by_ref[ref]
             name = next(output.name for output in graph.outputs if output.ref == ref)
             result = Result(
-                device=self.sides.names[DEVICE], value=part.name, tensor=name, kind="output", stop=self.sides.batch,
+                device=self.sides.names[DEVICE],
+                value=part.name,
+                tensor=name,
+                kind="output",
+                stop=self.sides.batch,
                 nbytes=self._bytes(part),
-            )  # fmt: skip
+            )
             self.programs.result(result, label="out")
 
     def _bytes(self, part: TensorSlice) -> int:
         return self.sides.part_bytes(self.model, part)
 
     def _working(self, step: SharedPiece) -> int:
-        """The most bytes of its own values that a piece holds at once, where each goes after its last use."""
+        """The most bytes of its own values that a piece holds at once, where each goes after its
+        last use.
+        """
         ends: dict[int, int] = {}
         for turn, value in enumerate(step.computes):
             ends |= {ref.value: turn for ref in self.model.reads(value)} | {value: turn}

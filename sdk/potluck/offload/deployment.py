@@ -1,4 +1,7 @@
-"""What the sides of shared requests hold: the whole model, and the pieces of one table; loaded, lost, loaded again."""
+"""What the sides of shared requests hold: the whole model, and the pieces of one table.
+
+Loaded, lost, loaded again.
+"""
 
 import threading
 import uuid
@@ -38,7 +41,9 @@ class OffloadDeployment:
         The bandwidth of now.
     """
 
-    def __init__(self, link: Link, members: Members, case: SplitCase, table: SplitTable, bytes_per_s: float) -> None:
+    def __init__(
+        self, link: Link, members: Members, case: SplitCase, table: SplitTable, bytes_per_s: float
+    ) -> None:
         self._members, self._bytes_per_s = members, bytes_per_s
         self.case = self.full = case  # of those that are there, and of all
         self.device, self.helpers = case.names[DEVICE], case.names[HELPER:]
@@ -85,7 +90,9 @@ class OffloadDeployment:
         return self.crew.execute(epoch, compiled, self.next_step(), batch=named, request=True)
 
     def go_over(self, case: SplitCase, table: SplitTable) -> None:
-        """The pieces and programs of the whole table onto all sides, under a new epoch, which then is in force."""
+        """The pieces and programs of the whole table onto all sides, under a new epoch, which then
+        is in force.
+        """
         self._n_epochs += 1
         epoch, before = self._n_epochs, (self._epoch, self.case.names)
         memory = {name: self._needs_bytes(name, table) for name in case.names}
@@ -131,7 +138,10 @@ class OffloadDeployment:
         return self.full.among((self.device, *found)) if found and news else None
 
     def back(self, case: SplitCase, table: SplitTable) -> None:
-        """Go over to the table of those that were reached; where that fails, they count as lost again."""
+        """Go over to the table of those that were reached.
+
+        Where that fails, they count as lost again.
+        """
         try:
             self.go_over(case, table)
         except PotluckError as error:
@@ -141,12 +151,19 @@ class OffloadDeployment:
     def _load(self, device: str) -> None:
         """The whole model with its weights onto a device that has nothing of this run."""
         edition = self._whole[device]
-        self.crew.prepare(0, edition.requests(memory={device: self._needs_bytes(device, self.table)}))
+        self.crew.prepare(
+            0, edition.requests(memory={device: self._needs_bytes(device, self.table)})
+        )
         self.crew.commit(0, [device])
         if PUSH in edition.compiled:
             push = edition.compiled[PUSH]
             self.crew.execute(0, push, self.next_step(), states=self.case.model.state()).result()
 
     def _left(self, error: PotluckError) -> tuple[str, ...]:
-        """The helpers without the one that failed; where it is not known which, all are to be loaded again."""
-        return tuple(name for name in self._there if error.device in self._there and name != error.device)
+        """The helpers without the one that failed.
+
+        Where it is not known which, all are to be loaded again.
+        """
+        return tuple(
+            name for name in self._there if error.device in self._there and name != error.device
+        )

@@ -37,7 +37,9 @@ class DriftMonitor:
                 self._times[name].append(computed_s(execution, compiled, name) / expected_s)
 
     def wrong(self) -> dict[str, float]:
-        """The sides that take another time than was thought, request after request: how many times as long."""
+        """The sides that take another time than was thought, request after request: how many times
+        as long.
+        """
         shown = {name: median(times) for name, times in self._times.items() if len(times) == SHOWN}
         return {name: times for name, times in shown.items() if not 1 / WRONG < times < WRONG}
 

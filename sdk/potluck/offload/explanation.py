@@ -12,10 +12,11 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RequestExplanation(Pictured):
-    """A way to answer, by operator. `rows[device][place]`: the rows of operator `place` that it computes.
+    """A way to answer, by operator. `rows[device][place]`: the rows of operator `place` that it
+    computes.
 
-    `predicted` is one request by the simulator, at `bytes_per_s` between the device and its helpers. `notes` say what
-    is noteworthy.
+    `predicted` is one request by the simulator, at `bytes_per_s` between the device and its
+    helpers. `notes` say what is noteworthy.
     """
 
     device: str

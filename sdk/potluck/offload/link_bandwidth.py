@@ -1,4 +1,6 @@
-"""The bandwidth between the device and its helper: what transfers have shown, and asking where none shows it."""
+"""The bandwidth between the device and its helper: what transfers have shown, and asking where none
+shows it.
+"""
 
 import time
 

@@ -1,5 +1,6 @@
-"""The upkeep of an accelerated model, in the background: reach helpers that were lost, ask for the bandwidth where no
-request shows it, plan anew where sides turn out to be faster or slower, take over the whole table when it is found.
+"""The upkeep of an accelerated model, in the background: reach helpers that were lost, ask for the
+bandwidth where no request shows it, plan anew where sides turn out to be faster or slower, take
+over the whole table when it is found.
 """
 
 import threading
@@ -47,14 +48,23 @@ class Maintenance:
         speeds: DriftMonitor,
         is_late: Callable[[], bool],
     ) -> None:
-        self._link, self._loaded, self._tables, self._air, self._speeds = link, loaded, tables, air, speeds
+        self._link, self._loaded, self._tables, self._air, self._speeds = (
+            link,
+            loaded,
+            tables,
+            air,
+            speeds,
+        )
         self._is_late, self._retry_s = is_late, 0.0
         self.works, self._closed = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._look, name="potluck fast", daemon=True)
         self.thread.start()
 
     def end(self) -> None:
-        """Do nothing from now on; a search under way ends soon; with `works` nothing is half done."""
+        """Do nothing from now on; a search under way ends soon.
+
+        With `works` nothing is half done.
+        """
         self._closed.set()
 
     def _look(self) -> None:

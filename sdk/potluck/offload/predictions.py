@@ -22,8 +22,11 @@ class Predictions:
             self._seconds[key] = max(self._case.foretell(compiled, float(key[1])).step_s)
         return self._seconds[key]
 
-    def memory_bytes(self, whole: CompiledPlan, device: str, table: SplitTable, bytes_per_s: float) -> int:
-        """What a device needs: the weights of the whole model once, and the most that any entry holds.
+    def memory_bytes(
+        self, whole: CompiledPlan, device: str, table: SplitTable, bytes_per_s: float
+    ) -> int:
+        """What a device needs: the weights of the whole model once, and the most that any entry
+        holds.
 
         Parameters
         ----------
@@ -42,4 +45,5 @@ class Predictions:
 
         resting = self._case.problem.device(device).floor_bytes + whole.held_bytes(device)
         needed = [resting + peak_bytes(program.compiled) for program in table.programs]
-        return max([resting, *needed, peak_bytes(self._alone)])  # that of the whole model counts its weights
+        # that of the whole model counts its weights
+        return max([resting, *needed, peak_bytes(self._alone)])

@@ -1,4 +1,6 @@
-"""A home as the planner of shared requests sees it: the seconds of its sides, the media between them, watts. Pure."""
+"""A home as the planner of shared requests sees it: the seconds of its sides, the media between
+them, watts. Pure.
+"""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -10,7 +12,12 @@ from potluck.records import Device, Network
 
 
 def sharing_in(
-    network: Network, device: Device, helpers: Sequence[str], shareable: Shareable, paces: Sequence[Pace], batch: int
+    network: Network,
+    device: Device,
+    helpers: Sequence[str],
+    shareable: Shareable,
+    paces: Sequence[Pace],
+    batch: int,
 ) -> OffloadProblem:
     """The problem of one request of `batch` rows to this device, with its helpers; `paces` by side.
 
@@ -49,31 +56,45 @@ def sharing_in(
 
 
 def own_media(network: Network, names: Sequence[str]) -> dict[str, int]:
-    """The media that the bandwidth of now is about, and how often they are crossed: the narrowest ones between the
-    device and its helpers.
+    """The media that the bandwidth of now is about, and how often they are crossed: the narrowest
+    ones between the device and its helpers.
     """
     found: dict[str, int] = {}
     capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
     for helper in names[HELPER:]:
         for a, b in ((names[DEVICE], helper), (helper, names[DEVICE])):
             narrow = network.bandwidth(a, b) * (1 + 1e-9)
-            found |= {name: n for name, n in network.path(a, b).media if capacity[name] / n <= narrow}
+            found |= {
+                name: n for name, n in network.path(a, b).media if capacity[name] / n <= narrow
+            }
     return found
 
 
 def _lines(
     network: Network, names: Sequence[str], overhead_s: float
 ) -> tuple[dict[tuple[int, int], SharedLink], tuple[float, ...]]:
-    """Between any two sides: the device's own link counts as one medium; and what the other media carry."""
-    own, capacity = own_media(network, names), {item.name: item.capacity_bytes_per_s for item in network.media}
+    """Between any two sides: the device's own link counts as one medium.
+
+    And what the other media carry.
+    """
+    own, capacity = (
+        own_media(network, names),
+        {item.name: item.capacity_bytes_per_s for item in network.media},
+    )
     number: dict[str, int] = {}
     lines = {}
     for a, b in permutations(range(len(names)), 2):
         path = network.path(names[a], names[b])
-        crossed = {(number.setdefault(m, len(number) + 1), times) for m, times in path.media if m not in own}
+        crossed = {
+            (number.setdefault(m, len(number) + 1), times)
+            for m, times in path.media
+            if m not in own
+        }
         if any(m in own for m, _ in path.media):
             crossed.add((0, 1))
-        lines[a, b] = SharedLink(media=tuple(sorted(crossed)), latency_s=path.latency_s + overhead_s)
+        lines[a, b] = SharedLink(
+            media=tuple(sorted(crossed)), latency_s=path.latency_s + overhead_s
+        )
     return lines, tuple(capacity[name] for name in number)
 
 

@@ -1,6 +1,8 @@
-"""How to share one request at every bandwidth: a table of splits, planned, lowered, compiled and foretold. Pure.
+"""How to share one request at every bandwidth: a table of splits, planned, lowered, compiled and
+foretold. Pure.
 
-An entry is a program on each side; where sharing does not pay, there is none, and the device answers alone.
+An entry is a program on each side; where sharing does not pay, there is none, and the device
+answers alone.
 """
 
 import hashlib
@@ -31,10 +33,13 @@ from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable
 from potluck.simulate.duration import instruction_s
 
-BANDWIDTHS = tuple(1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50))
+BANDWIDTHS = tuple(
+    1e6 * mb for mb in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
+)
 BANDWIDTHS_OF_SEVERAL = tuple(1e6 * mb for mb in (0, 1, 4, 10, 20, 40))
 N_SEARCHES = 51  # as many as whole MB/s up to 50
-FIRST_BANDWIDTHS = tuple(1e6 * mb for mb in (0, 2, 5, 8, 12, 20, 40))  # and the one of now: 0.3 to 2 s
+# and the one of now: 0.3 to 2 s
+FIRST_BANDWIDTHS = tuple(1e6 * mb for mb in (0, 2, 5, 8, 12, 20, 40))
 FIRST_BANDWIDTHS_OF_SEVERAL = (0.0,)
 FIRST_LEVELS = 6  # half as long as 11, and as good within 1 % on six networks of seven
 
@@ -62,7 +67,9 @@ class SplitTable:
     @property
     def programs(self) -> tuple[SharedProgram, ...]:
         """Every program once."""
-        return tuple({e.program.name: e.program for e in self.entries if e.program is not None}.values())
+        return tuple(
+            {e.program.name: e.program for e in self.entries if e.program is not None}.values()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +88,16 @@ class SplitCase:
     bandwidths: tuple[float, ...] = BANDWIDTHS  # this, and the next two, as in `SearchSpec`
     n_searches: int = 0
     rival: str = ""
-    first: tuple[float, ...] = ()  # of these, splits are there before all others are searched for; none: all at once
+    # of these, splits are there before all others are searched for; none: all at once
+    first: tuple[float, ...] = ()
 
     @cached_property
     def sharing(self) -> OffloadProblem:
         """The planner's problem; its link is still open."""
         device, helpers = self.problem.device(self.names[DEVICE]), self.names[HELPER:]
-        return sharing_in(self.problem.network, device, helpers, self.shareable, self.paces, self.batch)
+        return sharing_in(
+            self.problem.network, device, helpers, self.shareable, self.paces, self.batch
+        )
 
     def request(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """The input of a request by its name.
@@ -117,20 +127,30 @@ class SplitCase:
     def answer(self, outputs: Mapping[str, Any]) -> list[Any]:
         """All outputs of the model, in its order; one that is the same as another came once."""
         graph = self.shareable.line.traced.graph
-        by_ref = {output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs}
+        by_ref = {
+            output.ref: outputs[output.name] for output in graph.outputs if output.name in outputs
+        }
         return [by_ref[output.ref] for output in graph.outputs]
 
     def among(self, names: tuple[str, ...]) -> "SplitCase":
         """The case of these devices alone."""
-        paces = tuple(pace for name, pace in zip(self.names, self.paces, strict=True) if name in names)
+        paces = tuple(
+            pace for name, pace in zip(self.names, self.paces, strict=True) if name in names
+        )
         return replace(self, names=names, paces=paces)
 
     def whole(self, device: str, run: str) -> CompiledPlan:
         """The whole model on one device: the weights of all pieces, and how to answer alone."""
-        stage = Stage(start=0, stop=len(self.model.layers()), devices=(device,), shares=(self.batch,))
-        plan = Plan(planner="whole", model="", stages=(stage,), micro_batch=self.batch, training=False)
+        stage = Stage(
+            start=0, stop=len(self.model.layers()), devices=(device,), shares=(self.batch,)
+        )
+        plan = Plan(
+            planner="whole", model="", stages=(stage,), micro_batch=self.batch, training=False
+        )
         backends = {device: self.problem.device(device).backends}
-        edition = compile_for_run(self.model, plan, run=run, epoch=0, optimizer=None, backends=backends)
+        edition = compile_for_run(
+            self.model, plan, run=run, epoch=0, optimizer=None, backends=backends
+        )
         paced = {name: self.as_emulated(compiled) for name, compiled in edition.compiled.items()}
         return replace(edition, compiled=paced)
 
@@ -138,21 +158,32 @@ class SplitCase:
     def wishes(self) -> SearchSpec:
         """What is searched for."""
         return SearchSpec(
-            bandwidths=self.bandwidths, n_searches=self.n_searches, deadline_s=self.deadline_s, rival=self.rival
+            bandwidths=self.bandwidths,
+            n_searches=self.n_searches,
+            deadline_s=self.deadline_s,
+            rival=self.rival,
         )
 
     def search(self) -> Found:
         """The best split for any bandwidth."""
         return self.wishes.search(self.sharing)
 
-    def first_search(self, bytes_per_s: float, told: Callable[[int], None] = lambda done: None) -> Found:
-        """Splits for some bandwidths, and for this one: right for any, if slower, and found in little time."""
-        some = replace(self.wishes, bandwidths=tuple(sorted({*self.first, bytes_per_s})), n_searches=0)
+    def first_search(
+        self, bytes_per_s: float, told: Callable[[int], None] = lambda done: None
+    ) -> Found:
+        """Splits for some bandwidths, and for this one: right for any, if slower, and found in
+        little time.
+        """
+        some = replace(
+            self.wishes, bandwidths=tuple(sorted({*self.first, bytes_per_s})), n_searches=0
+        )
         return some.search(self.sharing, levels=FIRST_LEVELS, told=told)
 
     def table(self, found: Found) -> SplitTable:
         """A program for each split that was found."""
-        return SplitTable(entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in found))
+        return SplitTable(
+            entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in found)
+        )
 
     def corrected(self, times: Mapping[str, float]) -> "SplitCase":
         """The same where devices take so many times as long as was thought."""
@@ -160,37 +191,51 @@ class SplitCase:
         paces = tuple(pace.times(times.get(name, 1.0)) for name, pace in known)
         costs = dict(self.problem.costs)
         for name, factor in times.items():
-            costs[name] = tuple(replace(c, forward_s=tuple(s * factor for s in c.forward_s)) for c in costs[name])
+            costs[name] = tuple(
+                replace(c, forward_s=tuple(s * factor for s in c.forward_s)) for c in costs[name]
+            )
         return replace(self, paces=paces, problem=replace(self.problem, costs=costs))
 
     def computing_s(self, compiled: Compiled, device: str) -> float:
         """What all that a device runs in one request should take it."""
         table, known = CostTable(self.problem), self.problem.device(device)
         pairs = zip(compiled.programs[device].instructions, compiled.notes[device], strict=True)
-        return sum(instruction_s(table, known, item, note) for item, note in pairs if item.op == "run")
+        return sum(
+            instruction_s(table, known, item, note) for item, note in pairs if item.op == "run"
+        )
 
     def _program(self, split: Split) -> SharedProgram | None:
         if not split.sent_bytes and not split.received_bytes:
             return None
         shared = lower(self.shareable, split.divisions, split.tiles)
         kinds = {
-            name: kind_on(self.model, name, self.problem.device(name).backends, train=False) for name in self.names
+            name: kind_on(self.model, name, self.problem.device(name).backends, train=False)
+            for name in self.names
         }
         sides = Sides(names=self.names, kinds=kinds, sharing=self.sharing, batch=self.batch)
-        name = f"share-{hashlib.sha256(repr((split.divisions, split.tiles)).encode()).hexdigest()[:16]}"
-        program = compile_shared(self.shareable, shared, sides, self.model, name=name, lender=self.lender)
+        digest = hashlib.sha256(repr((split.divisions, split.tiles)).encode()).hexdigest()
+        name = f"share-{digest[:16]}"
+        program = compile_shared(
+            self.shareable, shared, sides, self.model, name=name, lender=self.lender
+        )
         return replace(program, compiled=self.as_emulated(program.compiled))
 
     def rivals(self, alone: Compiled, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
-        """Seconds, and joules of the device, of a request as others would answer it at this bandwidth, foretold."""
+        """Seconds, and joules of the device, of a request as others would answer it at this
+        bandwidth, foretold.
+        """
         splitter = Splitter(self.sharing)
         found = {"the device alone": self.foretell(alone, bytes_per_s)}
         for name, way in (("all on the helper", "helper"), ("the best layer cut", "layer cut")):
             split = baselines.answer(way, splitter, bytes_per_s)
             program = self._program(split) if split is not None else None
-            found[name] = self.foretell(program.compiled if program is not None else alone, bytes_per_s)
+            found[name] = self.foretell(
+                program.compiled if program is not None else alone, bytes_per_s
+            )
         device = self.names[DEVICE]
-        told = {name: (max(trace.step_s), trace.energy_j.get(device)) for name, trace in found.items()}
+        told = {
+            name: (max(trace.step_s), trace.energy_j.get(device)) for name, trace in found.items()
+        }
         told["the best layer cut"] = min(told.values(), key=lambda row: row[0])
         return told
 
@@ -199,8 +244,13 @@ class SplitCase:
         return paced(compiled, self.problem, self.emulated) if self.emulated else compiled
 
     def foretell(self, compiled: Compiled, bytes_per_s: float) -> Trace:
-        """What one request does at this bandwidth, by the simulator; alone, the link does not count."""
-        return simulate(compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem)
+        """What one request does at this bandwidth, by the simulator.
+
+        Alone, the link does not count.
+        """
+        return simulate(
+            compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem
+        )
 
     def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> RequestExplanation:
         """Who computes which rows when, at this bandwidth.
@@ -219,15 +269,24 @@ class SplitCase:
         everything = {place: (0, operator.count) for place, operator in enumerate(operators)}
         notes = []
         if not self.shareable.has_rows:
-            notes.append("no operator of this model can compute some rows without the others: it is cut between them.")
+            notes.append(
+                "no operator of this model can compute some rows without the others: it is cut "
+                "between them."
+            )
         if entry.program is None:
             notes.append(f"sharing does not pay: {self.names[DEVICE]} answers alone.")
         return RequestExplanation(
-            device=self.names[DEVICE], helpers=self.names[HELPER:], bytes_per_s=bytes_per_s, operators=operators,
-            rows=entry.program.rows if entry.program is not None else {self.names[DEVICE]: everything},
+            device=self.names[DEVICE],
+            helpers=self.names[HELPER:],
+            bytes_per_s=bytes_per_s,
+            operators=operators,
+            rows=entry.program.rows
+            if entry.program is not None
+            else {self.names[DEVICE]: everything},
             predicted=self.foretell(compiled, bytes_per_s),
-            alone_s=max(self.foretell(alone, bytes_per_s).step_s), notes=tuple(notes),
-        )  # fmt: skip
+            alone_s=max(self.foretell(alone, bytes_per_s).step_s),
+            notes=tuple(notes),
+        )
 
     def at(self, bytes_per_s: float) -> Problem:
         """The problem with this bandwidth between the device and its helpers."""

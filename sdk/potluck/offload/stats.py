@@ -12,9 +12,11 @@ ALONE, SHARED = "alone", "shared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One request: how it was answered, how long that took and was to take, and what the device spent.
+    """One request: how it was answered, how long that took and was to take, and what the device
+    spent.
 
-    `bytes_per_s`: the estimate by which the way was chosen. `fallback`: it was begun with the helper and ended without.
+    `bytes_per_s`: the estimate by which the way was chosen. `fallback`: it was begun with the
+    helper and ended without.
     """
 
     at_s: float
@@ -39,14 +41,18 @@ class Searched:
     def note(self) -> str:
         """What that means for requests."""
         return (
-            f"better ways to share are searched for, {self.done} of {self.most} bandwidths so far; until then there is "
+            f"better ways to share are searched for, {self.done} of {self.most} bandwidths so far; "
+            "until then there is "
             "a way for every few MB/s."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Stats(Tabular):
-    """All requests so far, the oldest first. `searched`: None where all ways to share have been searched for."""
+    """All requests so far, the oldest first.
+
+    `searched`: None where all ways to share have been searched for.
+    """
 
     answers: tuple[Answer, ...] = ()
     searched: Searched | None = None
@@ -93,12 +99,18 @@ class Stats(Tabular):
 
     @property
     def prediction_error_fracs(self) -> dict[str, tuple[int, float]]:
-        """The same by what was predicted, {SHARED, ALONE: (requests, error)}: what is shared is harder to foretell."""
+        """The same by what was predicted, {SHARED, ALONE: (requests, error)}: what is shared is
+        harder to foretell.
+        """
         kinds: dict[str, list[Answer]] = {}
         for answer in self.answers:
             if not answer.fallback:
                 kinds.setdefault(ALONE if answer.way == ALONE else SHARED, []).append(answer)
-        return {kind: (len(kinds[kind]), _error_frac(kinds[kind]) or 0.0) for kind in (SHARED, ALONE) if kind in kinds}
+        return {
+            kind: (len(kinds[kind]), _error_frac(kinds[kind]) or 0.0)
+            for kind in (SHARED, ALONE)
+            if kind in kinds
+        }
 
 
 def _error_frac(answers: Iterable[Answer]) -> float | None:

@@ -1,4 +1,6 @@
-"""The tables of an accelerated model: a first one soon, the whole one when a search in the background has it."""
+"""The tables of an accelerated model: a first one soon, the whole one when a search in the
+background has it.
+"""
 
 from collections.abc import Callable
 
@@ -9,15 +11,21 @@ from potluck.offload.stats import Searched
 
 
 class TableSearch:
-    """`first` gives a table for a case; `whole` its whole one, once, when that has been found after all."""
+    """`first` gives a table for a case; `whole` its whole one, once, when that has been found after
+    all.
+    """
 
     def __init__(self, store: SplitCache) -> None:
         self._store = store
         self._lacking: SplitCase | None = None  # that there is only a first table of
         self._search: BackgroundSearch | None = None
 
-    def first(self, case: SplitCase, bytes_per_s: float, told: Callable[[int], None] = lambda done: None) -> SplitTable:
-        """The whole table, where that was found before or is wanted at once; else one that is right, if coarse.
+    def first(
+        self, case: SplitCase, bytes_per_s: float, told: Callable[[int], None] = lambda done: None
+    ) -> SplitTable:
+        """The whole table, where that was found before or is wanted at once.
+
+        Else one that is right, if coarse.
 
         `told`: how many searches are done.
 
@@ -38,7 +46,10 @@ class TableSearch:
         return case.table(found or self._store.found(case.sharing, case.wishes, told))
 
     def whole(self, case: SplitCase) -> SplitTable | None:
-        """The whole table of this case, where it has been found since; searches for it, if nobody does."""
+        """The whole table of this case, where it has been found since.
+
+        Searches for it, if nobody does.
+        """
         if self._lacking is not case:
             return None
         sharing, wishes = case.sharing, case.wishes
@@ -57,7 +68,11 @@ class TableSearch:
     def searched(self) -> Searched | None:
         """How far the search is; None where all is found."""
         lacking, search = self._lacking, self._search
-        return Searched(done=search.done if search else 0, most=lacking.wishes.most) if lacking else None
+        return (
+            Searched(done=search.done if search else 0, most=lacking.wishes.most)
+            if lacking
+            else None
+        )
 
     def close(self) -> None:
         """Stay with what there is."""

@@ -1,4 +1,5 @@
-"""Would a helper pay? One request at every bandwidth, shared and as others would do it, on devices that need not exist.
+"""Would a helper pay? One request at every bandwidth, shared and as others would do it, on devices
+that need not exist.
 
 Operators take what the data sheets of the devices allow (`profile.roofline`).
 """
@@ -47,25 +48,33 @@ class OffloadWhatIf(Pictured):
     points: tuple[Point, ...]
 
     def front(self, bytes_per_s: float, n: int = 8) -> tuple[Split, ...]:
-        """From the fastest split at this bandwidth to the one with the fewest joules of the device."""
+        """From the fastest split at this bandwidth to the one with the fewest joules of the
+        device.
+        """
         return self.splitter.front(bytes_per_s, n)
 
 
 def offload_what_if(
-    home: str | Path | HomeSpec, model: "str | Model", *, device: str = "", helper: str | Sequence[str] = (),
+    home: str | Path | HomeSpec,
+    model: "str | Model",
+    *,
+    device: str = "",
+    helper: str | Sequence[str] = (),
     bandwidths: Sequence[float] = BANDWIDTHS,
-) -> OffloadWhatIf:  # fmt: skip
-    """What `potluck.accelerate` should bring for one request of one row, before there is a device to try it on.
+) -> OffloadWhatIf:
+    """What `potluck.accelerate` should bring for one request of one row, before there is a device
+    to try it on.
 
     Parameters
     ----------
     home
         A home of the library (`potluck plan list homes`), or a file of your own.
     model
-        A `potluck.Model`, or the name of a model of the library (which needs torch and transformers).
+        A `potluck.Model`, or the name of a model of the library (which needs torch and
+        transformers).
     device, helper
-        Where the answer is wanted, and who helps (or several). Default: the device where the home's notebook is, and
-        the strongest of the others.
+        Where the answer is wanted, and who helps (or several). Default: the device where the home's
+        notebook is, and the strongest of the others.
     bandwidths
         Between them, in bytes per second.
 
@@ -77,7 +86,9 @@ def offload_what_if(
     home = home if isinstance(home, HomeSpec) else load_home(home)
     names = _sides(home, device, [helper] if isinstance(helper, str) else [*helper])
     if not bandwidths or min(bandwidths) <= 0:
-        raise UserError(f"bandwidths are bytes per second above zero, got {tuple(bandwidths)!r:.80}.")
+        raise UserError(
+            f"bandwidths are bytes per second above zero, got {tuple(bandwidths)!r:.80}."
+        )
     splitter = Splitter(sharing_of(home, names, _line(model)))
     return OffloadWhatIf(
         model=model if isinstance(model, str) else model.name,
@@ -89,7 +100,9 @@ def offload_what_if(
 
 
 def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> OffloadProblem:
-    """The planner's problem of a traced model on these devices of a home, one row a request; the link is still open.
+    """The planner's problem of a traced model on these devices of a home, one row a request.
+
+    The link is still open.
 
     Parameters
     ----------
@@ -110,7 +123,8 @@ def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> O
     paces = tuple(
         Pace(
             seconds={value: node_s(home.specs[name], node, 1)[0] for value, node in nodes.items()},
-            fixed_s={value: node_s(home.specs[name], node, 0)[0] for value, node in nodes.items()},  # launch, weights
+            # launch, weights
+            fixed_s={value: node_s(home.specs[name], node, 0)[0] for value, node in nodes.items()},
         )
         for name in names
     )
@@ -124,14 +138,21 @@ def _sides(home: HomeSpec, device: str, helpers: list[str]) -> tuple[str, ...]:
     others = [known.name for known in home.devices if known.name != device]
     if not helpers:
         if not others:
-            raise UserError(f"{home.name} has one device, and nobody to help it.", next_step="Choose another home.")
+            raise UserError(
+                f"{home.name} has one device, and nobody to help it.",
+                next_step="Choose another home.",
+            )
         helpers = [max(others, key=lambda name: home.specs[name].need("peak_fp32_flop_per_s"))]
     names = (device, *helpers)
     for name in names:
         if name not in home.specs:
-            raise UserError(f"{home.name} has no device {name!r}.", next_step=f"It has {', '.join(home.specs)}.")
+            raise UserError(
+                f"{home.name} has no device {name!r}.", next_step=f"It has {', '.join(home.specs)}."
+            )
     if len(set(names)) < len(names):
-        raise UserError(f"the device and its helpers are different devices, got {', '.join(names)}.")
+        raise UserError(
+            f"the device and its helpers are different devices, got {', '.join(names)}."
+        )
     return names
 
 
@@ -143,10 +164,12 @@ def _line(model: "str | Model") -> "Linearization":
         return line(catalog.traced(model))
     if not hasattr(model, "traced_line"):
         raise UserError(
-            f"a potluck.Model or the name of one of the library is needed, got {type(model).__name__}.",
+            "a potluck.Model or the name of one of the library is needed, got "
+            f"{type(model).__name__}.",
             next_step="Make one: potluck.Model.from_torch(net, example).",
         )
-    return (model.as_torch() if hasattr(model, "as_torch") else model).traced_line()  # only torch's are divided
+    # only torch's are divided
+    return (model.as_torch() if hasattr(model, "as_torch") else model).traced_line()
 
 
 def _point(splitter: Splitter, bytes_per_s: float) -> Point:

@@ -1,7 +1,7 @@
 """Which layers run where, in what shares. Pure: values in, values out.
 
-`search` is our own planner, `bounds` what no plan can beat, `baselines` the planners of the literature, `formats` their
-files. `evaluate` scores plans of all of them by one simulator.
+`search` is our own planner, `bounds` what no plan can beat, `baselines` the planners of the
+literature, `formats` their files. `evaluate` scores plans of all of them by one simulator.
 """
 
 from potluck.planning.check import check_plan

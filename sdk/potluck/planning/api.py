@@ -1,4 +1,7 @@
-"""`potluck.plan`: from a profile and a wish to judged plans; plans from files and to files; other people's, judged."""
+"""`potluck.plan`: from a profile and a wish to judged plans; plans from files and to files.
+
+Other people's, judged.
+"""
 
 import time
 from functools import partial
@@ -18,9 +21,15 @@ OURS = "potluck"  # the planner that is asked unless another is named
 
 
 def plan(
-    profile: "Profile | Handle[Profile]", workload: Training | Inference, qoe: QoE | None = None, *,
-    planner: str = OURS, budget_s: float | None = None, order_transfers: bool = False, refine_s: float = 0.0,
-) -> "Plans":  # fmt: skip
+    profile: "Profile | Handle[Profile]",
+    workload: Training | Inference,
+    qoe: QoE | None = None,
+    *,
+    planner: str = OURS,
+    budget_s: float | None = None,
+    order_transfers: bool = False,
+    refine_s: float = 0.0,
+) -> "Plans":
     """Plans for `workload` on the profiled home, best first.
 
     Parameters
@@ -36,8 +45,9 @@ def plan(
     budget_s
         How long our own planner may look for better plans; by default a second or some.
     order_transfers, refine_s
-        Whether its first plans are ranked as they are foretold step after step, with their transfers in order, as
-        `home.deploy` finds it; CP-SAT (ortools) may better that for `refine_s` seconds, as it may there. Takes seconds.
+        Whether its first plans are ranked as they are foretold step after step, with their
+        transfers in order, as `home.deploy` finds it; CP-SAT (ortools) may better that for
+        `refine_s` seconds, as it may there. Takes seconds.
 
     Returns
     -------
@@ -58,9 +68,13 @@ def plan(
             next_step="potluck.Training(batch=64), or potluck.Inference()",
         )
     if qoe is not None and not isinstance(qoe, QoE):
-        raise UserError(f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)")
+        raise UserError(
+            f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)"
+        )
     problem = known.problem(workload, qoe or QoE())
-    return solve(problem, planner, budget_s=budget_s, order_transfers=order_transfers, refine_s=refine_s)
+    return solve(
+        problem, planner, budget_s=budget_s, order_transfers=order_transfers, refine_s=refine_s
+    )
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
@@ -74,10 +88,17 @@ def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
 
 
 def solve(
-    problem: Problem, planner: str = OURS, *, remedies: bool = True, budget_s: float | None = None,
-    order_transfers: bool = False, refine_s: float = 0.0,
-) -> "Plans":  # fmt: skip
-    """The judged plans of one planner for `problem`; where there is none, `remedies` are looked for.
+    problem: Problem,
+    planner: str = OURS,
+    *,
+    remedies: bool = True,
+    budget_s: float | None = None,
+    order_transfers: bool = False,
+    refine_s: float = 0.0,
+) -> "Plans":
+    """The judged plans of one planner for `problem`.
+
+    Where there is none, `remedies` are looked for.
 
     Parameters
     ----------
@@ -104,7 +125,9 @@ def solve(
     from potluck.planning.relax import explained
 
     if planner not in PLANNERS:
-        raise UserError(f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}.")
+        raise UserError(
+            f"there is no planner {planner!r}.", next_step=f"There are {', '.join(PLANNERS)}."
+        )
     if budget_s is not None and (planner != OURS or not 0 < budget_s < float("inf")):
         raise UserError(
             f"planning for {budget_s:g} s with {planner!r} is not possible.",
@@ -118,8 +141,17 @@ def solve(
     whole = hasty = first = partial(ask, name=planner)
     if planner == OURS:
         clock = None if budget_s is None else time.monotonic
-        whole = partial(make_plans, clock=clock, budget_s=budget_s, order_transfers=order_transfers, refine_s=refine_s)
-        hasty, first = (partial(make_plans, clock=time.process_time, budget_s=budget_s) for budget_s in (HASTE_S, 0.0))
+        whole = partial(
+            make_plans,
+            clock=clock,
+            budget_s=budget_s,
+            order_transfers=order_transfers,
+            refine_s=refine_s,
+        )
+        hasty, first = (
+            partial(make_plans, clock=time.process_time, budget_s=budget_s)
+            for budget_s in (HASTE_S, 0.0)
+        )
     try:
         return whole(problem)
     except Infeasible as error:
@@ -127,12 +159,16 @@ def solve(
 
 
 def judge(
-    plan: Plan, profile: "Profile | Handle[Profile]", workload: Training | Inference | None = None,
+    plan: Plan,
+    profile: "Profile | Handle[Profile]",
+    workload: Training | Inference | None = None,
     qoe: QoE | None = None,
-) -> Plan:  # fmt: skip
-    """Any plan, such as an edited one, with the time, energy and memory that the simulator gives it on this home.
+) -> Plan:
+    """Any plan, such as an edited one, with the time, energy and memory that the simulator gives it
+    on this home.
 
-    Without a `workload` it is judged for what it says it is for: training or inference, of its batch.
+    Without a `workload` it is judged for what it says it is for: training or inference, of its
+    batch.
 
     Parameters
     ----------
@@ -157,7 +193,9 @@ def judge(
     """
     from potluck.planning import judge as judged
 
-    workload = workload or (Training(batch=plan.batch) if plan.training else Inference(batch=plan.batch))
+    workload = workload or (
+        Training(batch=plan.batch) if plan.training else Inference(batch=plan.batch)
+    )
     return judged(_profile_of(profile).problem(workload, qoe or QoE()), plan)
 
 
@@ -194,5 +232,7 @@ def save_plan(plan: Plan, path: str | Path) -> Path:
     try:
         Path(path).write_text(dumps(plan), encoding="utf-8")
     except OSError as error:
-        raise FileError(f"cannot write the plan {path}: {error.strerror}.", path=str(path)) from error
+        raise FileError(
+            f"cannot write the plan {path}: {error.strerror}.", path=str(path)
+        ) from error
     return Path(path)

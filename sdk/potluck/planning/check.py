@@ -1,4 +1,6 @@
-"""Can this be planned at all, and does a plan belong to this problem: its model, layers, devices and batch."""
+"""Can this be planned at all, and does a plan belong to this problem: its model, layers, devices
+and batch.
+"""
 
 from difflib import get_close_matches
 
@@ -10,19 +12,21 @@ MOST_STATED = 4096  # micro-batches: more take minutes to simulate
 
 
 def check_problem(problem: Problem) -> None:
-    """Refuse what keeps `problem` from being planned: no devices, two that cannot reach each other, unknown power,
-    too many micro-batches, or such of which nothing can be learned.
+    """Refuse what keeps `problem` from being planned: no devices, two that cannot reach each other,
+    unknown power, too many micro-batches, or such of which nothing can be learned.
 
     Raises
     ------
     EmptyHome
         There is no device.
     UserError
-        Two devices have no path, a limit on energy meets unknown power, there are too many micro-batches, or a batch
-        norm would learn from one row.
+        Two devices have no path, a limit on energy meets unknown power, there are too many
+        micro-batches, or a batch norm would learn from one row.
     """
     if not problem.devices:
-        raise EmptyHome("This home has no devices.", next_step="Start an agent on one: `potluck agent`.")
+        raise EmptyHome(
+            "This home has no devices.", next_step="Start an agent on one: `potluck agent`."
+        )
     names = [device.name for device in problem.devices]
     for source in names:
         for target in names:
@@ -34,21 +38,25 @@ def check_problem(problem: Problem) -> None:
             raise UserError(
                 "energy is limited, and nobody knows its power.",
                 device=device.name,
-                next_step="State idle_w and busy_w (`potluck agent start --power`), or drop the limit.",
+                next_step="State idle_w and busy_w (`potluck agent start --power`), or drop "
+                "the limit.",
             )
     stated = getattr(problem.workload, "micro_batch", None)
     batch = problem.workload.batch
     if stated is not None and batch // stated > MOST_STATED:
         raise UserError(
-            f"a batch of {batch} in micro-batches of {stated} makes {batch // stated} of them a step; plans have "
+            f"a batch of {batch} in micro-batches of {stated} makes {batch // stated} of them a "
+            "step; plans have "
             f"{MOST_STATED} at most.",
             next_step="Choose larger micro-batches, or a smaller batch.",
         )
     smallest = stated or batch
     if smallest < fewest_rows(problem):
         raise UserError(
-            f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of layer "
-            f"{next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} needs more than 1 value per "
+            f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm "
+            "of layer "
+            f"{next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} needs "
+            "more than 1 value per "
             "channel when training.",
             next_step="Choose micro-batches of 2 rows or more.",
         )
@@ -63,25 +71,38 @@ def check_plan(plan: Plan, problem: Problem) -> None:
         It belongs to another model, home, batch or mode, or names a device that is not there.
     """
     if plan.model != problem.model:
-        raise PlanError(f"The plan is for the model {plan.model!r}, not for {problem.model!r}.", next_step="Plan anew.")
+        raise PlanError(
+            f"The plan is for the model {plan.model!r}, not for {problem.model!r}.",
+            next_step="Plan anew.",
+        )
     if plan.home and problem.home and plan.home != problem.home:
-        raise PlanError(f"The plan is for the home {plan.home!r}, not for {problem.home!r}.", next_step="Plan anew.")
+        raise PlanError(
+            f"The plan is for the home {plan.home!r}, not for {problem.home!r}.",
+            next_step="Plan anew.",
+        )
     n_layers = len(problem.layers)
     if plan.stages[-1].stop != n_layers:
-        raise PlanError(f"The plan's stages cover {plan.stages[-1].stop} layers; {plan.model} has {n_layers}.")
+        raise PlanError(
+            f"The plan's stages cover {plan.stages[-1].stop} layers; {plan.model} has {n_layers}."
+        )
     known = [device.name for device in problem.devices]
     for name in plan.devices:
         if name in problem.excluded:
-            raise PlanError(f"it {problem.excluded[name]}.", device=name, next_step="Plan without it.")
+            raise PlanError(
+                f"it {problem.excluded[name]}.", device=name, next_step="Plan without it."
+            )
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"This home has {', '.join(known)}."
             raise PlanError("is not in this home.", device=name, next_step=hint)
     if plan.training != isinstance(problem.workload, Training):
         asked = "training" if isinstance(problem.workload, Training) else "inference"
-        raise PlanError(f"The plan is for {'training' if plan.training else 'inference'}; asked was {asked}.")
+        raise PlanError(
+            f"The plan is for {'training' if plan.training else 'inference'}; asked was {asked}."
+        )
     if plan.batch != problem.workload.batch:
         raise PlanError(
-            f"The plan takes {plan.n_micro_batches} micro-batches of {plan.micro_batch} rows, {plan.batch} in all; "
+            f"The plan takes {plan.n_micro_batches} micro-batches of {plan.micro_batch} rows, "
+            f"{plan.batch} in all; "
             f"the batch has {problem.workload.batch}."
         )

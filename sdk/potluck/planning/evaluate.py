@@ -1,4 +1,6 @@
-"""Score any planner's plan by simulating its very tasks on the shared network: one judge for all."""
+"""Score any planner's plan by simulating its very tasks on the shared network: one judge for
+all.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +14,16 @@ from potluck.simulate import programs as simulation
 
 
 def judge(
-    problem: Problem, plan: Plan, table: cost.CostTable | None = None, simulator: direct.Direct | None = None
+    problem: Problem,
+    plan: Plan,
+    table: cost.CostTable | None = None,
+    simulator: direct.Direct | None = None,
 ) -> Plan:
     """`plan` with latency, energy and peak memory as the simulator predicts them.
 
-    Streaming inference: latency is the time from one answer to the next, energy that of one request. A `simulator` of
-    this problem that is used again knows the tasks of plans of the same shape.
+    Streaming inference: latency is the time from one answer to the next, energy that of one
+    request. A `simulator` of this problem that is used again knows the tasks of plans of the same
+    shape.
 
     Parameters
     ----------
@@ -77,7 +83,9 @@ def compile_plan(problem: Problem, plan: Plan) -> Compiled:
 
 
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
-    """The segments of `plan` as the layers' sizes tell: of every bundle one tensor with a gradient, one without."""
+    """The segments of `plan` as the layers' sizes tell: of every bundle one tensor with a gradient,
+    one without.
+    """
     n_stages, handed = len(plan.stages), flows.bundles(problem, plan.stages)
     learns = flows.learning(handed)
     made = [_tensors(p, given) for p, given in enumerate(handed)]
@@ -89,7 +97,12 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
         if plan.training and p == n_stages - 1 and problem.target_bytes:
             feeds.append(_tensor("target", problem.target_bytes))
         last = _tensor("loss", 4) if plan.training else _tensor("output", problem.result_bytes)
-        taken = [(q, tensor) for q, tensors in enumerate(made) for tensor, takers in tensors if p in takers]
+        taken = [
+            (q, tensor)
+            for q, tensors in enumerate(made)
+            for tensor, takers in tensors
+            if p in takers
+        ]
         segments.append(
             Segment(
                 name=f"stage{p}",
@@ -99,7 +112,9 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
                 inputs=tuple(tensor for _, tensor in taken),
                 sources=tuple(plan.stages[q].stop - 1 for q, _ in taken),
                 outputs=tuple(tensor for tensor, _ in made[p]) if p < n_stages - 1 else (last,),
-                parameter_count=sum(layer.parameter_bytes for layer in inside) // 4 if learns[p] else 0,
+                parameter_count=sum(layer.parameter_bytes for layer in inside) // 4
+                if learns[p]
+                else 0,
                 buffer_count=sum(layer.buffer_bytes for layer in inside) // 4,
             )
         )
@@ -110,7 +125,10 @@ def _tensors(p: int, given: Sequence[flows.OutputGroup]) -> list[tuple[Tensor, t
     """What stage p makes, and who takes each."""
     found = []
     for k, (to, output_bytes, gradient_bytes) in enumerate(given):
-        for name, size, gradient in (("y", gradient_bytes, True), ("z", output_bytes - gradient_bytes, False)):
+        for name, size, gradient in (
+            ("y", gradient_bytes, True),
+            ("z", output_bytes - gradient_bytes, False),
+        ):
             if size:
                 found.append((_tensor(f"{name}{p}.{k}", size, gradient), to))
     return found
@@ -123,4 +141,6 @@ def _tensor(name: str, row_bytes: int, gradient: bool = False) -> Tensor:
 def excess_bytes(problem: Problem, plan: Plan) -> dict[str, int]:
     """Per device that needs more than it may use: by how much."""
     budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
-    return {name: peak - budgets[name] for name, peak in plan.peak_bytes.items() if peak > budgets[name]}
+    return {
+        name: peak - budgets[name] for name, peak in plan.peak_bytes.items() if peak > budgets[name]
+    }

@@ -1,8 +1,10 @@
-"""The oracle for small cases: every way to cut, every ordered grouping of devices, every micro-batch size.
+"""The oracle for small cases: every way to cut, every ordered grouping of devices, every
+micro-batch size.
 
-Where a model has parallel branches a device may have several stages, so that one can take two branches one by one; in a
-chain it has one. Rows within a stage come from Algorithm 1; depths are K_p, and where memory is short shallower too.
-Some 10^5 plans at 4 devices and 8 layers: for tests alone.
+Where a model has parallel branches a device may have several stages, so that one can take two
+branches one by one; in a chain it has one. Rows within a stage come from Algorithm 1; depths are
+K_p, and where memory is short shallower too. Some 10^5 plans at 4 devices and 8 layers: for tests
+alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +23,8 @@ FACTORS = (1.0, 1.15, 1.4, 2.0, inf)  # of the memory there is
 
 
 def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """Every plan, each with the closed form's latency (where there are branches, what its busiest device computes);
-    see `judge` for the simulated one.
+    """Every plan, each with the closed form's latency (where there are branches, what its busiest
+    device computes); see `judge` for the simulated one.
     """
     table = table or cost.CostTable(problem)
     if problem.branches:
@@ -37,8 +39,8 @@ def plan_exhaustive(problem: Problem, table: cost.CostTable | None = None) -> It
 
 
 def plan_whatever_memory_says(problem: Problem) -> Iterator[Plan]:
-    """`plan_exhaustive`, then with ever more memory than there is, for the simulator to say what holds: each plan once,
-    those that only more memory gives at depth 1 too.
+    """`plan_exhaustive`, then with ever more memory than there is, for the simulator to say what
+    holds: each plan once, those that only more memory gives at depth 1 too.
     """
     seen = set[tuple[tuple[Stage, ...], int]]()
     for factor in FACTORS:
@@ -61,49 +63,75 @@ def _sizes(problem: Problem) -> list[int]:
 
 
 def _branched(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
-    names, n_layers, ends = [d.name for d in problem.devices], len(problem.layers), flows.chain_ends(problem)
+    names, n_layers, ends = (
+        [d.name for d in problem.devices],
+        len(problem.layers),
+        flows.chain_ends(problem),
+    )
     groups = [group for n in range(1, len(names) + 1) for group in combinations(names, n)]
     for micro_batch in _sizes(problem):
         n_micro_batches = problem.workload.batch // micro_batch
         for cuts in (cuts for n in range(n_layers) for cuts in combinations(range(1, n_layers), n)):
             spans = list(pairwise((0, *cuts, n_layers)))
             made = {
-                (span, group): make_stage(table, *span, group, micro_batch, 1) for span in spans for group in groups
+                (span, group): make_stage(table, *span, group, micro_batch, 1)
+                for span in spans
+                for group in groups
             }
             for chosen in product(groups, repeat=len(spans)):
-                if any(a == b and at not in ends for (a, b), at in zip(pairwise(chosen), cuts, strict=True)):
+                if any(
+                    a == b and at not in ends
+                    for (a, b), at in zip(pairwise(chosen), cuts, strict=True)
+                ):
                     continue  # the same as without this cut
-                stages = [found[0] for item in zip(spans, chosen, strict=True) if (found := made[item]) is not None]
-                if len(stages) < len(spans) or any(s.devices != c for s, c in zip(stages, chosen, strict=True)):
+                stages = [
+                    found[0]
+                    for item in zip(spans, chosen, strict=True)
+                    if (found := made[item]) is not None
+                ]
+                if len(stages) < len(spans) or any(
+                    s.devices != c for s, c in zip(stages, chosen, strict=True)
+                ):
                     continue
                 plan = Plan(
-                    planner="exhaustive", model=problem.model, stages=with_depths(problem, stages, n_micro_batches),
-                    micro_batch=micro_batch, n_micro_batches=n_micro_batches,
+                    planner="exhaustive",
+                    model=problem.model,
+                    stages=with_depths(problem, stages, n_micro_batches),
+                    micro_batch=micro_batch,
+                    n_micro_batches=n_micro_batches,
                     training=isinstance(problem.workload, Training),
-                )  # fmt: skip
+                )
                 if fits(table, plan, plan.stages):
                     yield replace(plan, latency_s=floor_s(table, plan))
 
 
 def groupings(names: Sequence[str], most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Every sequence of at most `most` disjoint groups of some of `names`; the order within a group is `names`' own."""
+    """Every sequence of at most `most` disjoint groups of some of `names`.
+
+    The order within a group is `names`' own.
+    """
     seen = set()
     for n in range(1, len(names) + 1):
         for order in permutations(names, n):
             for n_groups in range(1, min(n, most) + 1):
                 for ends in combinations(range(1, n), n_groups - 1):
                     bounds = (0, *ends, n)
-                    groups = tuple(tuple(sorted(order[a:b], key=names.index)) for a, b in pairwise(bounds))
+                    groups = tuple(
+                        tuple(sorted(order[a:b], key=names.index)) for a, b in pairwise(bounds)
+                    )
                     if groups not in seen:
                         seen.add(groups)
                         yield groups
 
 
 def _choices(
-    table: cost.CostTable, bounds: Sequence[int], groups: Sequence[tuple[str, ...]], micro_batch: int
+    table: cost.CostTable,
+    bounds: Sequence[int],
+    groups: Sequence[tuple[str, ...]],
+    micro_batch: int,
 ) -> Iterator[tuple[Stage, ...]]:
-    """The stages at depths K_p; where memory holds those not, or only with other rows, also at those of plain 1F1B and
-    at depth 1.
+    """The stages at depths K_p; where memory holds those not, or only with other rows, also at
+    those of plain 1F1B and at depth 1.
     """
     n = len(groups)
     deep = _stages(table, bounds, groups, micro_batch, [2 * (n - p) - 1 for p in range(n)])
@@ -113,14 +141,19 @@ def _choices(
         return
     for depths in ([n - p for p in range(n)], [1] * n):
         stages = _stages(table, bounds, groups, micro_batch, depths)
-        if stages is not None and (deep is None or [s.shares for s in stages] != [s.shares for s in deep]):
+        if stages is not None and (
+            deep is None or [s.shares for s in stages] != [s.shares for s in deep]
+        ):
             yield stages
 
 
 def _stages(
-    table: cost.CostTable, bounds: Sequence[int], groups: Sequence[tuple[str, ...]], micro_batch: int,
+    table: cost.CostTable,
+    bounds: Sequence[int],
+    groups: Sequence[tuple[str, ...]],
+    micro_batch: int,
     depths: Sequence[int],
-) -> tuple[Stage, ...] | None:  # fmt: skip
+) -> tuple[Stage, ...] | None:
     n_micro_batches = table.problem.workload.batch // micro_batch
     stages = []
     for (start, stop), group, depth in zip(pairwise(bounds), groups, depths, strict=True):

@@ -1,6 +1,8 @@
-"""Why a plan is as it is: where each device's time goes, what holds the step up, what would help. Pure.
+"""Why a plan is as it is: where each device's time goes, what holds the step up, what would help.
+Pure.
 
-Times come from the simulated trace of the plan; what would help is planned again on the home as it would then be.
+Times come from the simulated trace of the plan; what would help is planned again on the home as it
+would then be.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +25,10 @@ from potluck.simulate.spans import union_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """How a device of the plan spends the step: computing, only sending or receiving, waiting; they add up to 1."""
+    """How a device of the plan spends the step: computing, only sending or receiving, waiting.
+
+    They add up to 1.
+    """
 
     device: str
     compute_frac: float
@@ -33,7 +38,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """A change of the home, and the best plan there would be then; None where that could not hold the limits."""
+    """A change of the home, and the best plan there would be then.
+
+    None where that could not hold the limits.
+    """
 
     change: str
     plan: Plan | None
@@ -41,10 +49,12 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Tabular):
-    """Where the time goes, per device and per medium (the part of the step that it carries data), and what would help.
+    """Where the time goes, per device and per medium (the part of the step that it carries data),
+    and what would help.
 
-    `bottleneck` names the device or medium that is busy the longest, `bottleneck_frac` of the step. `alone`: the best
-    plan of each device by itself that holds the limits. `unused`: why each other device is left out.
+    `bottleneck` names the device or medium that is busy the longest, `bottleneck_frac` of the step.
+    `alone`: the best plan of each device by itself that holds the limits. `unused`: why each other
+    device is left out.
     """
 
     plan: Plan
@@ -58,7 +68,8 @@ class Explanation(Tabular):
 
 
 def explain(plan: Plan, *, improvements: bool = True) -> Explanation:
-    """Explain a judged plan. Without `improvements` nothing is planned again, and it takes some milliseconds.
+    """Explain a judged plan. Without `improvements` nothing is planned again, and it takes some
+    milliseconds.
 
     Raises
     ------
@@ -85,13 +96,17 @@ def explain(plan: Plan, *, improvements: bool = True) -> Explanation:
         bottleneck_frac=busiest[bottleneck],
         alone=_alone(problem),
         unused=plan.unused,
-        improvements=tuple(Improvement(change=said, plan=_best(changed, plan)) for said, changed in changes),
+        improvements=tuple(
+            Improvement(change=said, plan=_best(changed, plan)) for said, changed in changes
+        ),
     )
 
 
 def _part(trace: Trace, device: str) -> Part:
     def taken(lanes: Iterable[str]) -> float:
-        return union_s([(e.start_s, e.stop_s) for e in trace.events if e.device == device and e.lane in lanes])
+        return union_s(
+            [(e.start_s, e.stop_s) for e in trace.events if e.device == device and e.lane in lanes]
+        )
 
     whole_s = trace.stop_s or 1.0
     compute_s, busy_s = taken(("compute",)), taken(("compute", "send", "receive"))
@@ -104,7 +119,9 @@ def _part(trace: Trace, device: str) -> Part:
 
 
 def media_frac(network: Network, trace: Trace) -> dict[str, float]:
-    """The part of the trace's time for which each medium is needed at its full rate; media that carry nothing are out.
+    """The part of the trace's time for which each medium is needed at its full rate.
+
+    Media that carry nothing are out.
 
     WiFi through an access point takes its air twice as long as the bytes alone would.
     """
@@ -122,17 +139,26 @@ def _crossed(network: Network, event: Event) -> Iterator[tuple[str, int]]:
         yield from network.path(*pair).media
 
 
-def _changes(problem: Problem, parts: tuple[Part, ...], media: Mapping[str, float]) -> Iterator[tuple[str, Problem]]:
-    """What one would try first: the busiest medium twice as fast, and another device like the busiest."""
+def _changes(
+    problem: Problem, parts: tuple[Part, ...], media: Mapping[str, float]
+) -> Iterator[tuple[str, Problem]]:
+    """What one would try first: the busiest medium twice as fast, and another device like the
+    busiest.
+    """
     if media:
         name = max(media, key=lambda item: media[item])
-        rate = next(item.capacity_bytes_per_s for item in problem.network.media if item.name == name)
+        rate = next(
+            item.capacity_bytes_per_s for item in problem.network.media if item.name == name
+        )
         yield f"{name} twice as fast", scenario.with_medium(problem, name, 2 * rate)
     busiest = max(parts, key=lambda part: part.compute_frac).device
     if len(problem.devices) > 1:
         yield f"another device like {busiest}", scenario.with_twin(problem, busiest)
     if isinstance(problem.workload, Training) and problem.workload.micro_batch is not None:
-        yield "any micro-batch", replace(problem, workload=replace(problem.workload, micro_batch=None))
+        yield (
+            "any micro-batch",
+            replace(problem, workload=replace(problem.workload, micro_batch=None)),
+        )
 
 
 def _best(problem: Problem, plan: Plan) -> Plan | None:
@@ -145,7 +171,10 @@ def _best(problem: Problem, plan: Plan) -> Plan | None:
 
 
 def _alone(problem: Problem) -> dict[str, Plan]:
-    """The best plan of each device by itself; in small micro-batches it starts before all of the batch is there."""
+    """The best plan of each device by itself.
+
+    In small micro-batches it starts before all of the batch is there.
+    """
     table, found = cost.CostTable(problem), dict[str, Plan]()
     for device in problem.devices:
         made = (

@@ -1,4 +1,6 @@
-"""Which limits a plan breaks, and, where every plan breaks one, an error that says what would make it possible."""
+"""Which limits a plan breaks, and, where every plan breaks one, an error that says what would make
+it possible.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +47,9 @@ def breaches(problem: Problem, plan: Plan) -> list[Breach]:
 
 
 def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
-    """The error when no plan of `judged` holds: the limit that comes nearest to being held, and how to hold it."""
+    """The error when no plan of `judged` holds: the limit that comes nearest to being held, and how
+    to hold it.
+    """
     if not judged:
         return too_big(problem)
     if all(any(b.limit == "memory" for b in breaches(problem, plan)) for plan in judged):
@@ -63,29 +67,52 @@ def no_plan(breach: Breach, problem: Problem) -> Infeasible:
     """The error where a bound (`needed`) proves that no plan holds a limit on latency or energy."""
     unit = "s" if breach.limit == "latency" else "J"
     return Infeasible(
-        f"Every plan for {problem.model} needs more than {breach.needed:.3g} {unit} per {_one(problem)}; the "
+        f"Every plan for {problem.model} needs more than {breach.needed:.3g} {unit} per "
+        f"{_one(problem)}; the "
         f"{breach.limit} limit is {breach.available:.4g} {unit}.",
         next_step="Allow more, or add a device.",
-        limit=breach.limit, needed=breach.needed, available=breach.available,
-    )  # fmt: skip
+        limit=breach.limit,
+        needed=breach.needed,
+        available=breach.available,
+    )
 
 
 def _error(breach: Breach, problem: Problem, judged: Sequence[Plan]) -> Infeasible:
     model, device = problem.model, breach.device
     needed, available = breach.needed, breach.available
-    facts: dict[str, Any] = {"limit": breach.limit, "needed": needed, "available": available, "plans": tuple(judged)}
+    facts: dict[str, Any] = {
+        "limit": breach.limit,
+        "needed": needed,
+        "available": available,
+        "plans": tuple(judged),
+    }
     if breach.limit == "memory":
-        text = f"no plan for {model} fits: it would need {_mb(needed)}, and may use {_given(available)}."
-        return Infeasible(text, device=device, next_step=f"Allow it {_mb(needed)}, or use a smaller batch.", **facts)
+        text = (
+            f"no plan for {model} fits: it would need {_mb(needed)}, and may use "
+            f"{_given(available)}."
+        )
+        return Infeasible(
+            text,
+            device=device,
+            next_step=f"Allow it {_mb(needed)}, or use a smaller batch.",
+            **facts,
+        )
     if breach.limit == "rows":
-        text = f"no plan for {model} gives it {needed:.0f} rows of every micro-batch, as its batch norm needs to learn."
-        return Infeasible(text, device=device, next_step="Use a larger batch, or allow it more memory.", **facts)
+        text = (
+            f"no plan for {model} gives it {needed:.0f} rows of every micro-batch, as its "
+            "batch norm needs to learn."
+        )
+        return Infeasible(
+            text, device=device, next_step="Use a larger batch, or allow it more memory.", **facts
+        )
     unit = "s" if breach.limit == "latency" else "J"
     text = (
         f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "
         f"the {breach.limit} limit is {available:.4g} {unit}."
     )
-    return Infeasible(text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts)
+    return Infeasible(
+        text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts
+    )
 
 
 def _one(problem: Problem) -> str:
@@ -99,18 +126,24 @@ def too_big(problem: Problem) -> Infeasible:
     biggest = max(problem.devices, key=lambda device: cost.budget_bytes(problem, device))
     budget = cost.budget_bytes(problem, biggest)
     needs = [
-        footprint.memory_bytes(table, i, i + 1, 1, warm_up=1, n_micro_batches=problem.workload.batch // rows)
+        footprint.memory_bytes(
+            table, i, i + 1, 1, warm_up=1, n_micro_batches=problem.workload.batch // rows
+        )
         for i in range(len(problem.layers))
     ]
     worst = max(range(len(needs)), key=lambda i: needs[i])
     if needs[worst] > budget:
         return Infeasible(
-            f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs {_mb(needs[worst])}, "
+            f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs "
+            f"{_mb(needs[worst])}, "
             f"and the largest device may use {_given(budget)}.",
             device=biggest.name,
             next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
-            limit="memory", needed=needs[worst], available=budget, layer=problem.layers[worst].name,
-        )  # fmt: skip
+            limit="memory",
+            needed=needs[worst],
+            available=budget,
+            layer=problem.layers[worst].name,
+        )
     total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
     whole = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
@@ -118,15 +151,20 @@ def too_big(problem: Problem) -> Infeasible:
         f"{_why_no_smaller(problem, rows)}, all devices together may use {_given(total)}, "
         f"the largest ({biggest.name}) {_given(budget)}.",
         next_step="Allow the devices more memory, add one, or use a smaller batch.",
-        limit="memory", needed=whole, available=total,
-    )  # fmt: skip
+        limit="memory",
+        needed=whole,
+        available=total,
+    )
 
 
 def _why_no_smaller(problem: Problem, rows: int) -> str:
     """Says so where the batch has too few divisors for small micro-batches."""
     if rows == 1 or getattr(problem.workload, "micro_batch", None) is not None:
         return ""
-    return f" (the smallest that make up {problem.workload.batch}, at most {candidates.MOST_MICRO_BATCHES} a step)"
+    return (
+        f" (the smallest that make up {problem.workload.batch}, at most "
+        f"{candidates.MOST_MICRO_BATCHES} a step)"
+    )
 
 
 def _mb(nbytes: float) -> str:
@@ -170,12 +208,16 @@ def why_unused(problem: Problem, best: Plan, judged: Sequence[Plan]) -> dict[str
         alike_to = f"alike to {' and '.join(used)}, which {verb} used" if used else ""
         measured = any(not breaches(problem, plan) for plan in using)
         for name in left_out:
-            reasons[name] = reason if not used else f"{alike_to}: {reason}" if measured else alike_to
+            reasons[name] = (
+                reason if not used else f"{alike_to}: {reason}" if measured else alike_to
+            )
     return reasons
 
 
 def _why_fewer(problem: Problem, best: Plan, using: Sequence[Plan], device: str, what: str) -> str:
-    """Why `best` is preferred to the plans `using` this device, or one more of those that are alike: `what`."""
+    """Why `best` is preferred to the plans `using` this device, or one more of those that are
+    alike: `what`.
+    """
     holding = [p for p in using if not breaches(problem, p) and p.latency_s is not None]
     budget = cost.budget_bytes(problem, problem.device(device))
     if holding and best.latency_s:
@@ -211,7 +253,9 @@ def _alone_s(problem: Problem, device: str) -> float:
 
 def _smallest_part(problem: Problem) -> int:
     table = cost.CostTable(problem)
-    return min(footprint.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers)))
+    return min(
+        footprint.memory_bytes(table, i, i + 1, 1, warm_up=1) for i in range(len(problem.layers))
+    )
 
 
 def with_more_memory(problem: Problem, factor: float) -> Problem:

@@ -25,25 +25,33 @@ from potluck.simulate import cost, direct, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
-N_BRANCHED = 12  # plans of the one planner that knows parallel branches, to begin with where there are any
+# plans of the one planner that knows parallel branches, to begin with where there are any
+N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
-GLANCE, LOOK = 15, 150  # steps of a search that need find nothing good, and of one for plans that just fit
+# steps of a search that need find nothing good, and of one for plans that just fit
+GLANCE, LOOK = 15, 150
 LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 
 def make_plans(
-    problem: Problem, *, clock: Callable[[], float] | None = None, budget_s: float | None = None,
-    order_transfers: bool = False, refine_s: float = 0.0, borrow: bool = True,
-) -> Plans:  # fmt: skip
+    problem: Problem,
+    *,
+    clock: Callable[[], float] | None = None,
+    budget_s: float | None = None,
+    order_transfers: bool = False,
+    refine_s: float = 0.0,
+    borrow: bool = True,
+) -> Plans:
     """All plans that hold the limits, best first.
 
-    With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that time is over; without,
-    its effort is fixed (in a home of many devices: counted) and the outcome always the same. The best plan has
-    `gap_frac`, and where joules decide `energy_gap_frac`: how far it may be from the optimum at most. With
-    `order_transfers` it has not: the first plans are ranked as they are predicted step after step, transfers in order,
-    which an exact solver may better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
+    With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that
+    time is over; without, its effort is fixed (in a home of many devices: counted) and the outcome
+    always the same. The best plan has `gap_frac`, and where joules decide `energy_gap_frac`: how
+    far it may be from the optimum at most. With `order_transfers` it has not: the first plans are
+    ranked as they are predicted step after step, transfers in order, which an exact solver may
+    better for `refine_s` seconds. `borrow`: plans of other planners are candidates too.
 
     Parameters
     ----------
@@ -76,8 +84,8 @@ def make_plans(
     def is_late(part: float = 0.0) -> bool:
         return clock is not None and clock() >= end_s - part * (budget_s or 0.0)
 
-    # Searches keep to closed forms of memory, which take links to be as slow as they may be; of what is near them the
-    # simulator has the last word.
+    # Searches keep to closed forms of memory, which take links to be as slow as they may be; of
+    # what is near them the simulator has the last word.
     judged = _judged(problem, table, is_late, tally, thorough=timed, borrow=borrow)
     if not judged or _may_hide_plans(problem, table):
         judged += _beyond(problem, table, is_late, tally, judged, borrow=borrow and not judged)
@@ -98,9 +106,12 @@ def make_plans(
 
 
 def _certified(
-    problem: Problem, table: cost.CostTable, holding: Sequence[Plan], judged: Sequence[Plan],
+    problem: Problem,
+    table: cost.CostTable,
+    holding: Sequence[Plan],
+    judged: Sequence[Plan],
     is_late: Callable[[], bool],
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The first plan with how far it may be from the optimum, and why it leaves devices out."""
     return replace(
         holding[0],
@@ -119,9 +130,13 @@ def _different(plans: Sequence[Plan], table: cost.CostTable) -> list[Plan]:
 
 
 def gap_frac(
-    problem: Problem, table: cost.CostTable, plans: Sequence[Plan], is_late: Callable[[], bool] = lambda: False
+    problem: Problem,
+    table: cost.CostTable,
+    plans: Sequence[Plan],
+    is_late: Callable[[], bool] = lambda: False,
 ) -> float:
-    """By which part of its latency the first of `plans` may be slower than the fastest plan there can be.
+    """By which part of its latency the first of `plans` may be slower than the fastest plan there
+    can be.
 
     Of a chain: than the fastest that gives each device one stage at most.
 
@@ -137,11 +152,15 @@ def gap_frac(
         Asked between pieces of work.
     """
     fastest_s = min(plan.latency_s or inf for plan in plans)
-    return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (plans[0].latency_s or inf)
+    return 1 - lower_bound_s(problem, table, fastest_s, is_late=is_late) / (
+        plans[0].latency_s or inf
+    )
 
 
 def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> float | None:
-    """By which part of its joules `plan` may exceed the thriftiest plan on time; None unless joules decide.
+    """By which part of its joules `plan` may exceed the thriftiest plan on time.
+
+    None unless joules decide.
 
     Parameters
     ----------
@@ -158,20 +177,37 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 
 
 def _judged(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[float], bool], tally: WorkBudget, *,
-    thorough: bool = False, borrow: bool = True, max_steps: float = inf, budgets: Mapping[str, int] | None = None,
+    problem: Problem,
+    table: cost.CostTable,
+    is_late: Callable[[float], bool],
+    tally: WorkBudget,
+    *,
+    thorough: bool = False,
+    borrow: bool = True,
+    max_steps: float = inf,
+    budgets: Mapping[str, int] | None = None,
     known: Sequence[Plan] = (),
-) -> list[Plan]:  # fmt: skip
-    """The best plans found, judged in full: the fastest, and where joules decide or are limited the thriftiest.
+) -> list[Plan]:
+    """The best plans found, judged in full: the fastest, and where joules decide or are limited the
+    thriftiest.
 
-    `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that simulated plans may
-    use, where that is not what the problem says.
+    `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that
+    simulated plans may use, where that is not what the problem says.
     """
-    simulator, qoe, max_work = direct.Direct(problem, table), problem.qoe, inf if thorough else MAX_WORK
+    simulator, qoe, max_work = (
+        direct.Direct(problem, table),
+        problem.qoe,
+        inf if thorough else MAX_WORK,
+    )
 
     def empty(asked: Problem) -> CandidatePool:  # searches ask their table's problem
         return CandidatePool(
-            asked, cost.CostTable(asked), simulator, max_work=max_work, tally=tally, budgets=budgets or {}
+            asked,
+            cost.CostTable(asked),
+            simulator,
+            max_work=max_work,
+            tally=tally,
+            budgets=budgets or {},
         )
 
     fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
@@ -198,16 +234,25 @@ def _judged(
 
 
 def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
-    """Plans of planners that cost next to nothing, and of the one that knows branches; ours must beat them."""
+    """Plans of planners that cost next to nothing, and of the one that knows branches.
+
+    Ours must beat them.
+    """
     knows_branches = problem.branches and not is_many(problem)  # there the search asks it last
     planners = [plan_data_parallel, plan_dora] if knows_branches else [plan_data_parallel]
-    plans = (sorted(planner(problem, table), key=lambda plan: plan.latency_s or 0.0) for planner in planners)
-    return [plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]]
+    plans = (
+        sorted(planner(problem, table), key=lambda plan: plan.latency_s or 0.0)
+        for planner in planners
+    )
+    return [
+        plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]
+    ]
 
 
 def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
-    """Whether closed forms of memory may keep a better plan from a small problem: where some device cannot hold all of
-    the model and a whole batch, however many share it. In larger ones a second look would take as long as the first.
+    """Whether closed forms of memory may keep a better plan from a small problem: where some device
+    cannot hold all of the model and a whole batch, however many share it. In larger ones a second
+    look would take as long as the first.
     """
     n, batch = len(problem.devices), problem.workload.batch
     needed = footprint.memory_bytes(table, 0, len(problem.layers), batch, warm_up=batch, replicas=n)
@@ -215,14 +260,19 @@ def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
 
 
 def _beyond(
-    problem: Problem, table: cost.CostTable, is_late: Callable[[], bool], tally: WorkBudget, known: Sequence[Plan], *,
+    problem: Problem,
+    table: cost.CostTable,
+    is_late: Callable[[], bool],
+    tally: WorkBudget,
+    known: Sequence[Plan],
+    *,
     borrow: bool = True,
-) -> list[Plan]:  # fmt: skip
-    """Judged plans of looks that take memory to be more than it is: closed forms assume the slowest links, so that some
-    plans hold after all when they are simulated.
+) -> list[Plan]:
+    """Judged plans of looks that take memory to be more than it is: closed forms assume the slowest
+    links, so that some plans hold after all when they are simulated.
 
-    `known`: those that hold by closed forms. Without any, and where nothing is found, plans that ignore memory, for
-    saying by how much it is missed.
+    `known`: those that hold by closed forms. Without any, and where nothing is found, plans that
+    ignore memory, for saying by how much it is missed.
     """
 
     def better(plan: Plan) -> tuple[float, ...]:
@@ -234,10 +284,18 @@ def _beyond(
             break
         more = feasibility.with_more_memory(problem, factor)
         found = _judged(
-            more, cost.CostTable(more), lambda _: is_late(), tally, borrow=borrow, max_steps=LOOK,
-            budgets=table.budgets, known=best,
-        )  # fmt: skip
-        best = sorted((*best, *(replace(plan, problem=problem) for plan in found)), key=better)[:MAX_SHOWN]
+            more,
+            cost.CostTable(more),
+            lambda _: is_late(),
+            tally,
+            borrow=borrow,
+            max_steps=LOOK,
+            budgets=table.budgets,
+            known=best,
+        )
+        best = sorted((*best, *(replace(plan, problem=problem) for plan in found)), key=better)[
+            :MAX_SHOWN
+        ]
         if best and not is_small(table):
             break
     if best:
@@ -251,4 +309,6 @@ def _finest(problem: Problem) -> Problem:
     workload = problem.workload
     if not isinstance(workload, Training):
         return problem
-    return replace(problem, workload=replace(workload, micro_batch=min(candidates.micro_batches(problem))))
+    return replace(
+        problem, workload=replace(workload, micro_batch=min(candidates.micro_batches(problem)))
+    )

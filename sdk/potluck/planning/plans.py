@@ -1,4 +1,6 @@
-"""The answer to a problem: judged plans, the best first, and those that nothing else beats in everything."""
+"""The answer to a problem: judged plans, the best first, and those that nothing else beats in
+everything.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,15 +23,17 @@ class Plans(Shown, Sequence[Plan]):
 
     @property
     def pareto(self) -> tuple[Plan, ...]:
-        """The plans that no other beats in latency, energy (where that of all is known) and highest peak memory at
-        once; fastest first.
+        """The plans that no other beats in latency, energy (where that of all is known) and highest
+        peak memory at once; fastest first.
         """
         thrifty = all(plan.energy_j is not None for plan in self.items)
         front: dict[tuple[float, ...], Plan] = {}
         for plan in sorted(self.items, key=_measures):
             latency, energy, peak = _measures(plan)
             measures = (latency, energy, peak) if thrifty else (latency, peak)
-            if not any(all(a <= b for a, b in zip(other, measures, strict=True)) for other in front):
+            if not any(
+                all(a <= b for a, b in zip(other, measures, strict=True)) for other in front
+            ):
                 front[measures] = plan
         return tuple(front.values())
 
@@ -55,7 +59,10 @@ class Plans(Shown, Sequence[Plan]):
 
     def __repr__(self) -> str:
         best = self.best
-        said = f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, {best.latency_s:.4g} s>"
+        said = (
+            f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, "
+            f"{best.latency_s:.4g} s>"
+        )
         return "\n".join((said, *self.notes))
 
 
@@ -67,7 +74,9 @@ def _measures(plan: Plan) -> tuple[float, float, float]:
 
 def unknown_power(problem: Problem) -> tuple[str, ...]:
     """The devices whose idle or busy power nobody knows."""
-    return tuple(device.name for device in problem.devices if device.idle_w is None or device.busy_w is None)
+    return tuple(
+        device.name for device in problem.devices if device.idle_w is None or device.busy_w is None
+    )
 
 
 def is_thrifty(problem: Problem) -> bool:
@@ -81,7 +90,8 @@ def order_notes(problem: Problem | None) -> tuple[str, ...]:
         return ()
     names = ", ".join(unknown_power(problem))
     return (
-        f"the fastest plan comes first, not the one of the least energy: the power of {names} is not known "
+        f"the fastest plan comes first, not the one of the least energy: the power of {names} is "
+        "not known "
         f"(state it there: potluck agent start --power IDLE,BUSY,RADIO)",
     )
 
@@ -89,9 +99,9 @@ def order_notes(problem: Problem | None) -> tuple[str, ...]:
 def preference(plan: Plan, problem: Problem) -> tuple[float, ...]:
     """Sorts the better plan first.
 
-    Where joules decide: least energy + lambda x lateness, Dora eq. (2), and after all of these those of unknown energy,
-    by time. Else: fastest first, then thriftiest. Of plans that are equal but for rounding, the one of the fewest
-    stages.
+    Where joules decide: least energy + lambda x lateness, Dora eq. (2), and after all of these
+    those of unknown energy, by time. Else: fastest first, then thriftiest. Of plans that are equal
+    but for rounding, the one of the fewest stages.
     """
     qoe, (latency, energy, peak) = problem.qoe, _measures(plan)
     unknown = plan.energy_j is None

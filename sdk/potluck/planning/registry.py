@@ -1,4 +1,6 @@
-"""Every planner by name, all with one signature: `planner(problem, table) -> Iterator[Plan]`, for `judge` to judge."""
+"""Every planner by name, all with one signature: `planner(problem, table) -> Iterator[Plan]`, for
+`judge` to judge.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -42,7 +44,8 @@ MAX_CANDIDATES, MAX_JUDGED = 4000, 24  # of a planner's own candidates; of those
 
 
 def ask(problem: Problem, name: str) -> Plans:
-    """The plans of one planner that hold the limits when the simulator judges those which it thinks fastest.
+    """The plans of one planner that hold the limits when the simulator judges those which it thinks
+    fastest.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""What would make an infeasible problem feasible: one limit loosened at a time, and a plan that shows it. Pure."""
+"""What would make an infeasible problem feasible: one limit loosened at a time, and a plan that
+shows it. Pure.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +15,8 @@ from potluck.records import Plan, Problem, QoE, Training
 from potluck.simulate import cost
 
 Planning = Callable[[Problem], Plans]
-PLENTY = 1e12  # joules: a limit that every plan holds, yet one that sends the search for the thriftiest
+# joules: a limit that every plan holds, yet one that sends the search for the thriftiest
+PLENTY = 1e12
 CLOSE = 1.1  # how near below the memory that is named planning fails
 MAX_DEVICES = 2  # whose memory is tried, the largest first
 SENSIBLE = 16  # times the memory of a device that may be advised
@@ -23,7 +26,9 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """The smallest change of one limit that was found to do: `value` seconds, joules, bytes or rows."""
+    """The smallest change of one limit that was found to do: `value` seconds, joules, bytes or
+    rows.
+    """
 
     limit: str  # "latency", "energy", "device energy", "memory", "micro-batch" or "batch"
     value: float
@@ -41,16 +46,21 @@ class Remedy:
             case "memory":
                 return f"{self.value / MB:.0f} MB on {self.device}"
             case "micro-batch":
-                return f"micro-batches of {self.value:.0f} ({self.plan.batch // int(self.value)} a step)"
+                return (
+                    f"micro-batches of {self.value:.0f} "
+                    f"({self.plan.batch // int(self.value)} a step)"
+                )
             case _:
                 return f"a batch of {self.value:.0f}"
 
 
-def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan: Planning) -> Infeasible:
+def explained(
+    error: Infeasible, problem: Problem, planning: Planning, any_plan: Planning
+) -> Infeasible:
     """The error with what would do, each held by a plan; the fact `remedies` has them as records.
 
-    `planning` is asked once per limit, unless the fact `plans` of the error, those that were nearest, answers already.
-    `any_plan` is asked some ten times where memory is too little.
+    `planning` is asked once per limit, unless the fact `plans` of the error, those that were
+    nearest, answers already. `any_plan` is asked some ten times where memory is too little.
 
     Parameters
     ----------
@@ -79,7 +89,9 @@ def explained(error: Infeasible, problem: Problem, planning: Planning, any_plan:
     return better
 
 
-def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Sequence[Plan] = ()) -> Iterator[Remedy]:
+def remedies(
+    problem: Problem, planning: Planning, any_plan: Planning, known: Sequence[Plan] = ()
+) -> Iterator[Remedy]:
     """One per limit whose loosening alone is enough; `known`: judged plans of this problem.
 
     Parameters
@@ -101,7 +113,9 @@ def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Se
         loose = replace(problem, qoe=replace(qoe, energy_j=PLENTY))
         yield from _loosened(loose, planning, known, "energy")
     for name in qoe.device_energy_j:
-        loose = replace(problem, qoe=replace(qoe, device_energy_j={**qoe.device_energy_j, name: PLENTY}))
+        loose = replace(
+            problem, qoe=replace(qoe, device_energy_j={**qoe.device_energy_j, name: PLENTY})
+        )
         yield from _loosened(loose, planning, known, "device energy", name)
     free = replace(problem, qoe=QoE(memory_bytes=qoe.memory_bytes))
     if _plans(free, any_plan) is None:  # memory alone is too little already
@@ -113,11 +127,17 @@ def remedies(problem: Problem, planning: Planning, any_plan: Planning, known: Se
 def _loosened(
     loose: Problem, planning: Planning, known: Sequence[Plan], limit: str, device: str = ""
 ) -> Iterator[Remedy]:
-    """The least that the plans without this limit need of it, rounded up: such a plan then holds every limit."""
-    found: Sequence[Plan] = [plan for plan in known if not breaches(loose, plan)] or _plans(loose, planning) or ()
+    """The least that the plans without this limit need of it, rounded up: such a plan then holds
+    every limit.
+    """
+    found: Sequence[Plan] = (
+        [plan for plan in known if not breaches(loose, plan)] or _plans(loose, planning) or ()
+    )
     if found:
         best = min(found, key=lambda plan: _measure(plan, limit, device))
-        yield Remedy(limit=limit, value=round_up(_measure(best, limit, device)), plan=best, device=device)
+        yield Remedy(
+            limit=limit, value=round_up(_measure(best, limit, device)), plan=best, device=device
+        )
 
 
 def _measure(plan: Plan, limit: str, device: str) -> float:
@@ -133,7 +153,10 @@ def _memory(problem: Problem, planning: Planning) -> Iterator[Remedy]:
         found = _plans(granted(problem, {name: 1 << 60}), planning)
         if found is None:
             continue
-        low, high = budgets[name], max(_mb(min(plan.peak_bytes.get(name, 0) for plan in found)), budgets[name] + MB)
+        low, high = (
+            budgets[name],
+            max(_mb(min(plan.peak_bytes.get(name, 0) for plan in found)), budgets[name] + MB),
+        )
         if high > low * SENSIBLE:
             continue
         best = _plans(granted(problem, {name: high}), planning)
@@ -151,9 +174,12 @@ def _memory(problem: Problem, planning: Planning) -> Iterator[Remedy]:
 def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
     """The problem where these devices may use so much."""
     devices = tuple(
-        replace(device, memory_bytes=memory_bytes.get(device.name, device.memory_bytes)) for device in problem.devices
+        replace(device, memory_bytes=memory_bytes.get(device.name, device.memory_bytes))
+        for device in problem.devices
     )
-    left = {name: limit for name, limit in problem.qoe.memory_bytes.items() if name not in memory_bytes}
+    left = {
+        name: limit for name, limit in problem.qoe.memory_bytes.items() if name not in memory_bytes
+    }
     return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes=left))
 
 
@@ -172,12 +198,16 @@ def _batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
     """A smaller batch, in micro-batches of any size: a power of two, which has the most sizes."""
     workload = problem.workload
     free = replace(workload, micro_batch=None) if isinstance(workload, Training) else workload
-    batches = [2**power for power in reversed(range((min(workload.batch - 1, LARGEST)).bit_length()))]
+    batches = [
+        2**power for power in reversed(range((min(workload.batch - 1, LARGEST)).bit_length()))
+    ]
     asked = [replace(problem, workload=replace(free, batch=batch)) for batch in batches]
     yield from _first(asked, batches, "batch", planning)
 
 
-def _first(problems: Sequence[Problem], values: Sequence[int], limit: str, planning: Planning) -> Iterator[Remedy]:
+def _first(
+    problems: Sequence[Problem], values: Sequence[int], limit: str, planning: Planning
+) -> Iterator[Remedy]:
     """The remedy of the first of ever easier problems that has a plan, found by halving."""
     best: Remedy | None = None
     low, high = 0, len(problems)
@@ -199,7 +229,12 @@ def _plans(problem: Problem, planning: Planning) -> Plans | None:
 
 
 def _n_limits(qoe: QoE) -> int:
-    return (qoe.latency_s is not None) + (qoe.energy_j is not None) + len(qoe.memory_bytes) + len(qoe.device_energy_j)
+    return (
+        (qoe.latency_s is not None)
+        + (qoe.energy_j is not None)
+        + len(qoe.memory_bytes)
+        + len(qoe.device_energy_j)
+    )
 
 
 def _mb(nbytes: float) -> int:

@@ -1,5 +1,5 @@
-"""The first plans again as devices would carry them out, step after step, with their transfers in order: Dora's second
-phase (section 4.2) over the plans of the first.
+"""The first plans again as devices would carry them out, step after step, with their transfers in
+order: Dora's second phase (section 4.2) over the plans of the first.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,16 @@ from potluck.simulate.predict import predict_steps
 N_PLANS = 6  # that are looked at again
 
 
-def rerank(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0) -> list[tuple[Plan, Plan]]:
-    """Each of these plans as judged and as foretold: the first of them by what is foretold, then the others as judged.
+def rerank(
+    problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0
+) -> list[tuple[Plan, Plan]]:
+    """Each of these plans as judged and as foretold: the first of them by what is foretold, then
+    the others as judged.
 
-    What is foretold is the steady time of a step: where the transfers of one step meet those of the next, that is not
-    the time of a step alone. `refine_s`: seconds that an exact solver has for better orders, all plans together (needs
-    ortools). Requests that stream are left as they are: only the first of several at once takes turns.
+    What is foretold is the steady time of a step: where the transfers of one step meet those of the
+    next, that is not the time of a step alone. `refine_s`: seconds that an exact solver has for
+    better orders, all plans together (needs ortools). Requests that stream are left as they are:
+    only the first of several at once takes turns.
 
     Dora, section 4.2, its second phase.
 
@@ -39,11 +43,17 @@ def rerank(problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0) -> li
         return as_judged
     foretold = [(plan, _foretold(problem, plan, refine_s / N_PLANS)) for plan in plans[:N_PLANS]]
     holding = [pair for pair in foretold if not feasibility.breaches(problem, pair[1])]
-    return sorted(holding, key=lambda pair: preference(pair[1], problem)) + as_judged[N_PLANS:] or as_judged
+    return (
+        sorted(holding, key=lambda pair: preference(pair[1], problem)) + as_judged[N_PLANS:]
+        or as_judged
+    )
 
 
 def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
-    """The plan with time, energy and memory of its programs as they are deployed. Its gap, of one step, goes."""
+    """The plan with time, energy and memory of its programs as they are deployed.
+
+    Its gap, of one step, goes.
+    """
     compiled = compile_plan(problem, plan)
     ordered = with_ordered_transfers(compiled, problem, refine_s=refine_s)
     before = predict_steps(compiled, problem)
@@ -55,7 +65,8 @@ def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
         energy_j=None if plan.energy_j is None else sum(energy_j.values()),
         device_energy_j=energy_j,
         peak_bytes={
-            n: peak + max(0, after.peak_bytes[n] - before.peak_bytes[n]) for n, peak in plan.peak_bytes.items()
+            n: peak + max(0, after.peak_bytes[n] - before.peak_bytes[n])
+            for n, peak in plan.peak_bytes.items()
         },
         gap_frac=None,
     )

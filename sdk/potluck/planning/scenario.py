@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from potluck.errors import UserError
 from potluck.records import HOME, Medium, Network, Path, Problem
 
-# --- networks ---------------------------------------------------------------------------------------------------------
+# --- networks -------------------------------------------------------------------------------------
 
 
 def rated(network: Network, medium: str, capacity_bytes_per_s: float) -> Network:
@@ -39,10 +39,12 @@ def parted(network: Network, device: str) -> Network:
 
 
 def joined(network: Network, device: str, like: str) -> Network:
-    """The network with `device` connected as `like` is: in the same air, behind a port like its own.
+    """The network with `device` connected as `like` is: in the same air, behind a port like its
+    own.
 
-    What only `like` uses (its port's ways up and down, a link measured between two devices) is doubled for the
-    newcomer; what `like` shares with others (the air of a WiFi, a line between sites) it shares with the newcomer too.
+    What only `like` uses (its port's ways up and down, a link measured between two devices) is
+    doubled for the newcomer; what `like` shares with others (the air of a WiFi, a line between
+    sites) it shares with the newcomer too.
 
     Parameters
     ----------
@@ -68,13 +70,18 @@ def joined(network: Network, device: str, like: str) -> Network:
 
 
 class _Joining:
-    """Which media are `like`'s alone (`own`) or a link of just two ends (`twin`); `extra`: the newcomer's media."""
+    """Which media are `like`'s alone (`own`) or a link of just two ends (`twin`).
+
+    `extra`: the newcomer's media.
+    """
 
     def __init__(self, network: Network, device: str, like: str) -> None:
         self.network, self.device, self.like = network, device, like
         self.capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
         self.extra: dict[str, float] = {}
-        self.host = next((b for (a, b), path in network.paths.items() if a == HOME and not path.media), HOME)
+        self.host = next(
+            (b for (a, b), path in network.paths.items() if a == HOME and not path.media), HOME
+        )
         crossed: dict[str, set[tuple[str, str]]] = {}
         for (a, b), path in network.paths.items():
             for name, _ in path.media:
@@ -89,25 +96,39 @@ class _Joining:
 
     def _is_own(self, medium: str, pairs: set[tuple[str, str]]) -> bool:
         one_way = all(a == self.like for a, _ in pairs) or all(b == self.like for _, b in pairs)
-        return one_way and (len(pairs) > 1 or medium.startswith(f"{self.like} "))  # of two devices, the name tells
+        # of two devices, the name tells
+        return one_way and (len(pairs) > 1 or medium.startswith(f"{self.like} "))
 
     def along(self, path: Path, source: str, target: str) -> Path:
         """A path of `like` with the newcomer in its place."""
-        return replace(path, media=tuple((self._doubled(name, source, target), n) for name, n in path.media))
+        return replace(
+            path, media=tuple((self._doubled(name, source, target), n) for name, n in path.media)
+        )
 
     def between(self) -> tuple[Path, Path]:
-        """From `like` to the newcomer and back: as to its nearest neighbour, with the newcomer's end for that one's."""
-        near = [b for a, b in self.network.paths if a == self.like and b != HOME and (b, a) in self.network.paths]
+        """From `like` to the newcomer and back: as to its nearest neighbour, with the newcomer's
+        end for that one's.
+        """
+        near = [
+            b
+            for a, b in self.network.paths
+            if a == self.like and b != HOME and (b, a) in self.network.paths
+        ]
         if not near:
             raise UserError(
                 f"{self.like} is alone: nothing says how it would reach {self.device}.",
-                next_step="A newcomer is connected as one that has neighbours: name such a device, or add it first.",
+                next_step="A newcomer is connected as one that has neighbours: name such a device, "
+                "or add it first.",
             )
         reach = self.network.path
-        peer = min(near, key=lambda b: (reach(self.like, b).latency_s, len(reach(self.like, b).media)))
+        peer = min(
+            near, key=lambda b: (reach(self.like, b).latency_s, len(reach(self.like, b).media))
+        )
         there, back = reach(self.like, peer), reach(peer, self.like)
         if there.media and there.media[0][0] in self.twin:
-            return self.along(there, self.like, self.device), self.along(back, self.device, self.like)
+            return self.along(there, self.like, self.device), self.along(
+                back, self.device, self.like
+            )
         both_ways = {name for name, _ in back.media} - self.own
         air = tuple(item for item in there.media if item[0] in both_ways)
         up = tuple(item for item in there.media if item[0] in self.own)
@@ -127,7 +148,7 @@ class _Joining:
         return name
 
 
-# --- problems ---------------------------------------------------------------------------------------------------------
+# --- problems -------------------------------------------------------------------------------------
 
 
 def with_medium(problem: Problem, medium: str, capacity_bytes_per_s: float) -> Problem:
@@ -159,7 +180,9 @@ def only(problem: Problem, names: Collection[str]) -> Problem:
         qoe=replace(
             qoe,
             memory_bytes={name: limit for name, limit in qoe.memory_bytes.items() if name in names},
-            device_energy_j={name: limit for name, limit in qoe.device_energy_j.items() if name in names},
+            device_energy_j={
+                name: limit for name, limit in qoe.device_energy_j.items() if name in names
+            },
         ),
     )
 
@@ -189,7 +212,9 @@ def with_twin(problem: Problem, of: str, name: str = "") -> Problem:
 
 def free_name(name: str, taken: Sequence[str]) -> str:
     """`name`, or with the next free number where it is taken."""
-    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+    return next(
+        n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken
+    )
 
 
 def known(name: str, names: Sequence[str], what: str) -> None:
@@ -211,5 +236,14 @@ def known(name: str, names: Sequence[str], what: str) -> None:
     """
     if name not in names:
         near = get_close_matches(name, names, n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names) or 'none'}."
-        raise UserError(f"there is no {what} {name!r} in this home.", next_step=hint, name=name, near=tuple(near))
+        hint = (
+            f"Did you mean {' or '.join(near)}?"
+            if near
+            else f"There are {', '.join(names) or 'none'}."
+        )
+        raise UserError(
+            f"there is no {what} {name!r} in this home.",
+            next_step=hint,
+            name=name,
+            near=tuple(near),
+        )

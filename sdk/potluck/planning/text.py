@@ -9,17 +9,28 @@ from potluck.records import Plan, Stage
 
 FORMAT = 1  # another one is refused; a person who writes a plan may leave it out
 _FACTS = (
-    "planner", "model", "home", "micro_batch", "n_micro_batches", "training", "latency_s", "energy_j", "seed",
+    "planner",
+    "model",
+    "home",
+    "micro_batch",
+    "n_micro_batches",
+    "training",
+    "latency_s",
+    "energy_j",
+    "seed",
     "gap_frac",
     "energy_gap_frac",
-)  # fmt: skip
+)
 _KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
 _STAGE = {"layers", "devices", "shares", "warm_up"}
 
 
 def dumps(plan: Plan) -> str:
     """The plan as text; `loads` gives the same plan back."""
-    lines = ["# A potluck plan. `layers` are half-open; `shares` are rows of each micro-batch, one per device."]
+    lines = [
+        "# A potluck plan. `layers` are half-open; `shares` are rows of each micro-batch, one "
+        "per device."
+    ]
     lines.append(f"format = {FORMAT}")
     for name in _FACTS:
         value = getattr(plan, name)
@@ -29,10 +40,18 @@ def dumps(plan: Plan) -> str:
         lines += ["", "[[stage]]", f"layers = {_value([stage.start, stage.stop])}"]
         lines += [f"devices = {_value(stage.devices)}", f"shares = {_value(stage.shares)}"]
         lines.append(f"warm_up = {stage.warm_up}")
-    tables = (("peak_bytes", plan.peak_bytes), ("device_energy_j", plan.device_energy_j), ("unused", plan.unused))
+    tables = (
+        ("peak_bytes", plan.peak_bytes),
+        ("device_energy_j", plan.device_energy_j),
+        ("unused", plan.unused),
+    )
     for title, table in tables:
         if table:
-            lines += ["", f"[{title}]", *(f"{_value(name)} = {_value(value)}" for name, value in table.items())]
+            lines += [
+                "",
+                f"[{title}]",
+                *(f"{_value(name)} = {_value(value)}" for name, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +77,10 @@ def _plan(text: str) -> Plan:
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"this is not a plan: {error}.") from error
     if _get(data, "format", int, FORMAT) != FORMAT:
-        raise PlanError(f"the plan is of format {data['format']}; this version reads {FORMAT}.", next_step="Plan anew.")
+        raise PlanError(
+            f"the plan is of format {data['format']}; this version reads {FORMAT}.",
+            next_step="Plan anew.",
+        )
     _no_others("the plan", data, _KNOWN)
     stages = data.get("stage")
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -91,13 +113,21 @@ def _stage(index: int, data: dict[str, Any]) -> Stage:
     devices = _list(data, "devices", str, where)
     shares = _list(data, "shares", int, where)
     warm_up = _get(data, "warm_up", int, 1, where)
-    return Stage(start=layers[0], stop=layers[1], devices=tuple(devices), shares=tuple(shares), warm_up=warm_up)
+    return Stage(
+        start=layers[0],
+        stop=layers[1],
+        devices=tuple(devices),
+        shares=tuple(shares),
+        warm_up=warm_up,
+    )
 
 
 _REQUIRED = object()
 
 
-def _get(data: dict[str, Any], name: str, kind: type, default: Any = _REQUIRED, where: str = "the plan") -> Any:
+def _get(
+    data: dict[str, Any], name: str, kind: type, default: Any = _REQUIRED, where: str = "the plan"
+) -> Any:
     value = data.get(name, default)
     if value is _REQUIRED:
         raise PlanError(f"{where}: `{name}` is missing.")
@@ -123,11 +153,19 @@ def _table(data: dict[str, Any], name: str, kind: type) -> dict[str, Any]:
 def _no_others(where: str, data: dict[str, Any], known: set[str]) -> None:
     others = sorted(set(data) - known)
     if others:
-        raise PlanError(f"{where}: nobody knows `{others[0]}`.", next_step=f"Known: {', '.join(sorted(known))}.")
+        raise PlanError(
+            f"{where}: nobody knows `{others[0]}`.", next_step=f"Known: {', '.join(sorted(known))}."
+        )
 
 
 def _called(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}[kind]
+    return {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        list: "a list",
+    }[kind]
 
 
 def _value(value: object) -> str:

@@ -1,5 +1,6 @@
-"""Networks that the catalog needs and transformers lacks, as plain torch modules: VGG-19, DenseNet-121, and a
-multimodal model in the shape of Qwen2.5-Omni's thinker: vision and audio encoders side by side, then a decoder."""
+"""Networks that the catalog needs and transformers lacks, as plain torch modules: VGG-19,
+DenseNet-121, and a multimodal model in the shape of Qwen2.5-Omni's thinker: vision and audio
+encoders side by side, then a decoder."""
 
 # mypy: disable-error-code=no-any-return
 # Calling a module is typed as Any in torch.
@@ -18,7 +19,14 @@ def vgg19() -> nn.Module:
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             channels = width
         layers.append(nn.MaxPool2d(2))
-    head = [nn.Flatten(), nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
+    head = [
+        nn.Flatten(),
+        nn.Linear(512 * 49, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 1000),
+    ]
     return nn.Sequential(*layers, *head)
 
 
@@ -38,7 +46,11 @@ class DenseLayer(nn.Module):
 
 def densenet121() -> nn.Module:
     """DenseNet-121, growth 32: Huang et al. 2017, Table 1."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+    ]
     layers.append(nn.MaxPool2d(3, stride=2, padding=1))
     channels = 64
     for block, depth in enumerate((6, 12, 24, 16)):
@@ -46,10 +58,20 @@ def densenet121() -> nn.Module:
             layers.append(DenseLayer(channels))
             channels += 32
         if block < 3:
-            layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, channels // 2, 1, bias=False)]
+            layers += [
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+                nn.Conv2d(channels, channels // 2, 1, bias=False),
+            ]
             layers.append(nn.AvgPool2d(2))
             channels //= 2
-    layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)]
+    layers += [
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, 1000),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -69,7 +91,9 @@ class Attention(nn.Module):
         query = self.query(x).view(rows, tokens, self.heads, self.size).transpose(1, 2)
         key = self.key(x).view(rows, tokens, self.shared, self.size).transpose(1, 2)
         value = self.value(x).view(rows, tokens, self.shared, self.size).transpose(1, 2)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.causal, enable_gqa=True
+        )
         return self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
 
 
@@ -88,7 +112,9 @@ class Gated(nn.Module):
 class Block(nn.Module):
     """A transformer block, norms first."""
 
-    def __init__(self, attention: Attention, mlp: nn.Module, norm: type[nn.Module], width: int) -> None:
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, norm: type[nn.Module], width: int
+    ) -> None:
         super().__init__()
         self.norm1, self.attention, self.norm2, self.mlp = norm(width), attention, norm(width), mlp
 
@@ -98,14 +124,21 @@ class Block(nn.Module):
 
 
 class Vision(nn.Module):
-    """32 blocks of width 1280 over patches of 14 x 14 pixels, 2 x 2 of them merged into one token at the end."""
+    """32 blocks of width 1280 over patches of 14 x 14 pixels, 2 x 2 of them merged into one token
+    at the end.
+    """
 
     def __init__(self, out: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 1280, 14, stride=14, bias=False)
         self.blocks = nn.Sequential(
             *(
-                Block(Attention(1280, 16, 16, causal=False), Gated(1280, 3420, bias=True), nn.RMSNorm, 1280)
+                Block(
+                    Attention(1280, 16, 16, causal=False),
+                    Gated(1280, 3420, bias=True),
+                    nn.RMSNorm,
+                    1280,
+                )
                 for _ in range(32)
             )
         )
@@ -118,13 +151,18 @@ class Vision(nn.Module):
 
 
 class Audio(nn.Module):
-    """Two convolutions over 128 mel bands, 32 blocks of width 1280, two frames averaged into one token."""
+    """Two convolutions over 128 mel bands, 32 blocks of width 1280, two frames averaged into one
+    token.
+    """
 
     def __init__(self, out: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv1d(128, 1280, 3, padding=1)
         self.conv2 = nn.Conv1d(1280, 1280, 3, stride=2, padding=1)
-        mlps = (nn.Sequential(nn.Linear(1280, 5120), nn.GELU(), nn.Linear(5120, 1280)) for _ in range(32))
+        mlps = (
+            nn.Sequential(nn.Linear(1280, 5120), nn.GELU(), nn.Linear(5120, 1280))
+            for _ in range(32)
+        )
         self.blocks = nn.Sequential(
             *(Block(Attention(1280, 20, 20, causal=False), mlp, nn.LayerNorm, 1280) for mlp in mlps)
         )
@@ -137,7 +175,9 @@ class Audio(nn.Module):
 
 
 class Omni(nn.Module):
-    """Image and sound encoded side by side, joined with text, decoded by 28 blocks of width 3584."""
+    """Image and sound encoded side by side, joined with text, decoded by 28 blocks of width
+    3584.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +186,12 @@ class Omni(nn.Module):
         self.words = nn.Embedding(words, width)
         self.blocks = nn.Sequential(
             *(
-                Block(Attention(width, 28, 4, causal=True), Gated(width, inner, bias=False), nn.RMSNorm, width)
+                Block(
+                    Attention(width, 28, 4, causal=True),
+                    Gated(width, inner, bias=False),
+                    nn.RMSNorm,
+                    width,
+                )
                 for _ in range(28)
             )
         )

@@ -1,6 +1,8 @@
-"""Makes `profiles/models/*.json` again: `python -m potluck.profile.catalog [NAME...] [--into FOLDER]`.
+"""Makes `profiles/models/*.json` again: `python -m potluck.profile.catalog [NAME...] [--into
+FOLDER]`.
 
-Networks on the meta device: shapes and no weights, so a few seconds and little memory even for billions of parameters.
+Networks on the meta device: shapes and no weights, so a few seconds and little memory even for
+billions of parameters.
 """
 
 import argparse
@@ -25,7 +27,9 @@ ROWS = 2  # of the example: one would be taken for a constant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model of the catalog: how to build it and one row of its inputs (shapes; `int` for token numbers)."""
+    """One model of the catalog: how to build it and one row of its inputs (shapes; `int` for token
+    numbers).
+    """
 
     title: str
     build: Callable[[], nn.Module]
@@ -50,7 +54,11 @@ def _hf(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
 def _image(title: str, family: str, pixels: int, **settings: Any) -> Entry:
     settings.setdefault("num_labels", 1000)
     build = _hf(f"{family}ForImageClassification", f"{family}Config", **settings)
-    return Entry(title=f"{title}, one image of {pixels} x {pixels} pixels", build=build, shapes=((3, pixels, pixels),))
+    return Entry(
+        title=f"{title}, one image of {pixels} x {pixels} pixels",
+        build=build,
+        shapes=((3, pixels, pixels),),
+    )
 
 
 def _text(title: str, model: str, config: str, tokens: int = 512, **settings: Any) -> Entry:
@@ -59,25 +67,46 @@ def _text(title: str, model: str, config: str, tokens: int = 512, **settings: An
 
 
 def _bert(title: str, tokens: int = 512, **settings: Any) -> Entry:
-    build = _hf("BertForSequenceClassification", "BertConfig", attn_implementation="sdpa", **settings)
+    build = _hf(
+        "BertForSequenceClassification", "BertConfig", attn_implementation="sdpa", **settings
+    )
     return Entry(title=f"{title}, {tokens} tokens", build=build, shapes=((),), tokens=tokens)
 
 
 def _plain(title: str, build: Callable[[], nn.Module]) -> Entry:
-    return Entry(title=f"{title}, one image of 224 x 224 pixels", build=build, shapes=((3, 224, 224),))
+    return Entry(
+        title=f"{title}, one image of 224 x 224 pixels", build=build, shapes=((3, 224, 224),)
+    )
 
 
 _B1 = {"width_coefficient": 1.0, "depth_coefficient": 1.1, "hidden_dim": 1280, "dropout_rate": 0.2}
-_QWEN3 = {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+_QWEN3 = {
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 _QWEN3 |= {"vocab_size": 151936, "tie_word_embeddings": True}
-_SMOL = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+_SMOL = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+}
 _SMOL |= {"num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True}
-_SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
+_SMALL = {
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
 _R101 = {"depths": [3, 4, 23, 3]}
 
 CATALOG: dict[str, Entry] = {
     "efficientnet-b1": _image("EfficientNet-B1", "EfficientNet", 240, image_size=240, **_B1),
-    "efficientnet-b1-cifar": _image("EfficientNet-B1", "EfficientNet", 32, image_size=32, num_labels=10, **_B1),
+    "efficientnet-b1-cifar": _image(
+        "EfficientNet-B1", "EfficientNet", 32, image_size=32, num_labels=10, **_B1
+    ),
     "mobilenet-v2": _image("MobileNetV2", "MobileNetV2", 224),
     "mobilenet-v2-cifar": _image("MobileNetV2", "MobileNetV2", 32, image_size=32, num_labels=10),
     "resnet50": _image("ResNet-50", "ResNet", 224),
@@ -91,14 +120,25 @@ CATALOG: dict[str, Entry] = {
     "bert-small": _bert("BERT-small (4 layers of width 512)", **_SMALL),
     "gpt2": _text("GPT-2 (124M)", "GPT2LMHeadModel", "GPT2Config"),
     "qwen3-0.6b": _text(
-        "Qwen3-0.6B", "Qwen3ForCausalLM", "Qwen3Config", hidden_size=1024, intermediate_size=3072, **_QWEN3
+        "Qwen3-0.6B",
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        hidden_size=1024,
+        intermediate_size=3072,
+        **_QWEN3,
     ),
     "qwen3-1.7b": _text(
-        "Qwen3-1.7B", "Qwen3ForCausalLM", "Qwen3Config", hidden_size=2048, intermediate_size=6144, **_QWEN3
+        "Qwen3-1.7B",
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        hidden_size=2048,
+        intermediate_size=6144,
+        **_QWEN3,
     ),
     "smollm2-135m": _text("SmolLM2-135M", "LlamaForCausalLM", "LlamaConfig", **_SMOL),
     "omni-7b": Entry(
-        title="In the shape of Qwen2.5-Omni-7B's thinker: an image of 448 x 448 (256 tokens), 10 s of sound "
+        title="In the shape of Qwen2.5-Omni-7B's thinker: an image of 448 x 448 (256 tokens), 10 s "
+        "of sound "
         "(250 tokens), 256 words, encoded side by side",
         build=architectures.Omni,
         shapes=((3, 448, 448), (128, 1000), ()),
@@ -128,15 +168,21 @@ def traced(name: str) -> Traced:
         The library has no such model.
     """
     if name not in CATALOG:
-        raise UserError(f"the catalog has no model {name!r}.", next_step=f"It has: {', '.join(CATALOG)}.")
+        raise UserError(
+            f"the catalog has no model {name!r}.", next_step=f"It has: {', '.join(CATALOG)}."
+        )
     entry = CATALOG[name]
     with torch.device("meta"):
         net = _Logits(entry.build()).eval()
         inputs = [
-            torch.empty(ROWS, *shape) if shape else torch.empty(ROWS, entry.tokens or 1, dtype=torch.long)
+            torch.empty(ROWS, *shape)
+            if shape
+            else torch.empty(ROWS, entry.tokens or 1, dtype=torch.long)
             for shape in entry.shapes
         ]
-    found = trace(net, inputs, input_names=["input", *(f"input_{i}" for i in range(1, len(inputs)))])
+    found = trace(
+        net, inputs, input_names=["input", *(f"input_{i}" for i in range(1, len(inputs)))]
+    )
     return replace(found, modules=tuple(module.removeprefix("net.") for module in found.modules))
 
 
@@ -150,9 +196,15 @@ def make(name: str) -> ModelGraph:
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Write the named models, all of them by default."""
-    parser = argparse.ArgumentParser(prog="python -m potluck.profile.catalog", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CATALOG)}; all by default")
-    parser.add_argument("--into", type=Path, default=Path("profiles/models"), help="folder to write to")
+    parser = argparse.ArgumentParser(
+        prog="python -m potluck.profile.catalog", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(CATALOG)}; all by default"
+    )
+    parser.add_argument(
+        "--into", type=Path, default=Path("profiles/models"), help="folder to write to"
+    )
     options = parser.parse_args(None if arguments is None else list(arguments))
     options.into.mkdir(parents=True, exist_ok=True)
     for name in options.names or CATALOG:

@@ -1,4 +1,5 @@
-"""From a home and a model of the library to a Profile, as if it had been measured: what-if without a single device.
+"""From a home and a model of the library to a Profile, as if it had been measured: what-if without
+a single device.
 
 Layer times are roofline estimates and say so.
 """
@@ -27,10 +28,11 @@ TOKEN_BYTES = 8  # a class or a token is an int64, as target and as answer
 def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     """Bounds of at most `max_layers` layers: layer i is the nodes [bounds[i], bounds[i + 1]).
 
-    The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut, the lighter one if
-    they are alike, until few enough are left: so cuts stay where few tensors are alive. A neighbour that would grow
-    beyond twice an even share is taken last, and so is one in another branch. At 4 nodes of equal weight and cuts of
-    9, 1, 9 bytes, two layers are [0, 2) and [2, 4).
+    The lightest layer (by its share of flop and weights) joins the neighbour across the dearer cut,
+    the lighter one if they are alike, until few enough are left: so cuts stay where few tensors are
+    alive. A neighbour that would grow beyond twice an even share is taken last, and so is one in
+    another branch. At 4 nodes of equal weight and cuts of 9, 1, 9 bytes, two layers are [0, 2) and
+    [2, 4).
 
     Raises
     ------
@@ -66,9 +68,11 @@ def estimate(
     max_layers: int = 32,
     rows: Sequence[int] = ROWS,
 ) -> Profile:
-    """A profile of a home that need not exist: layer times estimated from data sheets, for `potluck.plan`.
+    """A profile of a home that need not exist: layer times estimated from data sheets, for
+    `potluck.plan`.
 
-    Targets and answers are one class a row, or one token for each token where the model's output has a number for each.
+    Targets and answers are one class a row, or one token for each token where the model's output
+    has a number for each.
 
     Parameters
     ----------
@@ -91,12 +95,15 @@ def estimate(
     bounds = merged(graph, max_layers)
     output_bytes = sum(node.output_bytes for node in graph.nodes if node.name in graph.outputs)
     speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
-    costs = {name: roofline.estimate(spec, graph, rows, bounds) for name, spec in home.specs.items()}
+    costs = {
+        name: roofline.estimate(spec, graph, rows, bounds) for name, spec in home.specs.items()
+    }
     answer_bytes = TOKEN_BYTES * (graph.sequence or 1) if speaks else TOKEN_BYTES
     made = _profile(home, graph, graph.layers(bounds, branched=True), costs, answer_bytes)
     notes = ["estimated from data sheets, not measured"]
     notes += [
-        f"{name} is used in several places, which training keeps on one device; planned here as if each had it"
+        f"{name} is used in several places, which training keeps on one device; planned here as if "
+        "each had it"
         for name in graph.tied
     ]
     return replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
@@ -116,11 +123,18 @@ def _graph(model: "str | Path | ModelGraph | Model") -> ModelGraph:
 
 
 def imported(
-    home: str | Path | HomeSpec, graph_text: str, rows: int, *, max_layers: int = 32, name: str = "graph"
+    home: str | Path | HomeSpec,
+    graph_text: str,
+    rows: int,
+    *,
+    max_layers: int = 32,
+    name: str = "graph",
 ) -> Profile:
-    """A profile from PipeDream's `graph.txt`, measured there at minibatches of `rows`, for training on a home.
+    """A profile from PipeDream's `graph.txt`, measured there at minibatches of `rows`, for training
+    on a home.
 
-    It knows one kind of device, so every device of the home takes as long; between batch sizes time is in proportion.
+    It knows one kind of device, so every device of the home takes as long; between batch sizes time
+    is in proportion.
 
     Harlap et al., "PipeDream", 2018: the format of its profiler.
 
@@ -142,7 +156,13 @@ def imported(
     model, tables = pipedream.model_of(graph, rows, name), pipedream.costs_of(graph, rows)
     bounds = merged(model, max_layers)
     costs = tuple(_summed(tables[start:stop]) for start, stop in pairwise(bounds))
-    made = _profile(home, model, model.layers(bounds), {device.name: costs for device in home.devices}, TOKEN_BYTES)
+    made = _profile(
+        home,
+        model,
+        model.layers(bounds),
+        {device.name: costs for device in home.devices},
+        TOKEN_BYTES,
+    )
     return replace(made, notes=("times of a PipeDream profile, the same on every device",))
 
 
@@ -163,8 +183,13 @@ def _profile(
     costs: dict[str, tuple[LayerCost, ...]],
     answer_bytes: int,
 ) -> Profile:
-    """The profile of a home that nobody measured; training and inference alike, but for who cannot train."""
-    trained = {device.name: costs[device.name] for device in home.devices if can_train(device.backends)}
+    """The profile of a home that nobody measured.
+
+    Training and inference alike, but for who cannot train.
+    """
+    trained = {
+        device.name: costs[device.name] for device in home.devices if can_train(device.backends)
+    }
     measured = Measurements(
         layers=layers,
         costs=costs,

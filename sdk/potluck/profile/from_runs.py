@@ -1,9 +1,10 @@
 """A profile that learns from a run: its layers take what the run showed. Pure.
 
-The rule: the median time of every piece of the model that a device ran, forward or backward, is compared with its
-prediction (which knows who shared the processor). The seconds of the piece's layers, at every batch size, are
-multiplied by the square root of measured by predicted, 1/4 to 4: half of the way, so that one disturbed run moves a
-profile little and several bring it there. A layer that several pieces held takes their median.
+The rule: the median time of every piece of the model that a device ran, forward or backward, is
+compared with its prediction (which knows who shared the processor). The seconds of the piece's
+layers, at every batch size, are multiplied by the square root of measured by predicted, 1/4 to 4:
+half of the way, so that one disturbed run moves a profile little and several bring it there. A
+layer that several pieces held takes their median.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,10 +21,17 @@ Piece = tuple[str, str, int, int, int]  # device, operation, layers [start, stop
 
 
 def learned(
-    profile: Profile, predicted: Trace, measured: Trace, compiled: Compiled, *, training: bool,
+    profile: Profile,
+    predicted: Trace,
+    measured: Trace,
+    compiled: Compiled,
+    *,
+    training: bool,
     steady: Collection[str] = (),
-) -> Profile:  # fmt: skip
-    """The profile after a run of `compiled`. Devices in `steady` last as long as their profile says: no news.
+) -> Profile:
+    """The profile after a run of `compiled`.
+
+    Devices in `steady` last as long as their profile says: no news.
 
     Parameters
     ----------
@@ -48,7 +56,9 @@ def learned(
             continue
         for layer in range(start, stop):
             ratios.setdefault((device, op, layer), []).append(seconds / expected[piece])
-    factors = {key: min(max(median(found), 1 / MOST), MOST) ** SHARE for key, found in ratios.items()}
+    factors = {
+        key: min(max(median(found), 1 / MOST), MOST) ** SHARE for key, found in ratios.items()
+    }
     known = profile.training if training else profile.inference
     if known is None or not factors:
         return profile
@@ -71,7 +81,9 @@ def _pieces(trace: Trace, compiled: Compiled) -> dict[Piece, float]:
     return {piece: median(seconds) for piece, seconds in found.items()}
 
 
-def _changed(cost: LayerCost, factors: Mapping[tuple[str, str, int], float], device: str, layer: int) -> LayerCost:
+def _changed(
+    cost: LayerCost, factors: Mapping[tuple[str, str, int], float], device: str, layer: int
+) -> LayerCost:
     forward, backward = (factors.get((device, op, layer), 1.0) for op in ("run", "backward"))
     return replace(
         cost,

@@ -1,7 +1,10 @@
-"""The library of known devices, networks, homes and models: `profiles/`, read strictly; every number says whence.
+"""The library of known devices, networks, homes and models: `profiles/`, read strictly.
 
-A number is `{ value, basis, source }`, basis one of measured, specification, estimate. What nobody knows is absent, and
-asking for it is an error that names the field and the file, unless a home states its own estimate with a reason.
+Every number says whence.
+
+A number is `{ value, basis, source }`, basis one of measured, specification, estimate. What nobody
+knows is absent, and asking for it is an error that names the field and the file, unless a home
+states its own estimate with a reason.
 """
 
 import tomllib
@@ -39,7 +42,9 @@ NETWORK_NUMBERS = ("capacity_bytes_per_s", "cable_bytes_per_s", "bus_bytes_per_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A value, what it rests on (`basis`), where it is printed (`source`), and for a home's own estimate why."""
+    """A value, what it rests on (`basis`), where it is printed (`source`), and for a home's own
+    estimate why.
+    """
 
     value: float
     basis: str
@@ -74,16 +79,20 @@ class DeviceSpec:
             raise FileError(
                 f"{self.file}: {field} of {self.name} is not known, and it is needed here.",
                 next_step=f"Measure the device, or state your own in the home file: "
-                f'[assume.{self.name}] {field} = {{ value = ..., basis = "estimate", source = ..., reason = ... }}.',
+                f"[assume.{self.name}] {field} = "
+                f'{{ value = ..., basis = "estimate", source = ..., reason = ... }}.',
                 file=self.file,
                 field=field,
             )
         return self.numbers[field].value
 
     def device(self, name: str = "") -> Device:
-        """The device as planners see it, called `name`. Needs its memory; leaves unknown watts unknown.
+        """The device as planners see it, called `name`. Needs its memory.
 
-        It copies as fast as its memory's bandwidth lets it; where nobody knows that, a `Device`'s default stands.
+        Leaves unknown watts unknown.
+
+        It copies as fast as its memory's bandwidth lets it; where nobody knows that, a `Device`'s
+        default stands.
         """
         known = "copy_bytes_per_s" in self.numbers or "memory_bytes_per_s" in self.numbers
         return Device(
@@ -100,7 +109,9 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeSpec:
-    """A home: its devices and network as planners see them, and per device name what it is made of (`specs`)."""
+    """A home: its devices and network as planners see them, and per device name what it is made of
+    (`specs`).
+    """
 
     name: str
     title: str
@@ -129,8 +140,14 @@ def file_of(kind: str, name: str) -> Path:
     if name in names(kind):
         return path
     near = _near(name, names(kind))
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known {kind}: {', '.join(names(kind)) or 'none'}."
-    raise UserError(f"there is no {kind[:-1]} called {name!r}.", next_step=hint, name=name, near=near)
+    hint = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else f"Known {kind}: {', '.join(names(kind)) or 'none'}."
+    )
+    raise UserError(
+        f"there is no {kind[:-1]} called {name!r}.", next_step=hint, name=name, near=near
+    )
 
 
 def load_device(name: str | Path) -> DeviceSpec:
@@ -179,7 +196,11 @@ def load_home(name: str | Path) -> HomeSpec:
     specs, members = _members(table, assumed)
     home_at = table.choice("home_at", tuple(specs))
     network = table.take("network", (str, dict), "a network's name, or a table")
-    wiring = load_network(network) if isinstance(network, str) else _wiring(_Table(network, str(path), "network."))
+    wiring = (
+        load_network(network)
+        if isinstance(network, str)
+        else _wiring(_Table(network, str(path), "network."))
+    )
     head = {field: table.text(field) for field in ("title", "source")}
     table.optional_text("note")
     for kind in assumed:
@@ -199,7 +220,10 @@ def load_home(name: str | Path) -> HomeSpec:
 
 
 def assumed(device: str) -> Mapping[str, Number]:
-    """What the homes of the library assume of a device where its own file is silent; the first home that does."""
+    """What the homes of the library assume of a device where its own file is silent.
+
+    The first home that does.
+    """
     found: dict[str, Number] = {}
     for home in names("homes"):
         path = file_of("homes", home)
@@ -220,8 +244,8 @@ def _network(wiring: HomeWiring, members: list[Attachment], home_at: str, path: 
 def _members(
     table: "_Table", assumed: Mapping[str, Mapping[str, Number]]
 ) -> tuple[dict[str, DeviceSpec], list[Attachment]]:
-    """The devices of a home in order: `[[devices]]` with name, profile, and optionally port, site, wired, and the
-    backends that its paper takes it to have.
+    """The devices of a home in order: `[[devices]]` with name, profile, and optionally port, site,
+    wired, and the backends that its paper takes it to have.
     """
     specs: dict[str, DeviceSpec] = {}
     members = []
@@ -267,11 +291,15 @@ def _link(entry: "_Table") -> Link:
         if field not in numbers:
             raise _wrong(entry.file, f"{entry.prefix}{field}", "a number", "nothing")
     entry.done()
-    return Link(sites=(sites[0], sites[1]), **{field: number.value for field, number in numbers.items()})
+    return Link(
+        sites=(sites[0], sites[1]), **{field: number.value for field, number in numbers.items()}
+    )
 
 
 class _Table:
-    """One TOML table being read: every field is taken once, and what is left at the end is an error."""
+    """One TOML table being read: every field is taken once, and what is left at the end is an
+    error.
+    """
 
     def __init__(self, fields: Mapping[str, Any], file: str, prefix: str = "") -> None:
         self.fields, self.file, self.prefix = dict(fields), file, prefix
@@ -279,7 +307,9 @@ class _Table:
     def take(self, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
         value = self.fields.pop(field, None)
         if value is None or not isinstance(value, kind):
-            raise _wrong(self.file, self.prefix + field, expected, "nothing" if value is None else value)
+            raise _wrong(
+                self.file, self.prefix + field, expected, "nothing" if value is None else value
+            )
         return value
 
     def text(self, field: str) -> str:
@@ -318,34 +348,51 @@ class _Table:
         known = tuple(BACKEND_OF.values())
         for value in values:
             if value not in known:
-                raise _wrong(self.file, f"{self.prefix}backends", f"some of {', '.join(known)}", value)
+                raise _wrong(
+                    self.file, f"{self.prefix}backends", f"some of {', '.join(known)}", value
+                )
         return values
 
     def entries(self, field: str) -> list["_Table"]:
         values = self.take(field, list, f"[[{field}]] tables")
         if not values or not all(isinstance(value, dict) for value in values):
             raise _wrong(self.file, self.prefix + field, f"[[{field}]] tables", values)
-        return [_Table(value, self.file, f"{self.prefix}{field}[{index}].") for index, value in enumerate(values)]
+        return [
+            _Table(value, self.file, f"{self.prefix}{field}[{index}].")
+            for index, value in enumerate(values)
+        ]
 
     def tables(self, field: str) -> list[tuple[str, "_Table"]]:
         values = self.take(field, dict, "a table") if field in self.fields else {}
         for name, value in values.items():
             if not isinstance(value, dict):
                 raise _wrong(self.file, f"{field}.{name}", "a table", value)
-        return [(name, _Table(value, self.file, f"{field}.{name}.")) for name, value in values.items()]
+        return [
+            (name, _Table(value, self.file, f"{field}.{name}.")) for name, value in values.items()
+        ]
 
     def numbers(self, allowed: Iterable[str], *, own: bool = False) -> dict[str, Number]:
-        """Those of the fields that are there. `own`: a home's estimates, each with its reason, and nothing else."""
+        """Those of the fields that are there.
+
+        `own`: a home's estimates, each with its reason, and nothing else.
+        """
         found = {field: self._number(field, own=own) for field in allowed if field in self.fields}
         if own:
             self.done()
         return found
 
     def _number(self, field: str, *, own: bool) -> Number:
-        entry = _Table(self.take(field, dict, "{ value, basis, source }"), self.file, f"{self.prefix}{field}.")
+        entry = _Table(
+            self.take(field, dict, "{ value, basis, source }"), self.file, f"{self.prefix}{field}."
+        )
         value = entry.take("value", (int, float), "a number")
         least = "0 or more" if field.endswith(("idle_w", "radio_w", "latency_s")) else "above 0"
-        if isinstance(value, bool) or not isfinite(value) or value < 0 or (value == 0 and least == "above 0"):
+        if (
+            isinstance(value, bool)
+            or not isfinite(value)
+            or value < 0
+            or (value == 0 and least == "above 0")
+        ):
             raise _wrong(self.file, f"{entry.prefix}value", f"a finite number, {least}", value)
         basis = entry.choice("basis", ("estimate",) if own else BASES)
         number = Number(
@@ -361,15 +408,22 @@ class _Table:
         """Refuse what nobody took."""
         if self.fields:
             left = sorted(self.fields)
-            raise _wrong(self.file, self.prefix + left[0], "no such field here", self.fields[left[0]])
+            raise _wrong(
+                self.file, self.prefix + left[0], "no such field here", self.fields[left[0]]
+            )
 
 
 def _wrong(file: str, field: str, expected: str, got: object) -> FileError:
-    return FileError(f"{file}: {field}: expected {expected}, got {str(got)[:80]!r}.", file=file, field=field)
+    return FileError(
+        f"{file}: {field}: expected {expected}, got {str(got)[:80]!r}.", file=file, field=field
+    )
 
 
 def _near(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Up to three names like it: those that contain it, then those spelled alike; case and hyphens do not matter."""
+    """Up to three names like it: those that contain it, then those spelled alike.
+
+    Case and hyphens do not matter.
+    """
     plain = {"".join(c for c in each.lower() if c.isalnum()): each for each in known}
     wanted = "".join(c for c in name.lower() if c.isalnum())
     inside = [each for key, each in plain.items() if len(wanted) > 2 and wanted in key]
@@ -384,14 +438,17 @@ def _suffix(kind: str) -> str:
 
 
 def _folder() -> Path:
-    """Where the profiles are: inside the installed package, else in the repository that this file is part of."""
+    """Where the profiles are: inside the installed package, else in the repository that this file
+    is part of.
+    """
     here = Path(__file__).resolve()
     packaged, repository = here.parents[1] / "profiles", here.parents[3] / "profiles"
     for folder in (packaged, repository):
         if (folder / "devices").is_dir():
             return folder
     raise FileError(
-        f"the profiles are missing: neither {packaged} nor {repository} is there.", next_step="Install potluck again."
+        f"the profiles are missing: neither {packaged} nor {repository} is there.",
+        next_step="Install potluck again.",
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from potluck.errors import UserError
 
 MIN_S = 1e-6  # no probe is quicker
-MAX_BYTES_PER_S = 1e11  # nothing at home is faster; keeps noise on a fast link from giving a negative slope
+# nothing at home is faster; keeps noise on a fast link from giving a negative slope
+MAX_BYTES_PER_S = 1e11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,8 @@ class Line:
 
 
 def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> Line:
-    """Least squares of seconds over bytes, of the errors as parts of the seconds: a long probe is off by more.
+    """Least squares of seconds over bytes, of the errors as parts of the seconds: a long probe is
+    off by more.
 
     >>> fit_line([0, 1000], [0.5, 1.5])
     Line(latency_s=0.5, bytes_per_s=1000.0)
@@ -33,7 +35,10 @@ def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> Line:
     weights = [1 / max(s, MIN_S) ** 2 for s in seconds]
     mean_n, mean_s = _mean(nbytes, weights), _mean(seconds, weights)
     spread = _mean([(n - mean_n) ** 2 for n in nbytes], weights)
-    slope = _mean([(n - mean_n) * (s - mean_s) for n, s in zip(nbytes, seconds, strict=True)], weights) / spread
+    slope = (
+        _mean([(n - mean_n) * (s - mean_s) for n, s in zip(nbytes, seconds, strict=True)], weights)
+        / spread
+    )
     slope = max(slope, 1 / MAX_BYTES_PER_S)
     return Line(latency_s=max(mean_s - slope * mean_n, 0.0), bytes_per_s=1 / slope)
 

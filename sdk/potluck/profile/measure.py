@@ -1,6 +1,8 @@
-"""Measure a model on a home: layers on every device, links between all, memory and power as the devices state them.
+"""Measure a model on a home: layers on every device, links between all, memory and power as the
+devices state them.
 
-Devices of one machine share its processor, so they are measured one after another; different machines in parallel.
+Devices of one machine share its processor, so they are measured one after another; different
+machines in parallel.
 """
 
 import platform
@@ -25,14 +27,16 @@ from potluck_wire.messages import Measure, Probe
 
 PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
 PROBE_REPEATS = 3
-SHORT_REPEATS = 9  # of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
+# of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
+SHORT_REPEATS = 9
 TOGETHER_S = 0.3  # devices do not begin at the same moment: long enough that this does not matter
 MAX_REPEATS = 64  # what agents accept
-# What a worker takes beside tensors: kernels and buffers that libraries make at first use. Up to 1.5 MiB in workers
-# that have measured the model before, 6.3 MiB in new ones (x86-64, torch 2.13).
+# What a worker takes beside tensors: kernels and buffers that libraries make at first use. Up to
+# 1.5 MiB in workers that have measured the model before, 6.3 MiB in new ones (x86-64, torch 2.13).
 FLOOR_BYTES = 8 * 2**20
 
-Costs = Mapping[bool, tuple[LayerCost, ...]]  # of the layers of a model, for training and for inference
+# of the layers of a model, for training and for inference
+Costs = Mapping[bool, tuple[LayerCost, ...]]
 
 
 class Bench:
@@ -57,7 +61,9 @@ class Bench:
         self._n_done += 1
         self._task.update(self._n_done / self._n_tasks, text)
 
-    def layer(self, device: str, model: Any, index: int, train: bool, rows: Sequence[int], n: int) -> LayerCost:
+    def layer(
+        self, device: str, model: Any, index: int, train: bool, rows: Sequence[int], n: int
+    ) -> LayerCost:
         """The times of one layer on one device.
 
         Parameters
@@ -75,7 +81,9 @@ class Bench:
         n
             How often each time is taken.
         """
-        kind = kind_on(model, device, self._members[device].capability.get("backends", ()), train=train)
+        kind = kind_on(
+            model, device, self._members[device].capability.get("backends", ()), train=train
+        )
         name = f"{'train' if train else 'infer'}-{index}"
         document = document_for(model, device, kind, index, index + 1, train=train)
         order = Measure(task=name, kind=kind, train=train, rows=tuple(rows), repeats=n)
@@ -90,8 +98,11 @@ class Bench:
             update_s=answer.update_s if train else None,
         )
 
-    def together_s(self, devices: Iterable[str], model: Any, index: int, train: bool, rows: int, n: int) -> float:
-        """Seconds of a layer, forward and backward, when all these devices compute it at the same time.
+    def together_s(
+        self, devices: Iterable[str], model: Any, index: int, train: bool, rows: int, n: int
+    ) -> float:
+        """Seconds of a layer, forward and backward, when all these devices compute it at the same
+        time.
 
         Parameters
         ----------
@@ -110,17 +121,26 @@ class Bench:
         """
         requests = {}
         for name in devices:
-            kind = kind_on(model, name, self._members[name].capability.get("backends", ()), train=train)
+            kind = kind_on(
+                model, name, self._members[name].capability.get("backends", ()), train=train
+            )
             order = Measure(task="together", kind=kind, train=train, rows=(rows,), repeats=n)
-            requests[name] = order, (document_for(model, name, kind, index, index + 1, train=train),)
+            requests[name] = (
+                order,
+                (document_for(model, name, kind, index, index + 1, train=train),),
+            )
         self._task.check()
         answers = self._link.ask(RequestAll(requests=requests)).result()
         self.done(f"{', '.join(requests)} at once")
-        seconds = [float(sum((*answer.forward_s, *answer.backward_s))) for answer, _ in answers.values()]
+        seconds = [
+            float(sum((*answer.forward_s, *answer.backward_s))) for answer, _ in answers.values()
+        ]
         return mean(seconds)
 
     def line(self, source: str, target: str, rate: float | None = None) -> Line:
-        """Latency and rate from one device to another, or from home; `rate` where an emulated uplink states it.
+        """Latency and rate from one device to another, or from home.
+
+        `rate` where an emulated uplink states it.
 
         Parameters
         ----------
@@ -141,7 +161,8 @@ class Bench:
     def latency_s(self, source: str, target: str, bytes_per_s: float) -> float:
         """What a small message takes on an emulated path of that rate, beyond its bytes.
 
-        The quickest counts: what the other emulated devices do on the same processor meanwhile is no latency.
+        The quickest counts: what the other emulated devices do on the same processor meanwhile is
+        no latency.
 
         Parameters
         ----------
@@ -160,7 +181,9 @@ class Bench:
         if source == HOME:
             order = UplinkProbe(device=target, nbytes=nbytes)
             return [float(self._link.ask(order).result()) for _ in range(repeats)]
-        probe = Probe(task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=repeats)
+        probe = Probe(
+            task=f"{source}-{target}-{nbytes}"[:64], peer=target, nbytes=nbytes, repeats=repeats
+        )
         answers = self._link.ask(RequestAll(requests={source: (probe, ())})).result()
         return tuple(answers[source][0].seconds)
 
@@ -182,22 +205,40 @@ def check_measuring(rows: Any, repeats: Any, devices: Any) -> None:
     UserError
         One of them is not what it should be.
     """
-    if not isinstance(rows, Sequence) or not rows or not all(isinstance(n, int) and n > 0 for n in rows):
+    if (
+        not isinstance(rows, Sequence)
+        or not rows
+        or not all(isinstance(n, int) and n > 0 for n in rows)
+    ):
         raise UserError(f"rows are batch sizes to measure, such as (1, 4, 16), got {rows!r}.")
     if not isinstance(repeats, int) or not 1 <= repeats <= MAX_REPEATS:
         raise UserError(f"a layer is measured 1 to {MAX_REPEATS} times, got repeats={repeats!r}.")
     if isinstance(devices, str):
-        raise UserError(f"devices are a list of names, got {devices!r}.", next_step=f"devices=[{devices!r}]")
+        raise UserError(
+            f"devices are a list of names, got {devices!r}.", next_step=f"devices=[{devices!r}]"
+        )
 
 
 def profile(
-    link: Link, members: Members, model: Any, task: Task, *, train: bool, rows: Sequence[int], repeats: int,
-    store: Store | None, save: Store | None, devices: Iterable[str] | None = None,
-) -> Profile:  # fmt: skip
-    """The profile of `model` on these devices, by default on every ready one; times in `store` are not measured again.
+    link: Link,
+    members: Members,
+    model: Any,
+    task: Task,
+    *,
+    train: bool,
+    rows: Sequence[int],
+    repeats: int,
+    store: Store | None,
+    save: Store | None,
+    devices: Iterable[str] | None = None,
+) -> Profile:
+    """The profile of `model` on these devices, by default on every ready one.
 
-    A device with too little memory for a layer, or that cannot compute any, is left out, with a note and a warning, and
-    plans will say so (`excluded`); it is an error where all are. One that has no torch is not measured for training.
+    Times in `store` are not measured again.
+
+    A device with too little memory for a layer, or that cannot compute any, is left out, with a
+    note and a warning, and plans will say so (`excluded`); it is an error where all are. One that
+    has no torch is not measured for training.
 
     Parameters
     ----------
@@ -227,9 +268,14 @@ def profile(
     notes: list[str] = []
 
     def measure(device: str) -> Costs:
-        possible = [mode for mode in modes if not mode or can_train(members[device].capability.get("backends", ()))]
+        possible = [
+            mode
+            for mode in modes
+            if not mode or can_train(members[device].capability.get("backends", ()))
+        ]
         return {
-            mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes) for mode in possible
+            mode: _costs(bench, model, device, members, mode, rows, repeats, store, save, notes)
+            for mode in possible
         }
 
     found, excluded = _of_all_that_can(names, members, measure, notes)
@@ -240,14 +286,20 @@ def profile(
     copies = weight_copies(model, found, members)
     measured = {
         mode: measurements_of(
-            model, mode, {name: costs[mode] for name, costs in found.items() if mode in costs}, copies
+            model,
+            mode,
+            {name: costs[mode] for name, costs in found.items() if mode in costs},
+            copies,
         )
         for mode in modes
     }
     return Profile(
         model=name_of(model),
         signature=model.signature,
-        devices=tuple(device_of(name, capability, cores.get(name)) for name, capability in capabilities.items()),
+        devices=tuple(
+            device_of(name, capability, cores.get(name))
+            for name, capability in capabilities.items()
+        ),
         network=network_of(capabilities, lines, platform.node()),
         training=measured.get(True),
         inference=measured.get(False),
@@ -260,7 +312,10 @@ def profile(
 def _of_all_that_can(
     names: Sequence[str], members: Members, measure: Callable[[str], Costs], notes: list[str]
 ) -> tuple[dict[str, Costs], dict[str, str]]:
-    """{name: measure(name)} of those that can, and why the others cannot; raised where nobody can."""
+    """{name: measure(name)} of those that can, and why the others cannot.
+
+    Raised where nobody can.
+    """
     unfit: dict[str, OutOfMemory | ModelError | PlanError] = {}
 
     def attempt(device: str) -> Costs:
@@ -270,7 +325,11 @@ def _of_all_that_can(
             unfit[device] = error
             return {}
 
-    found = {name: costs for name, costs in by_host(names, lambda name: _host(members, name), attempt).items() if costs}
+    found = {
+        name: costs
+        for name, costs in by_host(names, lambda name: _host(members, name), attempt).items()
+        if costs
+    }
     if not found:
         raise next(iter(unfit.values()))
     for name, error in unfit.items():
@@ -280,22 +339,38 @@ def _of_all_that_can(
 
 
 def _cores(
-    bench: Bench, model: Any, found: Mapping[str, Costs], capabilities: Mapping[str, Mapping[str, Any]]
+    bench: Bench,
+    model: Any,
+    found: Mapping[str, Costs],
+    capabilities: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, float]:
-    """Of every device that shares its machine with others: how many of these compute at full speed at once."""
+    """Of every device that shares its machine with others: how many of these compute at full speed
+    at once.
+    """
     cores: dict[str, float] = {}
     for sharing in sharing_hosts(capabilities):
         costs = {name: found[name] for name in sharing}
-        cores |= dict.fromkeys(sharing, _host_cores(bench, model, _common_mode(found, sharing), costs, capabilities))
+        cores |= dict.fromkeys(
+            sharing, _host_cores(bench, model, _common_mode(found, sharing), costs, capabilities)
+        )
     return cores
 
 
 def _costs(
-    bench: Bench, model: Any, device: str, members: Members, train: bool, rows: Sequence[int], repeats: int,
-    store: Store | None, save: Store | None, notes: list[str],
-) -> tuple[LayerCost, ...]:  # fmt: skip
+    bench: Bench,
+    model: Any,
+    device: str,
+    members: Members,
+    train: bool,
+    rows: Sequence[int],
+    repeats: int,
+    store: Store | None,
+    save: Store | None,
+    notes: list[str],
+) -> tuple[LayerCost, ...]:
     n_layers = len(model.layers(train))
-    if members[device].capability.get("emulated"):  # made for one session: what it was last time says nothing
+    # made for one session: what it was last time says nothing
+    if members[device].capability.get("emulated"):
         store = save = None
     about = about_of(members[device].key, members[device].capability)
     if store is not None:
@@ -309,7 +384,9 @@ def _costs(
                 for index in range(n_layers):
                     bench.done(f"{device}: layer {index} known")
                 return kept
-    costs = tuple(bench.layer(device, model, index, train, rows, repeats) for index in range(n_layers))
+    costs = tuple(
+        bench.layer(device, model, index, train, rows, repeats) for index in range(n_layers)
+    )
     if save is not None:
         save.save(model.signature, about, costs, train=train)
     return costs
@@ -349,10 +426,15 @@ def _common_mode(found: Mapping[str, Costs], names: Iterable[str]) -> bool:
 
 
 def _host_cores(
-    bench: Bench, model: Any, train: bool, found: Mapping[str, Costs],
+    bench: Bench,
+    model: Any,
+    train: bool,
+    found: Mapping[str, Costs],
     capabilities: Mapping[str, Mapping[str, Any]],
-) -> float:  # fmt: skip
-    """How many of these devices can compute at full speed at once: their heaviest layer, alone and all together."""
+) -> float:
+    """How many of these devices can compute at full speed at once: their heaviest layer, alone and
+    all together.
+    """
     costs = [modes[train] for modes in found.values()]
     rows = costs[0][0].rows[-1]
     alone_s = [mean(_heaviest_s(layer) for layer in layers) for layers in zip(*costs, strict=True)]
@@ -361,7 +443,9 @@ def _host_cores(
     together_s = bench.together_s(found, model, index, train, rows, repeats)
     some = capabilities[next(iter(found))]
     return effective_cores(
-        len(found), int(some.get("cores") or 1) / int(some.get("threads") or 1), alone_s[index] / max(together_s, 1e-9)
+        len(found),
+        int(some.get("cores") or 1) / int(some.get("threads") or 1),
+        alone_s[index] / max(together_s, 1e-9),
     )
 
 
@@ -370,8 +454,8 @@ def _heaviest_s(cost: LayerCost) -> float:
 
 
 def effective_cores(n_devices: int, room: float, speed_frac: float) -> float:
-    """Devices at full speed at once, where `room` fit by the count of cores and `n_devices` at once each had
-    `speed_frac` of the speed that they have alone: neighbours share caches and memory too.
+    """Devices at full speed at once, where `room` fit by the count of cores and `n_devices` at once
+    each had `speed_frac` of the speed that they have alone: neighbours share caches and memory too.
 
     >>> effective_cores(4, 2.0, 0.45), effective_cores(2, 8.0, 1.0)
     (1.8, 8.0)
@@ -389,8 +473,12 @@ def effective_cores(n_devices: int, room: float, speed_frac: float) -> float:
     return room * min(1.0, speed_frac / expected)
 
 
-def by_host(names: Iterable[str], host: Callable[[str], str], work: Callable[[str], Any]) -> dict[str, Any]:
-    """{name: work(name)}: one host's devices one after another, hosts in parallel. The first error is raised.
+def by_host(
+    names: Iterable[str], host: Callable[[str], str], work: Callable[[str], Any]
+) -> dict[str, Any]:
+    """{name: work(name)}: one host's devices one after another, hosts in parallel.
+
+    The first error is raised.
 
     Parameters
     ----------
@@ -411,13 +499,18 @@ def by_host(names: Iterable[str], host: Callable[[str], str], work: Callable[[st
 
 
 def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
-    """What the times of a device depend on. An emulated device makes a new key each time: its host stands for it."""
+    """What the times of a device depend on.
+
+    An emulated device makes a new key each time: its host stands for it.
+    """
     emulated = capability.get("emulated")
     who = f"emulated on {capability.get('host')}" if emulated else key
     return {
-        "who": who, "slowdown": (emulated or {}).get("slowdown"), "threads": capability.get("threads"),
+        "who": who,
+        "slowdown": (emulated or {}).get("slowdown"),
+        "threads": capability.get("threads"),
         "backends": capability.get("backends"),
-    }  # fmt: skip
+    }
 
 
 def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None = None) -> Device:
@@ -522,4 +615,9 @@ def _host(members: Members, name: str) -> str:
 
 def _pairs_to_probe(names: Sequence[str]) -> list[tuple[str, str]]:
     """Ordered pairs: everything that a device or home sends."""
-    return [(source, target) for source in (*names, HOME) for target in (*names, HOME) if source != target]
+    return [
+        (source, target)
+        for source in (*names, HOME)
+        for target in (*names, HOME)
+        if source != target
+    ]

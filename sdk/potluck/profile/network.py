@@ -1,4 +1,6 @@
-"""How a home is connected: what the devices say of their links, or what was measured between them. Pure."""
+"""How a home is connected: what the devices say of their links, or what was measured between them.
+Pure.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,17 +8,20 @@ from typing import Any
 from potluck.profile.links import Line
 from potluck.records import HOME, Medium, Network, Path
 
-FAST_BYTES_PER_S = 1e9  # inside one machine, where nothing was measured: loopback with encryption moves about as much
+# inside one machine, where nothing was measured: loopback with encryption moves about as much
+FAST_BYTES_PER_S = 1e9
 
 
 def network_of(
-    capabilities: Mapping[str, Mapping[str, Any]], lines: Mapping[tuple[str, str], Line], home_host: str = ""
+    capabilities: Mapping[str, Mapping[str, Any]],
+    lines: Mapping[tuple[str, str], Line],
+    home_host: str = "",
 ) -> Network:
     """The network of these devices and home, which is the machine `home_host`.
 
-    A device that paces its link says its rate: that uplink is a medium of its own, which everything that it sends
-    shares. Between all others each ordered pair is a medium, with what was measured on it; inside one machine, that is
-    work for its processor.
+    A device that paces its link says its rate: that uplink is a medium of its own, which everything
+    that it sends shares. Between all others each ordered pair is a medium, with what was measured
+    on it; inside one machine, that is work for its processor.
 
     Parameters
     ----------
@@ -28,7 +33,9 @@ def network_of(
         Host name of the notebook's machine.
     """
     hosts = {
-        name: str(capability.get("host") or "") for name, capability in capabilities.items() if is_itself(capability)
+        name: str(capability.get("host") or "")
+        for name, capability in capabilities.items()
+        if is_itself(capability)
     }
     hosts[HOME] = home_host
     media: dict[str, Medium] = {}
@@ -57,5 +64,8 @@ def stated_rate(capability: Mapping[str, Any]) -> float | None:
 
 
 def is_itself(capability: Mapping[str, Any]) -> bool:
-    """Whether a device computes as fast as it can; one that plays a slower device leaves others of its host room."""
+    """Whether a device computes as fast as it can.
+
+    One that plays a slower device leaves others of its host room.
+    """
     return float((capability.get("emulated") or {}).get("slowdown") or 1.0) == 1.0

@@ -1,4 +1,6 @@
-"""Profile: what was measured of a model on a home, or is estimated of one that is not there: the input of planning."""
+"""Profile: what was measured of a model on a home, or is estimated of one that is not there: the
+input of planning.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """A model's costs in one mode (training or inference), `costs[device][layer]`, and its sizes per row.
+    """A model's costs in one mode (training or inference), `costs[device][layer]`, and its sizes
+    per row.
 
     `weight_copies`: how often a device holds its weights for inference.
     """
@@ -31,14 +34,18 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Shown):
-    """How fast, how hungry and how connected the devices are for one model. `notes`: what could not be measured.
+    """How fast, how hungry and how connected the devices are for one model.
 
-    `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made of, where they are
-    known; layer i is the nodes [bounds[i], bounds[i + 1]). `untrained`: why the model cannot be trained, if so.
-    `excluded`: why devices that were asked could not be measured; problems name them, too.
+    `notes`: what could not be measured.
 
-    Asked "what if", it answers with a profile of the home as it would be: `with_device`, `without_device`,
-    `with_medium`. The times of a device that is not there are estimated, and say so.
+    `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made
+    of, where they are known; layer i is the nodes [bounds[i], bounds[i + 1]). `untrained`: why the
+    model cannot be trained, if so. `excluded`: why devices that were asked could not be measured;
+    problems name them, too.
+
+    Asked "what if", it answers with a profile of the home as it would be: `with_device`,
+    `without_device`, `with_medium`. The times of a device that is not there are estimated, and say
+    so.
     """
 
     model: str
@@ -74,7 +81,9 @@ class Profile(Shown):
         excluded = {d.name: _why_not(d, mode) for d in self.devices if d.name not in measured.costs}
         if len(excluded) == len(self.devices):
             name, why = next(iter(excluded.items()))
-            raise PlanError(f"no device here can do {mode}: {name} {why}.", next_step="Add a device that can.")
+            raise PlanError(
+                f"no device here can do {mode}: {name} {why}.", next_step="Add a device that can."
+            )
         return Problem(
             model=self.model,
             devices=tuple(device for device in self.devices if device.name not in excluded),
@@ -91,7 +100,9 @@ class Profile(Shown):
             weight_copies=measured.weight_copies,
         )
 
-    def with_device(self, kind: "str | Path", name: str = "", *, like: str = "", **numbers: float) -> "Profile":
+    def with_device(
+        self, kind: "str | Path", name: str = "", *, like: str = "", **numbers: float
+    ) -> "Profile":
         """The profile with one device more.
 
         Parameters
@@ -125,21 +136,34 @@ class Profile(Shown):
         return replace(self, devices=left, network=parted(self.network, name), home="")
 
     def with_medium(self, name: str, rate: float | str) -> "Profile":
-        """The profile with another capacity of one medium, such as ("air", "50 Mbit/s"), or bytes per second."""
+        """The profile with another capacity of one medium, such as ("air", "50 Mbit/s"), or bytes
+        per second.
+        """
         from potluck.planning.scenario import rated
         from potluck.units import parse_rate
 
         return replace(self, network=rated(self.network, name, parse_rate(rate)), home="")
 
     def __repr__(self) -> str:
-        modes = [name for name, item in (("training", self.training), ("inference", self.inference)) if item]
-        return f"<Profile of {self.model} for {' and '.join(modes)} on {', '.join(d.name for d in self.devices)}>"
+        modes = [
+            name
+            for name, item in (("training", self.training), ("inference", self.inference))
+            if item
+        ]
+        return (
+            f"<Profile of {self.model} for {' and '.join(modes)} on "
+            f"{', '.join(d.name for d in self.devices)}>"
+        )
 
     def largest(self) -> Problem:
         """The problem of the most rows that were measured: training, if that was."""
         trains = self.training is not None and bool(self.training.costs)
         measured = self.training if trains else self.inference
-        rows = max((cost.rows[-1] for costs in measured.costs.values() for cost in costs), default=1) if measured else 1
+        rows = (
+            max((cost.rows[-1] for costs in measured.costs.values() for cost in costs), default=1)
+            if measured
+            else 1
+        )
         workload = Training(batch=rows) if trains else Inference(batch=rows)
         return self.problem(workload)
 
@@ -152,5 +176,8 @@ def can_train(backends: Sequence[str]) -> bool:
 def _why_not(device: Device, mode: str) -> str:
     """Why a device has no times for training or inference."""
     if mode == "training" and not can_train(device.backends):
-        return f"has {' and '.join(device.backends) or 'nothing that computes'}, and training needs torch"
+        return (
+            f"has {' and '.join(device.backends) or 'nothing that computes'}, and training "
+            "needs torch"
+        )
     return f"was not measured for {mode}"

@@ -1,7 +1,8 @@
-"""Measured layer times on disk, so that a second profile takes no time: one JSON file per model and device.
+"""Measured layer times on disk, so that a second profile takes no time: one JSON file per model and
+device.
 
-A file that is corrupt or of another version is left alone and measured anew, with a warning that names it; no other
-file is touched.
+A file that is corrupt or of another version is left alone and measured anew, with a warning that
+names it; no other file is touched.
 """
 
 import hashlib
@@ -29,7 +30,9 @@ def cache_dir() -> Path:
 
 
 class Store:
-    """The cache. What a device's times depend on goes into `about`: key, backends, slowdown, threads."""
+    """The cache. What a device's times depend on goes into `about`: key, backends, slowdown,
+    threads.
+    """
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or cache_dir()
@@ -40,7 +43,13 @@ class Store:
         return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
     def load(
-        self, signature: str, about: Mapping[str, Any], *, train: bool, rows: Sequence[int], n_layers: int
+        self,
+        signature: str,
+        about: Mapping[str, Any],
+        *,
+        train: bool,
+        rows: Sequence[int],
+        n_layers: int,
     ) -> tuple[LayerCost, ...] | None:
         """The times, if they were measured for at least these batch sizes; else None.
 
@@ -77,10 +86,16 @@ class Store:
             costs = tuple(_cost(row) for row in entry) if entry is not None else None
         except (KeyError, TypeError, AttributeError, UserError) as error:
             raise _unusable(path, str(error)) from error
-        enough = costs is not None and len(costs) == n_layers and all(set(rows) <= set(cost.rows) for cost in costs)
+        enough = (
+            costs is not None
+            and len(costs) == n_layers
+            and all(set(rows) <= set(cost.rows) for cost in costs)
+        )
         return costs if enough else None
 
-    def save(self, signature: str, about: Mapping[str, Any], costs: Sequence[LayerCost], *, train: bool) -> None:
+    def save(
+        self, signature: str, about: Mapping[str, Any], costs: Sequence[LayerCost], *, train: bool
+    ) -> None:
         """Keep the times; what the file held for the other mode stays.
 
         Parameters
@@ -101,14 +116,17 @@ class Store:
         """
         path = self.path(signature, about)
         modes: dict[str, Any] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # `load` reports them
+        # `load` reports them
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             document = json.loads(path.read_bytes())
             modes = dict(document["modes"]) if document.get("schema") == SCHEMA else {}
         modes["training" if train else "inference"] = [asdict(cost) for cost in costs]
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"schema": SCHEMA, "signature": signature, "modes": modes}, indent=1))
+            part.write_text(
+                json.dumps({"schema": SCHEMA, "signature": signature, "modes": modes}, indent=1)
+            )
             part.replace(path)
         except OSError as error:
             part.unlink(missing_ok=True)
@@ -127,5 +145,7 @@ def _cost(row: Mapping[str, Any]) -> LayerCost:
 
 def _unusable(path: Path, why: str) -> FileError:
     return FileError(
-        f"the cached profile {path} cannot be used: {why}.", next_step="It is measured anew.", path=str(path)
+        f"the cached profile {path} cannot be used: {why}.",
+        next_step="It is measured anew.",
+        path=str(path),
     )

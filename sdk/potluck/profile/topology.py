@@ -1,8 +1,8 @@
 """From "how the home is wired" to shared media and the paths over them. Pure.
 
-wifi: one radio channel for all, crossed up to the access point and down again. switch: every port has its own media,
-one each way. ring: a cable between neighbours, one medium each way, the shorter way round. sites: a switch per site
-and links between sites (a WAN uplink is a link).
+wifi: one radio channel for all, crossed up to the access point and down again. switch: every port
+has its own media, one each way. ring: a cable between neighbours, one medium each way, the shorter
+way round. sites: a switch per site and links between sites (a WAN uplink is a link).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,9 @@ TOPOLOGIES = ("wifi", "switch", "ring", "sites")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """Where a device hangs: behind `port` (devices of one machine share it), at `site`, by cable or by radio."""
+    """Where a device hangs: behind `port` (devices of one machine share it), at `site`, by cable or
+    by radio.
+    """
 
     name: str
     port: str
@@ -37,10 +39,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeWiring:
-    """What a network file says. `capacity_bytes_per_s` is the air's, a port's or a cable's, each way.
+    """What a network file says. `capacity_bytes_per_s` is the air's, a port's or a cable's, each
+    way.
 
-    `cable_bytes_per_s`: ports of devices that are wired to a wifi's access point. `bus_bytes_per_s`: between devices
-    behind one port. `latency_s` of one crossing.
+    `cable_bytes_per_s`: ports of devices that are wired to a wifi's access point.
+    `bus_bytes_per_s`: between devices behind one port. `latency_s` of one crossing.
     """
 
     topology: str
@@ -81,7 +84,9 @@ def build(wiring: HomeWiring, members: Sequence[Attachment], home_at: str) -> Ne
             if source is target:
                 continue
             together = source.port == target.port
-            crossed, latency_s = _bus(wiring, source, capacities) if together else route(source, target)
+            crossed, latency_s = (
+                _bus(wiring, source, capacities) if together else route(source, target)
+            )
             paths[source.name, target.name] = Path(media=tuple(crossed), latency_s=latency_s)
     for member in members:
         if member.name == home_at:
@@ -89,26 +94,33 @@ def build(wiring: HomeWiring, members: Sequence[Attachment], home_at: str) -> Ne
         else:
             paths[HOME, member.name] = paths[home_at, member.name]
             paths[member.name, HOME] = paths[member.name, home_at]
-    media = tuple(Medium(name=name, capacity_bytes_per_s=value) for name, value in capacities.items())
+    media = tuple(
+        Medium(name=name, capacity_bytes_per_s=value) for name, value in capacities.items()
+    )
     return Network(media=media, paths=paths)
 
 
 def _bus(wiring: HomeWiring, member: Attachment, capacities: dict[str, float]) -> Route:
     if wiring.bus_bytes_per_s is None:
         raise UserError(
-            f"several devices share port {member.port!r}, but the network does not say how fast they reach each other.",
+            f"several devices share port {member.port!r}, but the network does not say how fast "
+            "they reach each other.",
             next_step="Give the network a bus_bytes_per_s.",
         )
     capacities[f"{member.port} bus"] = wiring.bus_bytes_per_s
     return [(f"{member.port} bus", 1)], 0.0
 
 
-def _wifi(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _wifi(
+    wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]
+) -> Callable[..., Route]:
     capacities["air"] = wiring.capacity_bytes_per_s
     if wiring.cable_bytes_per_s is not None:
         for member in members:
             if member.wired:
-                capacities[f"{member.port} up"] = capacities[f"{member.port} down"] = wiring.cable_bytes_per_s
+                capacities[f"{member.port} up"] = capacities[f"{member.port} down"] = (
+                    wiring.cable_bytes_per_s
+                )
 
     def route(source: Attachment, target: Attachment) -> Route:
         crossings = (not source.wired) + (not target.wired)
@@ -117,7 +129,8 @@ def _wifi(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[st
         media += [(f"{target.port} down", 1)] if f"{target.port} down" in capacities else []
         if not media:
             raise UserError(
-                f"{source.name} and {target.name} are both wired, but the network does not say how fast.",
+                f"{source.name} and {target.name} are both wired, but the network does not say "
+                "how fast.",
                 next_step="Give the network a cable_bytes_per_s.",
             )
         return media, wiring.latency_s * max(crossings, 1)
@@ -125,32 +138,48 @@ def _wifi(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[st
     return route
 
 
-def _ports(members: Sequence[Attachment], capacity_bytes_per_s: float, capacities: dict[str, float]) -> None:
+def _ports(
+    members: Sequence[Attachment], capacity_bytes_per_s: float, capacities: dict[str, float]
+) -> None:
     for member in members:
         capacities[f"{member.port} up"] = capacities[f"{member.port} down"] = capacity_bytes_per_s
 
 
-def _switch(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _switch(
+    wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]
+) -> Callable[..., Route]:
     _ports(members, wiring.capacity_bytes_per_s, capacities)
-    return lambda source, target: ([(f"{source.port} up", 1), (f"{target.port} down", 1)], wiring.latency_s)
+    return lambda source, target: (
+        [(f"{source.port} up", 1), (f"{target.port} down", 1)],
+        wiring.latency_s,
+    )
 
 
-def _ring(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _ring(
+    wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]
+) -> Callable[..., Route]:
     ports = list(dict.fromkeys(member.port for member in members))
     for here, there in pairwise([*ports, ports[0]] if len(ports) > 2 else ports):
-        capacities[f"{here} > {there}"] = capacities[f"{there} > {here}"] = wiring.capacity_bytes_per_s
+        capacities[f"{here} > {there}"] = capacities[f"{there} > {here}"] = (
+            wiring.capacity_bytes_per_s
+        )
 
     def route(source: Attachment, target: Attachment) -> Route:
         start, n = ports.index(source.port), len(ports)
         distance = (ports.index(target.port) - start) % n
-        step, hops = (1, distance) if distance <= n - distance else (-1, n - distance)  # a tie goes forward
+        # a tie goes forward
+        step, hops = (1, distance) if distance <= n - distance else (-1, n - distance)
         stops = [ports[(start + step * hop) % n] for hop in range(hops + 1)]
-        return [(f"{here} > {there}", 1) for here, there in pairwise(stops)], wiring.latency_s * hops
+        return [
+            (f"{here} > {there}", 1) for here, there in pairwise(stops)
+        ], wiring.latency_s * hops
 
     return route
 
 
-def _sites(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]) -> Callable[..., Route]:
+def _sites(
+    wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]
+) -> Callable[..., Route]:
     _ports(members, wiring.capacity_bytes_per_s, capacities)
     latency: dict[tuple[str, str], float] = {}
     for link in wiring.links:
@@ -167,7 +196,8 @@ def _sites(wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[s
             return media, wiring.latency_s
         if (source.site, target.site) not in latency:
             raise UserError(
-                f"no link joins site {source.site!r} ({source.name}) and site {target.site!r} ({target.name}).",
+                f"no link joins site {source.site!r} ({source.name}) and site {target.site!r} "
+                f"({target.name}).",
                 next_step="Add a [[links]] entry for the two sites.",
             )
         media.insert(1, (f"{source.site} > {target.site}", 1))

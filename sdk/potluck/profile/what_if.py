@@ -1,7 +1,9 @@
-"""A device that nobody owns yet, in a profile: its numbers from the library, its times by roofline, labelled estimated.
+"""A device that nobody owns yet, in a profile: its numbers from the library, its times by roofline,
+labelled estimated.
 
-Where the operators of the model are known the estimate is per operator; of a measured profile only layers are known,
-and each is taken for one product of matrices: rougher, and the profile's notes say so.
+Where the operators of the model are known the estimate is per operator; of a measured profile only
+layers are known, and each is taken for one product of matrices: rougher, and the profile's notes
+say so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,12 @@ from potluck.records import HOME, Device, Layer, LayerCost
 
 
 def with_device(
-    profile: Profile, kind: str | Path, name: str = "", *, like: str = "", numbers: Mapping[str, float] | None = None
+    profile: Profile,
+    kind: str | Path,
+    name: str = "",
+    *,
+    like: str = "",
+    numbers: Mapping[str, float] | None = None,
 ) -> Profile:
     """`profile` with a device of the library; see `Profile.with_device`.
 
@@ -47,20 +54,34 @@ def with_device(
     spec, notes = completed(library.load_device(kind), numbers or {})
     if name:
         if name in (*names, HOME):
-            raise UserError(f"there is a {name!r} in this home already.", next_step="Choose another name.")
+            raise UserError(
+                f"there is a {name!r} in this home already.", next_step="Choose another name."
+            )
     else:
         name = free_name(spec.name, names)
     if like:
         known(like, names, "device")
     like = like or min(names, key=lambda one: _distance_s(profile, one))
-    twin = next((device for device in profile.devices if device.kind == spec.name and not numbers), None)
+    twin = next(
+        (device for device in profile.devices if device.kind == spec.name and not numbers), None
+    )
     device = replace(twin, name=name) if twin else spec.device(name)
-    times = "those of its like here" if twin else "estimated" if profile.graph else "roughly estimated from its layers"
+    times = (
+        "those of its like here"
+        if twin
+        else "estimated"
+        if profile.graph
+        else "roughly estimated from its layers"
+    )
     note = f"{name} ({spec.title}) is imagined: connected like {like}, its times are {times}"
     modes = {"training": profile.training, "inference": profile.inference}
     if not can_train(device.backends):
         modes["training"] = None
-    found = {mode: _joined_by(name, twin, spec, profile, item) for mode, item in modes.items() if item is not None}
+    found = {
+        mode: _joined_by(name, twin, spec, profile, item)
+        for mode, item in modes.items()
+        if item is not None
+    }
     return replace(
         profile,
         devices=(*profile.devices, device),
@@ -71,15 +92,24 @@ def with_device(
     )
 
 
-def _joined_by(name: str, twin: Device | None, spec: DeviceSpec, profile: Profile, item: Measurements) -> Measurements:
-    """`item` with one device more: as its twin, which may be unable to do this at all, or estimated."""
+def _joined_by(
+    name: str, twin: Device | None, spec: DeviceSpec, profile: Profile, item: Measurements
+) -> Measurements:
+    """`item` with one device more: as its twin, which may be unable to do this at all, or
+    estimated.
+    """
     if twin is not None and twin.name not in item.costs:
         return item
-    return replace(item, costs={**item.costs, name: item.costs[twin.name] if twin else costs(spec, profile, item)})
+    return replace(
+        item,
+        costs={**item.costs, name: item.costs[twin.name] if twin else costs(spec, profile, item)},
+    )
 
 
 def completed(spec: DeviceSpec, numbers: Mapping[str, float]) -> tuple[DeviceSpec, list[str]]:
-    """`spec` with the caller's numbers, then with what the library's homes assume of it; notes say which and why.
+    """`spec` with the caller's numbers, then with what the library's homes assume of it.
+
+    Notes say which and why.
 
     Parameters
     ----------
@@ -95,11 +125,21 @@ def completed(spec: DeviceSpec, numbers: Mapping[str, float]) -> tuple[DeviceSpe
     """
     for field, value in numbers.items():
         if field not in DEVICE_NUMBERS:
-            raise UserError(f"a device has no number {field!r}.", next_step=f"It has {', '.join(DEVICE_NUMBERS)}.")
+            raise UserError(
+                f"a device has no number {field!r}.",
+                next_step=f"It has {', '.join(DEVICE_NUMBERS)}.",
+            )
         if not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise UserError(f"{spec.name}: {field} must be a number, zero or more; got {value!r}.")
-    own = {field: Number(value=value, basis="estimate", source="the caller") for field, value in numbers.items()}
-    assumed = {field: number for field, number in library.assumed(spec.name).items() if field not in spec.numbers}
+    own = {
+        field: Number(value=value, basis="estimate", source="the caller")
+        for field, value in numbers.items()
+    }
+    assumed = {
+        field: number
+        for field, number in library.assumed(spec.name).items()
+        if field not in spec.numbers
+    }
     notes = [
         f"{spec.name}: {field} is assumed to be {number.value:g} ({number.reason})"
         for field, number in assumed.items()
@@ -124,7 +164,10 @@ def costs(spec: DeviceSpec, profile: Profile, measured: Measurements) -> tuple[L
     if profile.graph is not None:
         return estimate(spec, profile.graph, rows, profile.bounds)
     widths = [measured.input_bytes, *(layer.output_bytes for layer in measured.layers)]
-    return tuple(_of_layer(spec, layer, before, rows) for before, layer in zip(widths, measured.layers, strict=False))
+    return tuple(
+        _of_layer(spec, layer, before, rows)
+        for before, layer in zip(widths, measured.layers, strict=False)
+    )
 
 
 def _of_layer(spec: DeviceSpec, layer: Layer, input_bytes: int, rows: Sequence[int]) -> LayerCost:
@@ -140,7 +183,10 @@ def _of_layer(spec: DeviceSpec, layer: Layer, input_bytes: int, rows: Sequence[i
 
 
 def _distance_s(profile: Profile, name: str) -> float:
-    """Seconds for a megabyte from the notebook; the machine that it runs on is no example of a link."""
+    """Seconds for a megabyte from the notebook.
+
+    The machine that it runs on is no example of a link.
+    """
     if (HOME, name) not in profile.network.paths:
         return 0.0
     seconds = profile.network.latency(HOME, name) + 1e6 / profile.network.bandwidth(HOME, name)

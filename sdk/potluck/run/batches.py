@@ -1,4 +1,6 @@
-"""Batches as loaders and collators give them, as tuples of tensors: the model's inputs, then its targets."""
+"""Batches as loaders and collators give them, as tuples of tensors: the model's inputs, then its
+targets.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 def as_tuple(batch: Any, arguments: Arguments) -> "tuple[torch.Tensor, ...]":
     """A batch (tensor, list, tuple, mapping, or these in one another) as inputs, then targets.
 
-    What has a key in a mapping is matched by it, as has the field of a named tuple whose fields are all known.
+    What has a key in a mapping is matched by it, as has the field of a named tuple whose fields are
+    all known.
 
     Raises
     ------
@@ -24,7 +27,9 @@ def as_tuple(batch: Any, arguments: Arguments) -> "tuple[torch.Tensor, ...]":
 
 
 def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torch.Tensor, ...]]":
-    """The batches of `data`: of a loader as it gives them; of tensors that hold all rows, `batch` rows each.
+    """The batches of `data`: of a loader as it gives them.
+
+    Of tensors that hold all rows, `batch` rows each.
 
     Parameters
     ----------
@@ -43,7 +48,10 @@ def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torc
     if not _is_whole(data):
         return (as_tuple(item, arguments) for item in data)
     tensors = as_tuple(data, arguments)
-    return [tuple(t[start : start + batch] for t in tensors) for start in range(0, tensors[0].shape[0], batch)]
+    return [
+        tuple(t[start : start + batch] for t in tensors)
+        for start in range(0, tensors[0].shape[0], batch)
+    ]
 
 
 def count(data: Any, batch: int, arguments: Arguments) -> int | None:
@@ -67,7 +75,9 @@ def count(data: Any, batch: int, arguments: Arguments) -> int | None:
 
 
 def _is_whole(data: Any) -> bool:
-    """Whether this is all rows at once: a tensor, a mapping, or tensors, with or without mappings beside them."""
+    """Whether this is all rows at once: a tensor, a mapping, or tensors, with or without mappings
+    beside them.
+    """
     import torch
 
     if isinstance(data, torch.Tensor | Mapping):
@@ -79,7 +89,10 @@ def _is_whole(data: Any) -> bool:
 
 
 def _leaves(value: Any, arguments: Arguments, key: str) -> Iterator[Leaf]:
-    """The tensors of a batch with their keys, the innermost where mappings hold mappings; None is not given."""
+    """The tensors of a batch with their keys, the innermost where mappings hold mappings.
+
+    None is not given.
+    """
     import torch
 
     named = by_names(value, arguments.names)
@@ -103,8 +116,10 @@ def _as_tensor(value: Any, key: str, arguments: Arguments) -> "torch.Tensor":
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         if key and key not in arguments.names:
-            arguments.in_order([(key, value)])  # a name that is not the model's says more than a type
+            # a name that is not the model's says more than a type
+            arguments.in_order([(key, value)])
         raise UserError(
-            f"a batch holds a {type(value).__name__}{f' as {key}' if key else ''}, which is no tensor.",
+            f"a batch holds a {type(value).__name__}{f' as {key}' if key else ''}, which is "
+            "no tensor.",
             next_step="Give tensors, or a DataLoader that yields tuples or mappings of tensors.",
         ) from error

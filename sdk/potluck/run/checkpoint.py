@@ -1,4 +1,6 @@
-"""A run in one file: weights, optimizer state, step, seed and plan as safetensors, written all or nothing."""
+"""A run in one file: weights, optimizer state, step, seed and plan as safetensors, written all or
+nothing.
+"""
 
 import hashlib
 import json
@@ -46,7 +48,9 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     from safetensors.torch import save_file
 
     tensors = {_WEIGHT + name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
-    tensors |= {_OPTIMIZER + name: tensor.contiguous() for name, tensor in checkpoint.moments.items()}
+    tensors |= {
+        _OPTIMIZER + name: tensor.contiguous() for name, tensor in checkpoint.moments.items()
+    }
     metadata = {
         "format": FORMAT,
         "signature": checkpoint.signature,
@@ -92,7 +96,9 @@ def load(path: Path) -> Checkpoint:
         ) from error
     if metadata.get("format") not in (FORMAT, OLDER):
         raise FileError(
-            f"{path} is not a saved run of this version (its format is {metadata.get('format')!r}).", path=str(path)
+            f"{path} is not a saved run of this version (its format is "
+            f"{metadata.get('format')!r}).",
+            path=str(path),
         )
     if metadata["format"] == FORMAT and metadata.pop(CHECKSUM, "") != _checksum(metadata, tensors):
         raise FileError(
@@ -107,8 +113,16 @@ def load(path: Path) -> Checkpoint:
             optimizer=read_optimizer(json.loads(metadata["optimizer"])),
             step=int(metadata["step"]),
             seed=int(metadata["seed"]),
-            weights={name.removeprefix(_WEIGHT): t for name, t in tensors.items() if name.startswith(_WEIGHT)},
-            moments={name.removeprefix(_OPTIMIZER): t for name, t in tensors.items() if name.startswith(_OPTIMIZER)},
+            weights={
+                name.removeprefix(_WEIGHT): t
+                for name, t in tensors.items()
+                if name.startswith(_WEIGHT)
+            },
+            moments={
+                name.removeprefix(_OPTIMIZER): t
+                for name, t in tensors.items()
+                if name.startswith(_OPTIMIZER)
+            },
         )
     except (KeyError, ValueError, TypeError, PotluckError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error

@@ -1,7 +1,9 @@
-"""Predicted against measured, side by side: steps, devices, transfers, and the terms on the way that decided. Pure.
+"""Predicted against measured, side by side: steps, devices, transfers, and the terms on the way
+that decided. Pure.
 
-A step lasts as long as its critical path: back from its last event, always to what was waited for last. The path's time
-is computing, bytes on a link, latency, and overhead: what lies between the end of one event and the start of the next.
+A step lasts as long as its critical path: back from its last event, always to what was waited for
+last. The path's time is computing, bytes on a link, latency, and overhead: what lies between the
+end of one event and the start of the next.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +22,9 @@ Place = tuple[int, str, int]  # step, device, instruction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """All that one device sends another in a step: how many values, bytes of all, and seconds of one on average."""
+    """All that one device sends another in a step: how many values, bytes of all, and seconds of
+    one on average.
+    """
 
     source: str
     target: str
@@ -31,7 +35,10 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Shown):
-    """Pairs of predicted and measured: seconds, joules and bytes of a step; `terms` of a typical one add up to it."""
+    """Pairs of predicted and measured: seconds, joules and bytes of a step.
+
+    `terms` of a typical one add up to it.
+    """
 
     predicted: Trace
     measured: Trace
@@ -67,22 +74,35 @@ class Comparison(Shown):
     def peak_bytes(self) -> Mapping[str, tuple[int, int]]:
         """The most bytes that each device held."""
         expected = self.predicted.peak_bytes
-        return {name: (expected.get(name, 0), nbytes) for name, nbytes in self.measured.peak_bytes.items()}
+        return {
+            name: (expected.get(name, 0), nbytes)
+            for name, nbytes in self.measured.peak_bytes.items()
+        }
 
     @property
     def cause(self) -> str:
         """The term that differs most."""
-        return max(self.terms, key=lambda term: abs(self.terms[term][1] - self.terms[term][0]), default="")
+        return max(
+            self.terms, key=lambda term: abs(self.terms[term][1] - self.terms[term][0]), default=""
+        )
 
-    def _per_step(self, expected: Mapping[str, float], found: Mapping[str, float]) -> dict[str, Pair]:
+    def _per_step(
+        self, expected: Mapping[str, float], found: Mapping[str, float]
+    ) -> dict[str, Pair]:
         n, m = len(self.predicted.step_s), len(self.measured.step_s)
-        return {name: (expected[name] / n, value / m) for name, value in found.items() if name in expected}
+        return {
+            name: (expected[name] / n, value / m)
+            for name, value in found.items()
+            if name in expected
+        }
 
     def __str__(self) -> str:
         return shown.text(self)
 
 
-def compare(predicted: Trace, measured: Trace, programs: Mapping[str, Program], network: Network) -> Comparison:
+def compare(
+    predicted: Trace, measured: Trace, programs: Mapping[str, Program], network: Network
+) -> Comparison:
     """Both traces of these programs against each other.
 
     Parameters
@@ -111,9 +131,10 @@ def compare(predicted: Trace, measured: Trace, programs: Mapping[str, Program], 
                 nbytes=round(sum(nbytes for nbytes, _ in rows) / len(measured.step_s)),
                 seconds=(mean(s for _, s in taken[0][pair]), mean(s for _, s in rows)),
             )
-            for pair, rows in taken[1].items() if pair in taken[0]
+            for pair, rows in taken[1].items()
+            if pair in taken[0]
         ),
-    )  # fmt: skip
+    )
 
 
 class _Steps:
@@ -121,15 +142,21 @@ class _Steps:
 
     def __init__(self, trace: Trace, programs: Mapping[str, Program]) -> None:
         self.trace, self.programs = trace, programs
-        self.events: dict[Place, Event] = {(e.step, e.device, e.instruction): e for e in trace.events}
+        self.events: dict[Place, Event] = {
+            (e.step, e.device, e.instruction): e for e in trace.events
+        }
         self.makers = {
             (device, value): item.id
-            for device, program in programs.items() for item in program.instructions for value in item.outputs
-        }  # fmt: skip
+            for device, program in programs.items()
+            for item in program.instructions
+            for value in item.outputs
+        }
         self.sends = {
             (item.attrs["peer"], item.attrs["name"]): (device, item.id)
-            for device, program in programs.items() for item in program.instructions if item.op == "send"
-        }  # fmt: skip
+            for device, program in programs.items()
+            for item in program.instructions
+            if item.op == "send"
+        }
         self.lanes: dict[tuple[str, str], list[Event]] = {}
         for event in sorted(trace.events, key=lambda event: event.stop_s):
             self.lanes.setdefault((event.device, event.lane), []).append(event)
@@ -141,7 +168,9 @@ class _Steps:
         return self.events.get((event.step, device, index))
 
     def transfers(self) -> dict[tuple[str, str], list[tuple[int, float]]]:
-        """(source, target) -> (bytes, seconds from the start of sending until all is there) of every value."""
+        """(source, target) -> (bytes, seconds from the start of sending until all is there) of
+        every value.
+        """
         found: dict[tuple[str, str], list[tuple[int, float]]] = {}
         for event in self.trace.events:
             send = self.send_of(event) if event.op == "recv" else None
@@ -151,9 +180,14 @@ class _Steps:
         return found
 
     def terms(self, network: Network) -> dict[str, float]:
-        """Seconds of each term on the critical path of the step whose time is nearest to the median."""
+        """Seconds of each term on the critical path of the step whose time is nearest to the
+        median.
+        """
         middle_s = median(self.trace.step_s)
-        step = min(range(len(self.trace.step_s)), key=lambda number: abs(self.trace.step_s[number] - middle_s))
+        step = min(
+            range(len(self.trace.step_s)),
+            key=lambda number: abs(self.trace.step_s[number] - middle_s),
+        )
         found = dict.fromkeys(TERMS, 0.0)
         for event, begin_s, end_s in self._path(step):
             if event.lane == "compute":
@@ -187,5 +221,7 @@ class _Steps:
         numbers = {*item.after, *(self.makers[event.device, value] for value in item.inputs)}
         waits = [self.events.get((event.step, event.device, number)) for number in numbers]
         lane = self.lanes[event.device, event.lane] if event.op != "recv" else []
-        waits.append(next((e for e in reversed(lane) if e.stop_s <= event.start_s and e is not event), None))
+        waits.append(
+            next((e for e in reversed(lane) if e.stop_s <= event.start_s and e is not event), None)
+        )
         return max((e for e in waits if e is not None), key=lambda e: e.stop_s, default=None)

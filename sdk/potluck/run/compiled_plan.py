@@ -1,6 +1,8 @@
-"""One edition of a run: a plan with its pieces of the model and the programs for every batch size that is needed. Pure.
+"""One edition of a run: a plan with its pieces of the model and the programs for every batch size
+that is needed. Pure.
 
-A run begins with one; another plan, optimizer or batch size makes the next one, under the next epoch.
+A run begins with one; another plan, optimizer or batch size makes the next one, under the next
+epoch.
 """
 
 import json
@@ -27,7 +29,12 @@ from potluck.schedule.micro_batches import check_company, divide, exceeds
 from potluck.schedule.policies import Policy, policy
 from potluck.simulate import simulate
 from potluck_wire.graph import FLOATS
-from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
+from potluck_wire.limits import (
+    MAX_BUFFER_BYTES,
+    MAX_DOCUMENT_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+)
 from potluck_wire.messages import Prepare
 
 Request = tuple[Prepare, tuple[bytes, ...]]
@@ -35,12 +42,21 @@ Requests = Mapping[str, Request]  # by device
 
 TRAIN, INFER, PUSH, PULL, MOVE = "train", "infer", "push", "pull", "move"
 MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+_ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One stage's piece of the model: the segment, its documents by kind, and its state (`weights` by name).
+    """One stage's piece of the model: the segment, its documents by kind, and its state (`weights`
+    by name).
 
     `lender`: the segment, as programs name it, whose state it has instead.
     """
@@ -48,8 +64,10 @@ class Piece:
     segment: Segment
     documents: Mapping[str, bytes]
     weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
-    trained: Mapping[str, int] = field(default_factory=dict)  # the parameters among them that are trained
-    counters: tuple[str, ...] = ()  # of micro-batches: what a forward changes and no mean over replicas brings in step
+    # the parameters among them that are trained
+    trained: Mapping[str, int] = field(default_factory=dict)
+    # of micro-batches: what a forward changes and no mean over replicas brings in step
+    counters: tuple[str, ...] = ()
     lender: str = ""
 
 
@@ -88,7 +106,9 @@ def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -
     segment, graph = model.segment(stage.start, stage.stop, train=training)
     documents = {}
     for kind, device in {kinds[device]: device for device in stage.devices}.items():
-        documents[kind] = document = document_for(model, device, kind, stage.start, stage.stop, train=training)
+        documents[kind] = document = document_for(
+            model, device, kind, stage.start, stage.stop, train=training
+        )
         if len(document) > MAX_BUFFER_BYTES:
             raise ModelError(
                 f"layers [{stage.start}, {stage.stop}) make a document of {len(document)} bytes; "
@@ -101,7 +121,9 @@ def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -
         documents=documents,
         weights=sizes,
         trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
-        counters=tuple(item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS),
+        counters=tuple(
+            item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS
+        ),
     )
 
 
@@ -114,10 +136,12 @@ def _nbytes(item: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPlan:
-    """Everything that the devices are told about one epoch. `compiled` maps program names to what compiling gave.
+    """Everything that the devices are told about one epoch.
 
-    `train_rows`: of each program that trains, the rows of its batch. `kinds`: as what each device gets its pieces.
-    `peak_bytes`: what steps on other batches than the plan's need.
+    `compiled` maps program names to what compiling gave.
+
+    `train_rows`: of each program that trains, the rows of its batch. `kinds`: as what each device
+    gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
     """
 
     run: str
@@ -132,7 +156,8 @@ class CompiledPlan:
     schedule: str | Policy | None = None
     order_transfers: bool | None = None  # whether transfers take turns; None: where that is sooner
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    shadows: tuple[Standby, ...] = ()  # who stays in step with which stage, to take it over; their epoch is the next
+    # who stays in step with which stage, to take it over; their epoch is the next
+    shadows: tuple[Standby, ...] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -149,21 +174,31 @@ class CompiledPlan:
         found: dict[str, list[State]] = {}
         for piece in self.pieces:
             held = piece.weights.items() if weights else ()
-            rows = [State(name=name, nbytes=nbytes, counts=name in piece.counters) for name, nbytes in held]
+            rows = [
+                State(name=name, nbytes=nbytes, counts=name in piece.counters)
+                for name, nbytes in held
+            ]
             if optimizer and self.optimizer is not None:
                 for parameter, nbytes in piece.trained.items():
                     for name in self.optimizer.state_names(parameter):
-                        rows.append(State(name=name, nbytes=4 if name.startswith("step:") else nbytes))
+                        rows.append(
+                            State(name=name, nbytes=4 if name.startswith("step:") else nbytes)
+                        )
             found[piece.segment.name] = rows
         return found
 
     def memory_bytes(self, device: str) -> int:
-        """What the plan says that the device needs; where it says nothing, at least what it holds."""
+        """What the plan says that the device needs.
+
+        Where it says nothing, at least what it holds.
+        """
         planned = self.plan.peak_bytes.get(device) or self.held_bytes(device)
         return max(planned, self.peak_bytes.get(device, 0))
 
     def held_bytes(self, device: str) -> int:
-        """Weights, gradients and moments on the device: what is there also while nothing is computed."""
+        """Weights, gradients and moments on the device: what is there also while nothing is
+        computed.
+        """
         total = 0
         for stage, piece in zip(self.plan.stages, self.pieces, strict=True):
             if device in stage.devices:
@@ -171,9 +206,14 @@ class CompiledPlan:
         return total * WEIGHT_COPIES[self.kinds[device]] if device in self.kinds else total
 
     def requests(
-        self, extra: Compiled | None = None, others: Iterable[str] = (), memory: Mapping[str, int] | None = None
+        self,
+        extra: Compiled | None = None,
+        others: Iterable[str] = (),
+        memory: Mapping[str, int] | None = None,
     ) -> Requests:
-        """What each device is asked to prepare; `extra` is one more program, which may involve `others` too.
+        """What each device is asked to prepare.
+
+        `extra` is one more program, which may involve `others` too.
 
         `memory`: bytes needed per device, where that is not `memory_bytes`.
 
@@ -189,7 +229,9 @@ class CompiledPlan:
         every = [*self.compiled.values(), *([extra] if extra else [])]
         requests = {}
         for device in dict.fromkeys((*self.plan.devices, *others)):
-            pieces = [p for s, p in zip(self.plan.stages, self.pieces, strict=True) if device in s.devices]
+            pieces = [
+                p for s, p in zip(self.plan.stages, self.pieces, strict=True) if device in s.devices
+            ]
             needed = self.memory_bytes(device) if memory is None else memory[device]
             order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=needed, seed=self.seed)
             requests[device] = request(device, order, pieces, every, self.kinds.get(device, ""))
@@ -197,12 +239,16 @@ class CompiledPlan:
 
 
 def held_bytes(piece: Piece, optimizer: Optimizer | None) -> int:
-    """Bytes of a piece that stay on a device: weights, and where it is trained gradients and moments."""
+    """Bytes of a piece that stay on a device: weights, and where it is trained gradients and
+    moments.
+    """
     copies = 0 if optimizer is None else 1 + len(optimizer.state_names(""))
     return sum(piece.weights.values()) + copies * sum(piece.trained.values())
 
 
-def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled], kind: str) -> Request:
+def request(
+    device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled], kind: str
+) -> Request:
     """`order` for a device, with these pieces (of that `kind`) and its programs among `every`.
 
     Parameters
@@ -221,7 +267,8 @@ def request(device: str, order: Prepare, pieces: Sequence[Piece], every: Iterabl
     programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
     document = {
         "segments": [
-            {"name": piece.segment.name, "kind": kind} | ({"weights": piece.lender} if piece.lender else {})
+            {"name": piece.segment.name, "kind": kind}
+            | ({"weights": piece.lender} if piece.lender else {})
             for piece in pieces
         ],
         "programs": [program.to_json() for program in programs],
@@ -241,7 +288,8 @@ def _check_size(device: str, sizes: Sequence[int]) -> None:
         )
     if sum(sizes) > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES:
         raise PlanError(
-            f"its pieces of the model take {sum(sizes)} bytes; at most {MAX_MESSAGE_BYTES} can be sent.",
+            f"its pieces of the model take {sum(sizes)} bytes; at most {MAX_MESSAGE_BYTES} can "
+            "be sent.",
             device=device,
             next_step="Give it fewer layers.",
         )
@@ -272,11 +320,13 @@ def compile_for_run(
     towards: Plan | None = None,
     fed_whole: bool = False,
 ) -> CompiledPlan:
-    """Cut the model and compile every program: one step for each batch size, and the moving of weights.
+    """Cut the model and compile every program: one step for each batch size, and the moving of
+    weights.
 
-    `backends`: what each device computes with. `schedule`: see `schedule.policies.policy`. With `towards`, the steps
-    also tell what the devices of that plan need to stay in step with the stages that they lack; `plan` must be cut
-    wherever that one is. `fed_whole`: see `compile_training`.
+    `backends`: what each device computes with. `schedule`: see `schedule.policies.policy`. With
+    `towards`, the steps also tell what the devices of that plan need to stay in step with the
+    stages that they lack; `plan` must be cut wherever that one is. `fed_whole`: see
+    `compile_training`.
 
     Parameters
     ----------
@@ -315,7 +365,10 @@ def compile_for_run(
     check_layers(model, plan)
     if plan.training and optimizer is None:
         raise PlanError("a plan for training needs an optimizer.")
-    kinds = {device: kind_on(model, device, backends[device], train=plan.training) for device in plan.devices}
+    kinds = {
+        device: kind_on(model, device, backends[device], train=plan.training)
+        for device in plan.devices
+    }
     pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
     check_company(plan, segments)
@@ -338,11 +391,17 @@ def compile_for_run(
         steps = _steps(bare, batches, order, fed_whole)
     else:
         steps = {INFER: compile_inference(plan, segments, schedule=order(plan))}
-    compiled = {name: renamed(item, name) for name, item in (steps | _moves(bare)).items() if any_work(item)}
-    return replace(bare, compiled=compiled, train_rows={train_name(rows, plan): rows for rows in batches})
+    compiled = {
+        name: renamed(item, name) for name, item in (steps | _moves(bare)).items() if any_work(item)
+    }
+    return replace(
+        bare, compiled=compiled, train_rows={train_name(rows, plan): rows for rows in batches}
+    )
 
 
-def _steps(bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: bool) -> dict[str, Compiled]:
+def _steps(
+    bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: bool
+) -> dict[str, Compiled]:
     """One step of training for each of these numbers of rows."""
     found, optimizer = {}, bare.optimizer
     assert optimizer is not None  # a plan for training has one
@@ -350,9 +409,15 @@ def _steps(bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: b
         name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
         schedule = order(replace(bare.plan, n_micro_batches=len(division)))
         found[name] = compile_training(
-            bare.plan, bare.segments, optimizer.to_json(), schedule=schedule, division=division, shadows=bare.shadows,
-            to=f"{bare.epoch + 1}/{follow_name(rows, bare.plan)}" if bare.shadows else "", fed_whole=fed_whole,
-        )  # fmt: skip
+            bare.plan,
+            bare.segments,
+            optimizer.to_json(),
+            schedule=schedule,
+            division=division,
+            shadows=bare.shadows,
+            to=f"{bare.epoch + 1}/{follow_name(rows, bare.plan)}" if bare.shadows else "",
+            fed_whole=fed_whole,
+        )
     return found
 
 
@@ -370,7 +435,9 @@ def _moves(bare: CompiledPlan) -> dict[str, Compiled]:
 
 
 def beyond_plan(edition: CompiledPlan, problem: Problem) -> dict[str, int]:
-    """Bytes that devices need for steps that may take more than the plan foretells: on more rows, or other shares."""
+    """Bytes that devices need for steps that may take more than the plan foretells: on more rows,
+    or other shares.
+    """
     found: dict[str, int] = {}
     for rows in edition.sizes:
         if exceeds(edition.plan, divide(edition.plan, edition.segments, rows)):
@@ -387,15 +454,17 @@ def any_work(compiled: Compiled) -> bool:
 
 def renamed(compiled: Compiled, name: str) -> Compiled:
     """The same under another program name."""
-    programs = {device: replace(program, name=name) for device, program in compiled.programs.items()}
+    programs = {
+        device: replace(program, name=name) for device, program in compiled.programs.items()
+    }
     return replace(compiled, programs=programs)
 
 
 def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
     """A plan for inference that keeps the weights of a training plan about where they are.
 
-    The layers of the two graphs may differ in number: each layer for inference goes where its first weight is, never
-    back to an earlier stage.
+    The layers of the two graphs may differ in number: each layer for inference goes where its first
+    weight is, never back to an earlier stage.
 
     Parameters
     ----------
@@ -422,6 +491,10 @@ def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
             start, stop = layers.index(index), len(layers) - layers[::-1].index(index)
             stages.append(Stage(start=start, stop=stop, devices=stage.devices[:1], shares=(rows,)))
     return Plan(
-        planner="evaluation", model=plan.model, stages=tuple(stages), micro_batch=rows, n_micro_batches=1,
+        planner="evaluation",
+        model=plan.model,
+        stages=tuple(stages),
+        micro_batch=rows,
+        n_micro_batches=1,
         training=False,
-    )  # fmt: skip
+    )

@@ -19,10 +19,20 @@ if TYPE_CHECKING:
 
 
 def deploy(
-    link: Link, members: Members, model: Any, plan: Plan, task: Task, *, optimizer: Optimizer | None = None,
-    seed: int = 0, resume: str | Path | None = None, profile: "Profile | None" = None,
-    schedule: str | Policy | None = None, order_transfers: bool | None = None, refine_s: float = 0.0,
-) -> Run:  # fmt: skip
+    link: Link,
+    members: Members,
+    model: Any,
+    plan: Plan,
+    task: Task,
+    *,
+    optimizer: Optimizer | None = None,
+    seed: int = 0,
+    resume: str | Path | None = None,
+    profile: "Profile | None" = None,
+    schedule: str | Policy | None = None,
+    order_transfers: bool | None = None,
+    refine_s: float = 0.0,
+) -> Run:
     """Load `plan` on its devices with the model's weights, or those of a saved run.
 
     Parameters
@@ -57,7 +67,11 @@ def deploy(
     OutOfMemory
         A device needs more memory than it may use.
     """
-    if isinstance(refine_s, bool) or not isinstance(refine_s, int | float) or not 0 <= refine_s < float("inf"):
+    if (
+        isinstance(refine_s, bool)
+        or not isinstance(refine_s, int | float)
+        or not 0 <= refine_s < float("inf")
+    ):
         raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"the seed is a whole number of 0 or more, got {seed!r}.")

@@ -1,4 +1,6 @@
-"""The devices of one run: prepare, commit and drop editions on all, execute programs, move tensors in and out."""
+"""The devices of one run: prepare, commit and drop editions on all, execute programs, move tensors
+in and out.
+"""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -48,7 +50,10 @@ class DeviceGroup:
             Names the first such device.
         """
         for device, (order, _) in requests.items():
-            needed, available = order.memory_bytes, self._members[device].capability.get("memory_bytes")
+            needed, available = (
+                order.memory_bytes,
+                self._members[device].capability.get("memory_bytes"),
+            )
             if available is not None and needed > available:
                 much, little = sizes(needed, available)
                 raise OutOfMemory(
@@ -71,7 +76,10 @@ class DeviceGroup:
         self.check_memory(requests)
         self.devices = tuple(dict.fromkeys((*self.devices, *requests)))
         along = all(self._members[device].speaks(PIGGYBACKED_CREDIT) for device in self.devices)
-        orders = {name: (replace(order, credit_along=along), parts) for name, (order, parts) in requests.items()}
+        orders = {
+            name: (replace(order, credit_along=along), parts)
+            for name, (order, parts) in requests.items()
+        }
         try:
             self.link.ask(RequestAll(requests=orders)).result()
         except PotluckError:
@@ -79,8 +87,12 @@ class DeviceGroup:
             raise
         return tuple(requests)
 
-    def commit(self, epoch: int, devices: Iterable[str], memory: Mapping[str, int] | None = None) -> None:
-        """Put an epoch into force on all of them; older ones go. `memory`: bytes per device that it needs alone.
+    def commit(
+        self, epoch: int, devices: Iterable[str], memory: Mapping[str, int] | None = None
+    ) -> None:
+        """Put an epoch into force on all of them; older ones go.
+
+        `memory`: bytes per device that it needs alone.
 
         Parameters
         ----------
@@ -93,7 +105,11 @@ class DeviceGroup:
         """
         requests = {}
         for device in devices:
-            alone = (memory or {}).get(device, 0) if self._members[device].speaks(MEMORY_AT_COMMIT) else 0
+            alone = (
+                (memory or {}).get(device, 0)
+                if self._members[device].speaks(MEMORY_AT_COMMIT)
+                else 0
+            )
             requests[device] = (Commit(run=self.run, epoch=epoch, memory_bytes=alone), ())
         if requests:
             self.link.ask(RequestAll(requests=requests)).result()
@@ -128,10 +144,11 @@ class DeviceGroup:
         lane: str = "",
         request: bool = False,
     ) -> "Future[Execution]":
-        """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that they ask for.
+        """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that
+        they ask for.
 
-        `output_bytes`: of outputs of this batch that may be larger than the plan foretells. `lane` and `request`: see
-        `StartExecution`.
+        `output_bytes`: of outputs of this batch that may be larger than the plan foretells. `lane`
+        and `request`: see `StartExecution`.
 
         Parameters
         ----------
@@ -157,28 +174,49 @@ class DeviceGroup:
             feeds.setdefault(feed.device, {})[feed.value] = _raw(feed, batch or {}, states or {})
         expects: dict[str, dict[str, int]] = {}
         for result in compiled.results:
-            expects.setdefault(result.device, {})[result.value] = _most_bytes(result, output_bytes or {})
-        active = {device: program for device, program in compiled.programs.items() if program.instructions}
+            expects.setdefault(result.device, {})[result.value] = _most_bytes(
+                result, output_bytes or {}
+            )
+        active = {
+            device: program for device, program in compiled.programs.items() if program.instructions
+        }
         name = next(iter(active.values())).name
         return self.link.ask(
             StartExecution(
-                run=self.run, epoch=epoch, program=name, step=step, devices=tuple(active), feeds=feeds,
-                expects=expects, instructions={device: len(program.instructions) for device, program in active.items()},
-                lane=lane, together=compiled.together, request=request,
+                run=self.run,
+                epoch=epoch,
+                program=name,
+                step=step,
+                devices=tuple(active),
+                feeds=feeds,
+                expects=expects,
+                instructions={
+                    device: len(program.instructions) for device, program in active.items()
+                },
+                lane=lane,
+                together=compiled.together,
+                request=request,
             )
-        )  # fmt: skip
+        )
 
 
-def _raw(feed: InputBinding, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, torch.Tensor]") -> Raw:
+def _raw(
+    feed: InputBinding, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, torch.Tensor]"
+) -> Raw:
     source = states if feed.kind == "state" else batch
     if feed.tensor not in source:
-        raise PlanError(f"the plan needs {feed.tensor!r}, which the {feed.kind} does not have.", device=feed.device)
+        raise PlanError(
+            f"the plan needs {feed.tensor!r}, which the {feed.kind} does not have.",
+            device=feed.device,
+        )
     tensor = source[feed.tensor]
     return to_raw(tensor if feed.whole else tensor[feed.start : feed.stop])
 
 
 def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
-    """What a result can have at most. Losses are foretold as float32, and of a float64 model are as long as two."""
+    """What a result can have at most. Losses are foretold as float32, and of a float64 model are as
+    long as two.
+    """
     if result.kind == "loss":
         return len(result.rows) * LOSS_BYTES
     return max(result.nbytes, output_bytes.get(result.tensor, 0))

@@ -11,9 +11,11 @@ from potluck_wire.program import NETWORK
 
 
 def paced(compiled: Compiled, problem: Problem, devices: Iterable[str]) -> Compiled:
-    """The programs, those of `devices` with the seconds that each computing instruction shall last there.
+    """The programs, those of `devices` with the seconds that each computing instruction shall last
+    there.
 
-    For emulated devices: what they emulate is their profile. The fixed cost of an instruction is theirs in reality.
+    For emulated devices: what they emulate is their profile. The fixed cost of an instruction is
+    theirs in reality.
 
     Parameters
     ----------
@@ -30,6 +32,8 @@ def paced(compiled: Compiled, problem: Problem, devices: Iterable[str]) -> Compi
             continue
         device = replace(problem.device(name), overhead_s=0.0)
         pairs = zip(programs[name].instructions, compiled.notes[name], strict=True)
-        lasts_s = tuple(0.0 if i.op in NETWORK else instruction_s(table, device, i, note) for i, note in pairs)
+        lasts_s = tuple(
+            0.0 if i.op in NETWORK else instruction_s(table, device, i, note) for i, note in pairs
+        )
         programs[name] = replace(programs[name], lasts_s=lasts_s)
     return replace(compiled, programs=programs)

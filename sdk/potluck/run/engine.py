@@ -1,9 +1,10 @@
 """The engine of a run: hands out steps and requests, moves state, goes over to the next edition.
 
-Four locks. `_lock` is the boundary between two steps: who holds it hands out and collects steps, moves state, changes
-the edition and numbers epochs. `_turnstile` stands before it, so that it goes to who came first. `_requesting` guards
-what requests need, which wait for no boundary: the edition in force, their number, and which are under way.
-`one_crossing` is held by the one switch that is on its way to another plan, over many steps.
+Four locks. `_lock` is the boundary between two steps: who holds it hands out and collects steps,
+moves state, changes the edition and numbers epochs. `_turnstile` stands before it, so that it goes
+to who came first. `_requesting` guards what requests need, which wait for no boundary: the edition
+in force, their number, and which are under way. `one_crossing` is held by the one switch that is on
+its way to another plan, over many steps.
 """
 
 import threading
@@ -57,7 +58,9 @@ KEPT_STEPS = 64
 
 
 class Engine:
-    """One run on its devices. Any thread may hand out requests; steps and editions are for who holds the boundary.
+    """One run on its devices. Any thread may hand out requests.
+
+    Steps and editions are for who holds the boundary.
 
     Parameters
     ----------
@@ -80,10 +83,19 @@ class Engine:
     """
 
     def __init__(
-        self, link: Link, members: Members, model: Any, plan: Plan, *, optimizer: Optimizer | None, seed: int,
-        profile: Profile | None = None, schedule: str | Policy | None = None,
-        order_transfers: bool | None = None, refine_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        link: Link,
+        members: Members,
+        model: Any,
+        plan: Plan,
+        *,
+        optimizer: Optimizer | None,
+        seed: int,
+        profile: Profile | None = None,
+        schedule: str | Policy | None = None,
+        order_transfers: bool | None = None,
+        refine_s: float = 0.0,
+    ) -> None:
         self.model, self.members, self.profile = model, members, profile
         self._refine_s = refine_s  # of an exact solver, to better the order of transfers
         self.step = self.n_requests = 0
@@ -94,17 +106,29 @@ class Engine:
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
-        self._turnstile, self._lock, self._requesting = threading.Lock(), threading.RLock(), threading.Lock()
+        self._turnstile, self._lock, self._requesting = (
+            threading.Lock(),
+            threading.RLock(),
+            threading.Lock(),
+        )
         self._holder = 0  # the thread that holds the boundary
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1
         name = f"run-{uuid.uuid4().hex[:12]}"
         self.edition: CompiledPlan = self.paced(
             compile_for_run(
-                model, plan, run=name, epoch=0, optimizer=optimizer, backends=self.backends(plan.devices), seed=seed,
-                schedule=schedule, order_transfers=order_transfers, fed_whole=self._all_speak(TAKES, plan),
+                model,
+                plan,
+                run=name,
+                epoch=0,
+                optimizer=optimizer,
+                backends=self.backends(plan.devices),
+                seed=seed,
+                schedule=schedule,
+                order_transfers=order_transfers,
+                fed_whole=self._all_speak(TAKES, plan),
             )
-        )  # fmt: skip
+        )
         self.crew = DeviceGroup(link, members, name)
         devices = self.crew.prepare(0, self.edition.requests())
         try:
@@ -120,8 +144,12 @@ class Engine:
 
     @contextmanager
     def boundary(self) -> Iterator[None]:
-        """Hold the run between two steps. First come, first served: a switch gets its turn during a fit."""
-        if self._holder == threading.get_ident():  # whoever is next waits for us, and we must not wait behind
+        """Hold the run between two steps.
+
+        First come, first served: a switch gets its turn during a fit.
+        """
+        # whoever is next waits for us, and we must not wait behind
+        if self._holder == threading.get_ident():
             yield
             return
         with self._turnstile:
@@ -149,13 +177,17 @@ class Engine:
         if (cause := self.failed) is not None:
             why = str(cause).removeprefix(f"{cause.device}: ").removesuffix(f" {cause.next_step}")
             raise type(cause)(
-                f"this run has ended: {why}", device=cause.device,
-                next_step="Deploy again; a saved run can be resumed.", **cause.facts,
-            ) from cause  # fmt: skip
+                f"this run has ended: {why}",
+                device=cause.device,
+                next_step="Deploy again; a saved run can be resumed.",
+                **cause.facts,
+            ) from cause
         if training and not self.edition.plan.training:
-            raise PlanError("this plan is for inference.", next_step="Plan with potluck.Training(...) to train.")
+            raise PlanError(
+                "this plan is for inference.", next_step="Plan with potluck.Training(...) to train."
+            )
 
-    # --- steps --------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     @property
     def n_in_flight(self) -> int:
@@ -163,7 +195,8 @@ class Engine:
         return len(self._in_flight)
 
     def submit(self, batch: "tuple[torch.Tensor, ...]") -> None:
-        """Hand out one step; the programs for its number of rows are made and loaded where they are new.
+        """Hand out one step; the programs for its number of rows are made and loaded where they are
+        new.
 
         Parameters
         ----------
@@ -179,9 +212,15 @@ class Engine:
         plan = self.edition.plan
         rows = self.model.check_inputs(*batch, train=True)
         if rows == 0:
-            raise UserError("a batch to train on needs one row or more, got none.", next_step="Leave empty ones out.")
+            raise UserError(
+                "a batch to train on needs one row or more, got none.",
+                next_step="Leave empty ones out.",
+            )
         if rows > plan.batch:
-            self._note(f"batches of {rows} rows are trained on as one step each; this plan foretells {plan.batch}.")
+            self._note(
+                f"batches of {rows} rows are trained on as one step each; this plan foretells "
+                f"{plan.batch}."
+            )
         name = train_name(rows, plan)
         if name not in self.active.compiled:
             self.renew(plan, self.edition.optimizer, (*self.sizes, rows))
@@ -206,9 +245,14 @@ class Engine:
         if self.crossing is None:
             self.kept.append((execution, compiled))
         if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
-            self._note(f"the loss of step {self.step} is {loss}: look at its inputs, or at the learning rate.")
+            self._note(
+                f"the loss of step {self.step} is {loss}: look at its inputs, or at the "
+                "learning rate."
+            )
         h = self.history
-        self.history = replace(h, losses=(*h.losses, loss), rows=(*h.rows, rows), step_s=(*h.step_s, seconds))
+        self.history = replace(
+            h, losses=(*h.losses, loss), rows=(*h.rows, rows), step_s=(*h.step_s, seconds)
+        )
         return loss
 
     def finish(self) -> None:
@@ -217,9 +261,11 @@ class Engine:
             self.collect()
 
     def result(self, future: "Future[Execution]") -> Execution:
-        """Wait for an execution. Its failure ends the run on every device, but where it is only about a request.
+        """Wait for an execution. Its failure ends the run on every device, but where it is only
+        about a request.
 
-        A step of training that failed cannot be taken back: some devices may have updated their weights already.
+        A step of training that failed cannot be taken back: some devices may have updated their
+        weights already.
         """
         try:
             return future.result()
@@ -227,7 +273,8 @@ class Engine:
             raise
         except PotluckError as error:
             self.end(error)
-            if self.failed is not error:  # what ended the run is the cause, not what followed from it
+            # what ended the run is the cause, not what followed from it
+            if self.failed is not error:
                 self.check()
             raise
 
@@ -251,14 +298,17 @@ class Engine:
         Returns
         -------
         tuple[Future[Execution], Compiled, int, int]
-            Its future, what was compiled for it, the rows that it takes, and how many of them are wanted.
+            Its future, what was compiled for it, the rows that it takes, and how many of them are
+            wanted.
         """
         with self._requesting:
             edition, number = self.edition, self.n_requests
             batch = edition.plan.batch
             wanted = min(batch, stop - start)
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
-            named = {port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)}
+            named = {
+                port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)
+            }
             compiled = edition.compiled[INFER]
             foretold = self.model.traced_line().traced.output_bytes(rows)
             future = self.crew.execute(
@@ -274,23 +324,30 @@ class Engine:
     def is_failing(self) -> bool:
         """Whether the step that is waited for has failed already."""
         future = self._in_flight[0][0] if self._in_flight else None
-        return future is not None and future.done() and (future.cancelled() or future.exception() is not None)
+        return (
+            future is not None
+            and future.done()
+            and (future.cancelled() or future.exception() is not None)
+        )
 
     @property
     def alike(self) -> "tuple[tuple[Execution, Compiled], ...]":
-        """The latest steps (or requests) in a row of one number of rows: the plan's own, if any were."""
+        """The latest steps (or requests) in a row of one number of rows: the plan's own, if any
+        were.
+        """
         plan, kept = self.edition.plan, tuple(self.kept)
         own = train_name(plan.batch, plan) if plan.training else INFER
         names = [execution.program for execution, _ in kept]
         name = own if own in names or not names else names[-1]
         found = list(
             takewhile(
-                lambda item: item[0].program == name, dropwhile(lambda item: item[0].program != name, reversed(kept))
+                lambda item: item[0].program == name,
+                dropwhile(lambda item: item[0].program != name, reversed(kept)),
             )
         )
         return tuple(reversed(found))
 
-    # --- editions -----------------------------------------------------------------------------------------------------
+    # --- editions ---------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -299,7 +356,10 @@ class Engine:
 
     def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """What each of these devices computes with; raises what keeps one away."""
-        return {name: tuple(self.members[name].capability["backends"]) for name in self.members.need(devices)}
+        return {
+            name: tuple(self.members[name].capability["backends"])
+            for name in self.members.need(devices)
+        }
 
     def take_epoch(self) -> int:
         """The number of the next edition; none is used twice."""
@@ -307,7 +367,9 @@ class Engine:
             self._n_epochs += 1
             return self._n_epochs - 1
 
-    def next_edition(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> CompiledPlan:
+    def next_edition(
+        self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()
+    ) -> CompiledPlan:
         """An edition for this plan under a new epoch, with programs for these batch sizes, too.
 
         Parameters
@@ -322,14 +384,23 @@ class Engine:
         edition = self.edition
         return self.paced(
             compile_for_run(
-                self.model, plan, run=edition.run, epoch=self.take_epoch(), optimizer=optimizer,
-                backends=self.backends(plan.devices), sizes=tuple(sizes), seed=edition.seed, schedule=edition.schedule,
-                order_transfers=edition.order_transfers, fed_whole=self._all_speak(TAKES, plan),
+                self.model,
+                plan,
+                run=edition.run,
+                epoch=self.take_epoch(),
+                optimizer=optimizer,
+                backends=self.backends(plan.devices),
+                sizes=tuple(sizes),
+                seed=edition.seed,
+                schedule=edition.schedule,
+                order_transfers=edition.order_transfers,
+                fed_whole=self._all_speak(TAKES, plan),
             )
-        )  # fmt: skip
+        )
 
     def renew(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> None:
-        """The next edition at once: prepared everywhere, state moved from device to device, then committed.
+        """The next edition at once: prepared everywhere, state moved from device to device, then
+        committed.
 
         Where any of that fails, the old edition stands. A crossing that was under way is given up.
 
@@ -349,7 +420,9 @@ class Engine:
         old, new = self.active, self.next_edition(plan, optimizer, sizes)
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
         holders = holding(old.plan, old.segments, old.states(optimizer=moments), old.epoch)
-        move = compile_move(MOVE, holders, targets(plan, new.segments, new.states(optimizer=moments)))
+        move = compile_move(
+            MOVE, holders, targets(plan, new.segments, new.states(optimizer=moments))
+        )
         devices = self.crew.prepare(new.epoch, new.requests(move, old.plan.devices))
         try:
             if any_work(move):
@@ -362,13 +435,15 @@ class Engine:
     def commit(self, new: CompiledPlan) -> None:
         """Put a prepared edition into force, first where no other is at stake.
 
-        New requests take it at once; the others are finished before their edition goes. What fails after that ends
-        the run: some devices may have let go of the old edition.
+        New requests take it at once; the others are finished before their edition goes. What fails
+        after that ends the run: some devices may have let go of the old edition.
         """
         old = self.edition
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
         alone = {device: new.memory_bytes(device) for device in new.plan.devices}
-        self.crew.commit(new.epoch, [device for device in new.plan.devices if device not in standing], alone)
+        self.crew.commit(
+            new.epoch, [device for device in new.plan.devices if device not in standing], alone
+        )
         with self._requesting:
             self.edition, self.crossing = new, None
         try:
@@ -382,7 +457,10 @@ class Engine:
         self.crew.keep(new.plan.devices)
 
     def problem(self, edition: CompiledPlan) -> Problem | None:
-        """The planning problem that this edition solves; None where nobody profiled the model for it there."""
+        """The planning problem that this edition solves.
+
+        None where nobody profiled the model for it there.
+        """
         profile, plan = self.profile, edition.plan
         if profile is None or (profile.training if plan.training else profile.inference) is None:
             return None
@@ -395,9 +473,11 @@ class Engine:
         return profile.problem(workload)
 
     def paced(self, edition: CompiledPlan) -> CompiledPlan:
-        """The edition with turns for its transfers and the times that emulated devices shall take, as a profile says.
+        """The edition with turns for its transfers and the times that emulated devices shall take,
+        as a profile says.
 
-        A schedule of the user's own keeps other values than the one that was planned for: its peaks are foretold here.
+        A schedule of the user's own keeps other values than the one that was planned for: its peaks
+        are foretold here.
 
         Raises
         ------
@@ -407,7 +487,8 @@ class Engine:
         problem = self.problem(edition)
         if problem is None and edition.order_transfers:
             raise PlanError(
-                "transfers take turns by a profile, and there is none.", next_step="Use home.profile(model)."
+                "transfers take turns by a profile, and there is none.",
+                next_step="Use home.profile(model).",
             )
         if problem is not None and self._all_speak(COMMON_BEGIN, edition.plan):
             steps = {
@@ -424,24 +505,30 @@ class Engine:
                 }
             edition = replace(edition, compiled={**edition.compiled, **steps})
         if problem is not None and edition.schedule is not None:
-            step = INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
+            step = (
+                INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
+            )
             peaks = simulate(edition.compiled[step], problem).peak_bytes
             edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
         if problem is not None:
             edition = replace(edition, peak_bytes=beyond_plan(edition, problem))
-        compiled = {name: self.paced_programs(item, edition) for name, item in edition.compiled.items()}
+        compiled = {
+            name: self.paced_programs(item, edition) for name, item in edition.compiled.items()
+        }
         return replace(edition, compiled=compiled)
 
     def paced_programs(self, compiled: Compiled, edition: CompiledPlan) -> Compiled:
         """The same for some programs of it."""
         problem = self.problem(edition)
-        emulated = [name for name in compiled.programs if self.members[name].capability.get("emulated")]
+        emulated = [
+            name for name in compiled.programs if self.members[name].capability.get("emulated")
+        ]
         return paced(compiled, problem, emulated) if problem is not None and emulated else compiled
 
     def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
         return all(self.members[name].speaks(needed) for name in plan.devices)
 
-    # --- state --------------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
         """The weights on the devices, or the optimizer's state there, by name."""
@@ -455,9 +542,13 @@ class Engine:
         if compiled is not None:
             self._move(compiled, states)
 
-    def _move(self, compiled: Compiled, states: "Mapping[str, torch.Tensor] | None" = None) -> Execution:
+    def _move(
+        self, compiled: Compiled, states: "Mapping[str, torch.Tensor] | None" = None
+    ) -> Execution:
         self._n_moves += 1
-        return self.result(self.crew.execute(self.active.epoch, compiled, self._n_moves, states=states))
+        return self.result(
+            self.crew.execute(self.active.epoch, compiled, self._n_moves, states=states)
+        )
 
 
 def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:

@@ -1,5 +1,5 @@
-"""What training has shown: the loss of every step. And what was measured, as the same Trace that the simulator makes.
-Pure.
+"""What training has shown: the loss of every step. And what was measured, as the same Trace that
+the simulator makes. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ _LANES = {"send": "send", "recv": "receive"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
-    """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes` for people,
-    one for every batch concerned.
+    """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes`
+    for people, one for every batch concerned.
     """
 
     losses: tuple[float, ...] = ()
@@ -42,8 +42,9 @@ def measured_trace(
 ) -> Trace:
     """The trace of these executions, oldest first; time 0 is the start of the first.
 
-    Energy is what a device's meter read (`metered`: time and joules so far), where it has one that read often enough;
-    else modelled (source "estimated") from busy and radio time, where the powers are known.
+    Energy is what a device's meter read (`metered`: time and joules so far), where it has one that
+    read often enough; else modelled (source "estimated") from busy and radio time, where the powers
+    are known.
 
     Parameters
     ----------
@@ -52,7 +53,8 @@ def measured_trace(
     devices
         What is known of them, by name: their powers.
     energy_j
-        Called as energy_j(device, elapsed_s, busy_s, radio_s): joules, or None where its powers are not known.
+        Called as energy_j(device, elapsed_s, busy_s, radio_s): joules, or None where its powers are
+        not known.
     metered
         Per device, readings (time, joules so far), in order.
     """
@@ -75,8 +77,12 @@ def measured_trace(
         if read_j is not None:
             energy[name], source[name] = read_j, "measured"
             continue
-        radio_s = union_s([(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"])
-        joules = energy_j(devices[name], elapsed_s, busy[name], radio_s) if name in devices else None
+        radio_s = union_s(
+            [(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"]
+        )
+        joules = (
+            energy_j(devices[name], elapsed_s, busy[name], radio_s) if name in devices else None
+        )
         if joules is not None:
             energy[name], source[name] = joules, "estimated"
     return Trace(
@@ -90,8 +96,11 @@ def measured_trace(
     )
 
 
-def metered_j(readings: Sequence[tuple[float, float]], start_s: float, stop_s: float) -> float | None:
-    """Joules in [start_s, stop_s] by readings (time, joules so far): the mean power of those inside, all the time.
+def metered_j(
+    readings: Sequence[tuple[float, float]], start_s: float, stop_s: float
+) -> float | None:
+    """Joules in [start_s, stop_s] by readings (time, joules so far): the mean power of those
+    inside, all the time.
 
     None where these cover less than half of it.
 
@@ -124,7 +133,10 @@ def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) 
             note = notes[index] if index < len(notes) else None
             moves = item.op in NETWORK
             if item.op == "send":  # its device heard of the end later
-                stop_s = min(stop_s, max(start_s, there_s.get((item.attrs["peer"], item.attrs["name"]), stop_s)))
+                stop_s = min(
+                    stop_s,
+                    max(start_s, there_s.get((item.attrs["peer"], item.attrs["name"]), stop_s)),
+                )
             events.append(
                 Event(
                     device=device,

@@ -1,11 +1,12 @@
-"""Crossing over to another plan while the run goes on: what a device lacks comes to it behind everything else, and only
-when all of it is there does a step boundary put the new plan into force.
+"""Crossing over to another plan while the run goes on: what a device lacks comes to it behind
+everything else, and only when all of it is there does a step boundary put the new plan into force.
 
-Requests: weights do not change, so they are copied under the old plan; then new requests take the new plan, and those
-under way finish on the old one. Training: weights change with every step, so whoever lacks a stage becomes its shadow
-first (`schedule.shadow`) and is in step when the plan changes. Epochs of a crossing, in order: the old plan, whose
-weights stand still as of the first boundary; the bridge, the old plan once more, which shows the shadows what they
-need; the shadows; the new plan. Until that is committed, every failure takes the run back to the old plan.
+Requests: weights do not change, so they are copied under the old plan; then new requests take the
+new plan, and those under way finish on the old one. Training: weights change with every step, so
+whoever lacks a stage becomes its shadow first (`schedule.shadow`) and is in step when the plan
+changes. Epochs of a crossing, in order: the old plan, whose weights stand still as of the first
+boundary; the bridge, the old plan once more, which shows the shadows what they need; the shadows;
+the new plan. Until that is committed, every failure takes the run back to the old plan.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,16 +52,20 @@ FETCH = "fetch"
 LOOK_S = 0.02  # between two looks at how far it is
 IN_STEP = 2  # steps behind: those that are under way anyway
 PATIENCE = 8  # steps in which a shadow that does not come closer may try
-MOST_BEHIND = 64  # steps kept for a shadow, and no more bytes than this part of what its agent holds for the worker:
+# steps kept for a shadow, and no more bytes than this part of what its agent holds for the worker:
+MOST_BEHIND = 64
 ARENA_FRAC = 0.25
 
 
 class Gone(Exception):
-    """The run went on to another edition meanwhile, for a new batch size: the crossing begins anew."""
+    """The run went on to another edition meanwhile, for a new batch size: the crossing begins
+    anew.
+    """
 
 
 def cross(engine: "Engine", plan: Plan, task: Task) -> None:
-    """Bring the run over to `plan`. Whatever goes wrong, the old plan stands, or the run has ended with its cause.
+    """Bring the run over to `plan`. Whatever goes wrong, the old plan stands, or the run has ended
+    with its cause.
 
     Parameters
     ----------
@@ -94,7 +99,7 @@ def _await(pending: "list[Future[Execution]]", look: Callable[[], None]) -> None
             future.result()
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
@@ -128,10 +133,12 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
 
 def _work_bytes(device: str, *editions: CompiledPlan) -> int:
     """What a plan needs at most beside what it holds: one of them is at work at a time."""
-    return max(0, *(edition.memory_bytes(device) - edition.held_bytes(device) for edition in editions))
+    return max(
+        0, *(edition.memory_bytes(device) - edition.held_bytes(device) for edition in editions)
+    )
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
@@ -176,23 +183,37 @@ class PlanMigration:
         self._shadow_epoch = engine.take_epoch()
         self.bridge = bridge = engine.paced(
             compile_for_run(
-                engine.model, refined(old.plan, plan), run=old.run, epoch=epoch, optimizer=old.optimizer,
-                backends=engine.backends(old.plan.devices), sizes=engine.sizes, seed=old.seed, order_transfers=False,
+                engine.model,
+                refined(old.plan, plan),
+                run=old.run,
+                epoch=epoch,
+                optimizer=old.optimizer,
+                backends=engine.backends(old.plan.devices),
+                sizes=engine.sizes,
+                seed=old.seed,
+                order_transfers=False,
                 towards=plan,
             )
-        )  # fmt: skip
+        )
         self._new = engine.next_edition(plan, old.optimizer, engine.sizes)
         holders = holding(old.plan, old.segments, old.states(optimizer=True), old.epoch)
         states = bridge.states(optimizer=True)
-        shadows = [(bridge.segments[shadow.stage].name, shadow.devices) for shadow in bridge.shadows]
+        shadows = [
+            (bridge.segments[shadow.stage].name, shadow.devices) for shadow in bridge.shadows
+        ]
         self._keep = compile_move(MOVE, holders, targets(bridge.plan, bridge.segments, states))
-        self._fetch = compile_move(FETCH, holders, [Target(name, who, states[name]) for name, who in shadows])
+        self._fetch = compile_move(
+            FETCH, holders, [Target(name, who, states[name]) for name, who in shadows]
+        )
         self._move = compile_move(
-            MOVE, self._holders(), targets(plan, self._new.segments, self._new.states(optimizer=True))
+            MOVE,
+            self._holders(),
+            targets(plan, self._new.segments, self._new.states(optimizer=True)),
         )
         rows = dict.fromkeys((old.plan.batch, *engine.sizes))
         self._follow = {train_name(n, old.plan): self._follow_of(n) for n in rows}
-        self._behind: list[Future[Execution]] = []  # who holds the boundary changes it; all others only look
+        # who holds the boundary changes it; all others only look
+        self._behind: list[Future[Execution]] = []
         self._fetching: list[Future[Execution]] = []
         self._given_up = False
 
@@ -205,14 +226,20 @@ class PlanMigration:
     def is_overtaken(self) -> bool:
         """Whether the run has gone on to an edition that is neither the old nor the new one."""
         engine = self._engine
-        return engine.failed is None and engine.edition is not self._old and engine.edition is not self._new
+        return (
+            engine.failed is None
+            and engine.edition is not self._old
+            and engine.edition is not self._new
+        )
 
     def _follow_of(self, rows: int) -> Compiled:
         bridge = self.bridge
         assert bridge.optimizer is not None  # a plan for training has one
         name, settings = follow_name(rows, bridge.plan), bridge.optimizer.to_json()
         division = divide(bridge.plan, bridge.segments, rows)
-        compiled = compile_follow(name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division)
+        compiled = compile_follow(
+            name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division
+        )
         return self._engine.paced_programs(compiled, bridge)
 
     def _holders(self) -> dict[str, dict[str, str]]:
@@ -228,7 +255,7 @@ class PlanMigration:
                     found[state.name][device] = f"{self._shadow_epoch}/{piece.segment.name}"
         return found
 
-    # --- loading ------------------------------------------------------------------------------------------------------
+    # --- loading ----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Load the bridge and the shadows."""
@@ -242,15 +269,27 @@ class PlanMigration:
                 device: request(
                     device,
                     Prepare(
-                        run=bridge.run, epoch=self._shadow_epoch, memory_bytes=memory[device], seed=bridge.seed
+                        run=bridge.run,
+                        epoch=self._shadow_epoch,
+                        memory_bytes=memory[device],
+                        seed=bridge.seed,
                     ),
-                    [bridge.pieces[shadow.stage] for shadow in bridge.shadows if device in shadow.devices],
+                    [
+                        bridge.pieces[shadow.stage]
+                        for shadow in bridge.shadows
+                        if device in shadow.devices
+                    ],
                     programs,
-                    kind_on(self._engine.model, device, self._engine.backends([device])[device], train=True),
+                    kind_on(
+                        self._engine.model,
+                        device,
+                        self._engine.backends([device])[device],
+                        train=True,
+                    ),
                 )
                 for device in self._fetch.programs
             },
-        )  # fmt: skip
+        )
 
     @property
     def _devices(self) -> tuple[str, ...]:
@@ -264,7 +303,7 @@ class PlanMigration:
         held += sum(held_bytes(piece, bridge.optimizer) for piece in shadows)
         return held + _work_bytes(device, self._old, self._new)
 
-    # --- at the first boundary, and after it --------------------------------------------------------------------------
+    # --- at the first boundary, and after it ------------------------------------------------------
 
     def open(self) -> None:
         """The bridge takes over; the old plan's weights stand still, and the shadows fetch them.
@@ -300,7 +339,9 @@ class PlanMigration:
         while self._n_behind() >= self._most_behind(compiled) and not self._is_stuck():
             wait(self._behind, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         self._behind = self._not_taken()
-        self._behind.append(self._engine.crew.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW))
+        self._behind.append(
+            self._engine.crew.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW)
+        )
 
     def _most_behind(self, compiled: Compiled) -> int:
         """Steps that may be kept for the shadows."""
@@ -308,18 +349,32 @@ class PlanMigration:
         nbytes = followed_bytes(self.bridge.plan, self.bridge.segments, self.bridge.shadows)
         per_step = max(1, nbytes * rows // self.bridge.plan.batch)
         members = self._engine.members
-        room = min(int(members[d].capability.get("max_value_bytes", per_step)) for d in self._fetch.programs)
+        room = min(
+            int(members[d].capability.get("max_value_bytes", per_step))
+            for d in self._fetch.programs
+        )
         return max(IN_STEP, min(MOST_BEHIND, int(ARENA_FRAC * room / per_step)))
 
     def _n_behind(self) -> int:
         return len(self._not_taken())
 
     def _not_taken(self) -> "list[Future[Execution]]":
-        """Steps that the shadows have not taken yet. One that failed counts, until the crossing has noticed."""
-        return [f for f in tuple(self._behind) if not f.done() or f.cancelled() or f.exception() is not None]
+        """Steps that the shadows have not taken yet.
+
+        One that failed counts, until the crossing has noticed.
+        """
+        return [
+            f
+            for f in tuple(self._behind)
+            if not f.done() or f.cancelled() or f.exception() is not None
+        ]
 
     def _is_stuck(self) -> bool:
-        return self._given_up or self._engine.is_failing or any(future.done() for future in self._behind)
+        return (
+            self._given_up
+            or self._engine.is_failing
+            or any(future.done() for future in self._behind)
+        )
 
     def _look(self, task: Task) -> None:
         """Raise what ends the crossing."""
@@ -336,7 +391,10 @@ class PlanMigration:
         engine, new = self._engine, self._new
         _await(self._fetching, lambda: self._look(task))
         engine.crew.drop(self._old.epoch, self._old.plan.devices)
-        memory = {device: max(self._bytes(device, e) for e in (self._old, new)) for device in self._devices}
+        memory = {
+            device: max(self._bytes(device, e) for e in (self._old, new))
+            for device in self._devices
+        }
         try:
             engine.crew.prepare(new.epoch, new.requests(self._move, self._move.programs, memory))
         except PotluckError:
@@ -351,7 +409,7 @@ class PlanMigration:
             wait(tuple(self._behind), timeout=LOOK_S, return_when=FIRST_COMPLETED)
         self._look(task)
 
-    # --- at the last boundary -----------------------------------------------------------------------------------------
+    # --- at the last boundary ---------------------------------------------------------------------
 
     def close(self) -> None:
         """The shadows become owners: nothing moves but within devices.
@@ -370,7 +428,9 @@ class PlanMigration:
         engine.commit(new)
 
     def turn_back(self) -> None:
-        """Whatever is there of it goes, and the run is under its old plan again, with all it has learned."""
+        """Whatever is there of it goes, and the run is under its old plan again, with all it has
+        learned.
+        """
         engine = self._engine
         with engine.boundary():
             if engine.edition is self._new:

@@ -1,7 +1,9 @@
-"""Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's defaults.
+"""Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's
+defaults.
 
-What torch's constructors refuse is refused here, where it is written; a device would only notice in its first step.
-What they take, and no step on a model's weights can be made with, is refused where it meets the model.
+What torch's constructors refuse is refused here, where it is written; a device would only notice in
+its first step. What they take, and no step on a model's weights can be made with, is refused where
+it meets the model.
 """
 
 import math
@@ -29,16 +31,21 @@ class AdamW:
         numbers = tuple(_number("betas", beta) for beta in given)
         if len(numbers) != 2 or not all(0 <= beta < 1 for beta in numbers):
             raise UserError(
-                f"betas must be two numbers from 0 to below 1, got {betas!r}.", next_step="betas=(0.9, 0.999)"
+                f"betas must be two numbers from 0 to below 1, got {betas!r}.",
+                next_step="betas=(0.9, 0.999)",
             )
         object.__setattr__(self, "betas", numbers)
 
     def to_json(self) -> dict[str, Any]:
         """As programs carry it."""
         return {
-            "name": "adamw", "lr": self.lr, "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps,
+            "name": "adamw",
+            "lr": self.lr,
+            "beta1": self.betas[0],
+            "beta2": self.betas[1],
+            "eps": self.eps,
             "weight_decay": self.weight_decay,
-        }  # fmt: skip
+        }
 
     def state_names(self, parameter: str) -> tuple[str, ...]:
         """Names of its state for one parameter."""
@@ -60,7 +67,8 @@ class SGD:
             raise UserError(f"nesterov must be True or False, got {self.nesterov!r}.")
         if self.nesterov and not self.momentum:
             raise UserError(
-                "nesterov needs a momentum above zero.", next_step="potluck.SGD(lr, momentum=0.9, nesterov=True)"
+                "nesterov needs a momentum above zero.",
+                next_step="potluck.SGD(lr, momentum=0.9, nesterov=True)",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -79,9 +87,11 @@ Optimizer = AdamW | SGD
 
 
 def check_optimizer(optimizer: object, dtypes: Iterable[str] = ()) -> None:
-    """Raise `UserError` for what is no optimizer of ours, such as one of torch's, or takes no step on such weights.
+    """Raise `UserError` for what is no optimizer of ours, such as one of torch's, or takes no step
+    on such weights.
 
-    `dtypes`: those of the weights that it trains. A step is tried: torch raises where a number leaves their range.
+    `dtypes`: those of the weights that it trains. A step is tried: torch raises where a number
+    leaves their range.
 
     Raises
     ------
@@ -104,7 +114,9 @@ def check_optimizer(optimizer: object, dtypes: Iterable[str] = ()) -> None:
 
 
 def _try_step(optimizer: Optimizer, dtype: str) -> None:
-    """One step of torch's own on a weight of that type, the first, whose numbers are the largest."""
+    """One step of torch's own on a weight of that type, the first, whose numbers are the
+    largest.
+    """
     import torch
 
     weight = torch.zeros(1, dtype=getattr(torch, dtype), requires_grad=True)
@@ -112,13 +124,20 @@ def _try_step(optimizer: Optimizer, dtype: str) -> None:
     made: torch.optim.Optimizer
     if isinstance(optimizer, AdamW):
         made = torch.optim.AdamW(
-            [weight], optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay
+            [weight],
+            optimizer.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
         )
     else:
         made = torch.optim.SGD(
-            [weight], optimizer.lr, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay,
+            [weight],
+            optimizer.lr,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
             nesterov=optimizer.nesterov,
-        )  # fmt: skip
+        )
     made.step()
 
 

@@ -1,4 +1,6 @@
-"""Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it, look at its `trace`."""
+"""Run: a deployed plan. Train with `fit`, call it for outputs, `switch` it live, `save` it, look at
+its `trace`.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +51,7 @@ class Run(Shown):
         self._evaluation: tuple[int, Run] | None = None  # at which step its weights were taken
         self._fitting: Handle[History] | None = None  # the latest
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
@@ -90,7 +92,10 @@ class Run(Shown):
 
     @property
     def trace(self) -> Trace:
-        """What the last steps (or requests) did, measured; energy by meters, else modelled from busy and radio time."""
+        """What the last steps (or requests) did, measured.
+
+        Energy by meters, else modelled from busy and radio time.
+        """
         return self._traced(tuple(self._engine.kept))
 
     def _traced(self, steps: "Sequence[tuple[Execution, Compiled]]") -> Trace:
@@ -106,9 +111,12 @@ class Run(Shown):
 
     @property
     def predicted(self) -> Trace | None:
-        """What the simulator expects of these very programs: some steps, or one request; None without a profile.
+        """What the simulator expects of these very programs: some steps, or one request.
 
-        Steps on the plan's batch, unless all that were taken had another number of rows: then of the latest.
+        None without a profile.
+
+        Steps on the plan's batch, unless all that were taken had another number of rows: then of
+        the latest.
         """
         problem, alike = self.problem, self._engine.alike
         name = train_name(self.plan.batch, self.plan) if self.plan.training else INFER
@@ -117,7 +125,8 @@ class Run(Shown):
         return predict_steps(compiled, problem, most_at_once(spans)) if problem else None
 
     def compare(self) -> Comparison:
-        """Predicted against measured: steps, devices, transfers, and which term the difference comes from.
+        """Predicted against measured: steps, devices, transfers, and which term the difference
+        comes from.
 
         Raises
         ------
@@ -126,18 +135,29 @@ class Run(Shown):
         """
         predicted, alike, problem = self.predicted, self._engine.alike, self.problem
         if predicted is None or problem is None or not alike:
-            raise UserError("there is nothing to compare yet.", next_step="Profile the model, and run some steps.")
+            raise UserError(
+                "there is nothing to compare yet.",
+                next_step="Profile the model, and run some steps.",
+            )
         return compare(predicted, self._traced(alike), alike[-1][1].programs, problem.network)
 
     def learn(self) -> "Profile":
-        """The profile after this run: layers take what it showed, by the rule of `profile.learning`."""
+        """The profile after this run: layers take what it showed, by the rule of
+        `profile.learning`.
+        """
         compared, engine = self.compare(), self._engine
         assert engine.profile is not None  # else nothing could be compared
-        steady = {name for name in self.plan.devices if engine.members[name].capability.get("emulated")}
+        steady = {
+            name for name in self.plan.devices if engine.members[name].capability.get("emulated")
+        }
         engine.profile = learned(
-            engine.profile, compared.predicted, compared.measured, engine.alike[-1][1], training=self.plan.training,
+            engine.profile,
+            compared.predicted,
+            compared.measured,
+            engine.alike[-1][1],
+            training=self.plan.training,
             steady=steady,
-        )  # fmt: skip
+        )
         return engine.profile
 
     def __repr__(self) -> str:
@@ -145,32 +165,41 @@ class Run(Shown):
         state = f", ended: {self._engine.failed}" if self._engine.failed else ""
         return f"<Run of {self.plan.model} on {', '.join(self.plan.devices)}, {what}{state}>"
 
-    # --- training -----------------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def fit(
-        self, data: Any, epochs: int = 1, *, optimizer: Optimizer | None = None, on_step: OnStep | None = None
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        optimizer: Optimizer | None = None,
+        on_step: OnStep | None = None,
     ) -> Handle[History]:
-        """Train on every batch of `data`, `epochs` times; the handle can be cancelled between two steps.
+        """Train on every batch of `data`, `epochs` times.
 
-        A `fit` that is still going on comes first. A step that fails ends the run: some devices may have taken it
-        already, so their weights are of no one step; what was saved can be resumed.
+        The handle can be cancelled between two steps.
+
+        A `fit` that is still going on comes first. A step that fails ends the run: some devices may
+        have taken it already, so their weights are of no one step; what was saved can be resumed.
 
         Parameters
         ----------
         data
-            A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors to be taken
-            `plan.batch` rows at a time. A batch of any other size is one step, too, with the mean over its own rows:
-            the plan's micro-batches and a smaller one. Where batch norm learns, no row that had company is alone in it.
-            Replicas normalise their shares of a micro-batch each by itself; after a step, running statistics are the
-            mean of theirs, weighted by the rows of the whole step that each had.
-            Mappings, as collators make them, are matched by name: inputs as `forward` calls them; targets as their
-            example or the loss does, and a single one as "labels" or another usual name.
+            A DataLoader (or any iterable of batches: inputs, then targets), or one tuple of tensors
+            to be taken `plan.batch` rows at a time. A batch of any other size is one step, too,
+            with the mean over its own rows: the plan's micro-batches and a smaller one. Where batch
+            norm learns, no row that had company is alone in it. Replicas normalise their shares of
+            a micro-batch each by itself; after a step, running statistics are the mean of theirs,
+            weighted by the rows of the whole step that each had. Mappings, as collators make them,
+            are matched by name: inputs as `forward` calls them; targets as their example or the
+            loss does, and a single one as "labels" or another usual name.
         epochs
             How often to go through `data`.
         optimizer
             Default: the one in use.
         on_step
-            Called with (step, loss) after each step, in the background thread; it may do anything with the run.
+            Called with (step, loss) after each step, in the background thread; it may do anything
+            with the run.
 
         Returns
         -------
@@ -189,10 +218,14 @@ class Run(Shown):
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
         if not isinstance(data, Iterable):
-            raise UserError(f"training takes batches, got {type(data).__name__}.", next_step="Give it a DataLoader.")
+            raise UserError(
+                f"training takes batches, got {type(data).__name__}.",
+                next_step="Give it a DataLoader.",
+            )
         if isinstance(data, Iterator) and epochs > 1:
             raise UserError(
-                f"a {type(data).__name__} can be gone through once, and {epochs} epochs are asked for.",
+                f"a {type(data).__name__} can be gone through once, and {epochs} epochs are "
+                "asked for.",
                 next_step="Give it a DataLoader or a list of batches.",
             )
         if optimizer is not None:
@@ -207,7 +240,14 @@ class Run(Shown):
         self._fitting = Handle(work, f"training {self.plan.model}")
         return self._fitting
 
-    def _fit(self, task: Task, data: Any, epochs: int, optimizer: Optimizer | None, on_step: OnStep | None) -> History:
+    def _fit(
+        self,
+        task: Task,
+        data: Any,
+        epochs: int,
+        optimizer: Optimizer | None,
+        on_step: OnStep | None,
+    ) -> History:
         engine = self._engine
         with engine.boundary():
             if optimizer is not None and optimizer != engine.edition.optimizer:
@@ -227,10 +267,13 @@ class Run(Shown):
                 while engine.n_in_flight > most:
                     engine.collect()
                 losses = engine.history.losses
-                news = losses[len(losses) - (engine.step - told) :]  # a switch may have collected some, too
+                # a switch may have collected some, too
+                news = losses[len(losses) - (engine.step - told) :]
             for loss in news:
                 told += 1
-                task.update((told - first) / total if total else 0.0, f"step {told}, loss {loss:.4g}")
+                task.update(
+                    (told - first) / total if total else 0.0, f"step {told}, loss {loss:.4g}"
+                )
                 if on_step is not None:
                     on_step(told, loss)
 
@@ -249,13 +292,20 @@ class Run(Shown):
                 next_step="With drop_last, a DataLoader leaves out a batch that is not full.",
             )
         return replace(
-            h, losses=h.losses[start:], rows=h.rows[start:], step_s=h.step_s[start:], notes=h.notes[first_note:]
+            h,
+            losses=h.losses[start:],
+            rows=h.rows[start:],
+            step_s=h.step_s[start:],
+            notes=h.notes[first_note:],
         )
 
     def switch(self, plan: Plan) -> "Handle[Run]":
-        """Go over to another plan while the run goes on, with all state; on any failure the old plan stands.
+        """Go over to another plan while the run goes on, with all state.
 
-        What a device lacks comes to it behind everything else; the plan changes between two steps, or two requests.
+        On any failure the old plan stands.
+
+        What a device lacks comes to it behind everything else; the plan changes between two steps,
+        or two requests.
 
         Parameters
         ----------
@@ -276,9 +326,14 @@ class Run(Shown):
         """
         self._engine.check()
         if not isinstance(plan, Plan):
-            raise UserError(f"a run switches to a plan, got {type(plan).__name__}.", next_step="run.switch(plans[1])")
+            raise UserError(
+                f"a run switches to a plan, got {type(plan).__name__}.",
+                next_step="run.switch(plans[1])",
+            )
         if plan.training != self.plan.training:
-            raise PlanError("a run for training cannot become one for inference, nor the other way round.")
+            raise PlanError(
+                "a run for training cannot become one for inference, nor the other way round."
+            )
 
         def work(task: Task) -> "Run":
             cross(self._engine, plan, task)
@@ -287,12 +342,15 @@ class Run(Shown):
 
         return Handle(work, f"switching {plan.model}")
 
-    # --- inference ----------------------------------------------------------------------------------------------------
+    # --- inference --------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """What the module answers to these inputs, any number of rows; of a training run, with the weights of now.
+        """What the module answers to these inputs, any number of rows.
 
-        Inputs may come by the names that `forward` gives them, too, or in a mapping: run(x, mask=m), run(batch).
+        Of a training run, with the weights of now.
+
+        Inputs may come by the names that `forward` gives them, too, or in a mapping: run(x,
+        mask=m), run(batch).
 
         Raises
         ------
@@ -318,7 +376,9 @@ class Run(Shown):
             execution = engine.result(future)
             engine.kept.append((execution, compiled))
             outputs = outputs_of(execution, compiled)
-            parts.append({name: tensors.first_rows(t, wanted, batch) for name, t in outputs.items()})
+            parts.append(
+                {name: tensors.first_rows(t, wanted, batch) for name, t in outputs.items()}
+            )
 
         while start < rows:
             waiting.append(engine.request(given, start, rows))
@@ -339,7 +399,13 @@ class Run(Shown):
                 engine = self._engine
                 inner = Run(
                     Engine(
-                        self._link, engine.members, engine.model, plan, optimizer=None, seed=0, profile=engine.profile
+                        self._link,
+                        engine.members,
+                        engine.model,
+                        plan,
+                        optimizer=None,
+                        seed=0,
+                        profile=engine.profile,
                     ),
                     self._link,
                 )
@@ -351,7 +417,8 @@ class Run(Shown):
             return inner
 
     def evaluate(self, data: Any, score: "Callable[..., Any]") -> float:
-        """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one batch.
+        """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one
+        batch.
 
         Of batches that are mappings, targets are those that `score` names, or the model's.
 
@@ -360,7 +427,8 @@ class Run(Shown):
         data
             As for `fit`.
         score
-            Called as score(outputs, *targets) per batch of at most 128 rows; gives a mean over rows.
+            Called as score(outputs, *targets) per batch of at most 128 rows; gives a mean over
+            rows.
 
         Raises
         ------
@@ -377,22 +445,30 @@ class Run(Shown):
             raise UserError("there is nothing to evaluate: the data has no batch.")
         return total / seen
 
-    # --- state --------------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
-        """All weights and buffers of the model as they are on the devices now, by the module's own names."""
+        """All weights and buffers of the model as they are on the devices now, by the module's own
+        names.
+        """
         return dict(self._engine.model.state_dict(self._state()))
 
     def _state(self) -> "dict[str, torch.Tensor]":
         """All that devices keep, as it is on them now: what belongs to the loss, too."""
         self._engine.check()
         with self._engine.boundary():
-            return {**self._engine.model.state(), **(self._engine.pull() if self.plan.training else {})}
+            return {
+                **self._engine.model.state(),
+                **(self._engine.pull() if self.plan.training else {}),
+            }
 
     def load_into(self, module: Any = None) -> None:
-        """Bring the weights back into a module. Default: the one that the model was made from, and its loss.
+        """Bring the weights back into a module.
 
-        Waits for a `fit` that is still going on; raises what it raised, unless somebody has waited for it before.
+        Default: the one that the model was made from, and its loss.
+
+        Waits for a `fit` that is still going on; raises what it raised, unless somebody has waited
+        for it before.
 
         Raises
         ------
@@ -410,12 +486,15 @@ class Run(Shown):
         strangers = module.load_state_dict(named, strict=False).unexpected_keys
         if len(strangers) == len(named):
             raise UserError(
-                f"the module {type(module).__name__} has none of this model's weights, such as {strangers[0]}.",
+                f"the module {type(module).__name__} has none of this model's weights, such as "
+                f"{strangers[0]}.",
                 next_step="Load them into a module of the kind that the model was made from.",
             )
 
     def save(self, path: str | Path) -> None:
-        """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan, resume=path)` goes on."""
+        """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan,
+        resume=path)` goes on.
+        """
         engine = self._engine
         engine.check(training=True)
         with engine.boundary():
@@ -423,10 +502,14 @@ class Run(Shown):
             edition = engine.edition
             assert edition.optimizer is not None
             saved = checkpoint.Checkpoint(
-                signature=engine.model.signature, plan=edition.plan, optimizer=edition.optimizer, step=engine.step,
-                seed=edition.seed, weights={**engine.model.state(), **engine.pull()},
+                signature=engine.model.signature,
+                plan=edition.plan,
+                optimizer=edition.optimizer,
+                step=engine.step,
+                seed=edition.seed,
+                weights={**engine.model.state(), **engine.pull()},
                 moments=engine.pull(moments=True) if engine.step else {},
-            )  # fmt: skip
+            )
         checkpoint.save(Path(path), saved)
 
     @property

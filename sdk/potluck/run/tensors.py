@@ -14,7 +14,8 @@ def to_raw(tensor: "torch.Tensor") -> Raw:
     import torch
 
     plain = tensor.detach().to("cpu").contiguous()
-    shape, flat = tuple(plain.shape), plain.as_strided((plain.numel(),), (1,))  # of one row, any stride is contiguous
+    # of one row, any stride is contiguous
+    shape, flat = tuple(plain.shape), plain.as_strided((plain.numel(),), (1,))
     data = flat.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
     return Raw(dtype=str(plain.dtype).removeprefix("torch."), shape=shape, data=data)
 
@@ -31,11 +32,15 @@ def to_tensor(raw: Raw) -> "torch.Tensor":
 
 
 def padded(tensor: "torch.Tensor", rows: int) -> "torch.Tensor":
-    """The tensor with its last row repeated up to `rows`: outputs of the extra rows are thrown away."""
+    """The tensor with its last row repeated up to `rows`: outputs of the extra rows are thrown
+    away.
+    """
     import torch
 
     missing = rows - tensor.shape[0]
-    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+    return (
+        torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+    )
 
 
 def first_rows(tensor: "torch.Tensor", wanted: int, rows: int) -> "torch.Tensor":
@@ -55,11 +60,18 @@ def first_rows(tensor: "torch.Tensor", wanted: int, rows: int) -> "torch.Tensor"
     torch.Tensor
         [wanted x k, ...].
     """
-    return tensor if wanted == rows or not tensor.ndim else tensor[: tensor.shape[0] // rows * wanted]
+    return (
+        tensor if wanted == rows or not tensor.ndim else tensor[: tensor.shape[0] // rows * wanted]
+    )
 
 
-def joined(parts: "Sequence[dict[str, torch.Tensor]]", names: Sequence[str]) -> "list[torch.Tensor]":
+def joined(
+    parts: "Sequence[dict[str, torch.Tensor]]", names: Sequence[str]
+) -> "list[torch.Tensor]":
     """The outputs of several requests one after another, by `names`."""
     import torch
 
-    return [parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts]) for name in names]
+    return [
+        parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts])
+        for name in names
+    ]

@@ -2,8 +2,23 @@
 
 from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, Result
-from potluck.schedule.standby import FOLLOW, Standby, compile_follow, followed_bytes, refined, shadows
-from potluck.schedule.weights import State, Target, compile_move, compile_pull, compile_push, holding, targets
+from potluck.schedule.standby import (
+    FOLLOW,
+    Standby,
+    compile_follow,
+    followed_bytes,
+    refined,
+    shadows,
+)
+from potluck.schedule.weights import (
+    State,
+    Target,
+    compile_move,
+    compile_pull,
+    compile_push,
+    holding,
+    targets,
+)
 
 __all__ = [
     "FOLLOW",

@@ -1,4 +1,6 @@
-"""What keeps the replicas of a stage in step: the flat vector of a step, and the ring all-reduce that sums it."""
+"""What keeps the replicas of a stage in step: the flat vector of a step, and the ring all-reduce
+that sums it.
+"""
 
 from collections.abc import Sequence
 
@@ -6,24 +8,34 @@ from potluck.records import Segment
 from potluck.schedule.program_builder import Annotation, ProgramBuilder
 
 FLOAT_BYTES = 4  # the flat gradient vector is float32
-STILL = {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}  # where no gradient comes back: statistics move, no weight does
+# where no gradient comes back: statistics move, no weight does
+STILL = {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}
 
 
 def vector_elements(segment: Segment, learns: bool) -> int:
-    """Elements of the vector of a step: gradients, then running statistics; 0 where a step changes neither.
+    """Elements of the vector of a step: gradients, then running statistics; 0 where a step changes
+    neither.
 
-    Statistics move with every forward in training, whether a gradient comes back to the stage or not.
+    Statistics move with every forward in training, whether a gradient comes back to the stage or
+    not.
     """
     return segment.parameter_count + segment.buffer_count if learns or segment.buffer_count else 0
 
 
 def ring_all_reduce(
-    programs: ProgramBuilder, devices: Sequence[str], vector: str, n_elements: int, *, tag: str, priority: int
+    programs: ProgramBuilder,
+    devices: Sequence[str],
+    vector: str,
+    n_elements: int,
+    *,
+    tag: str,
+    priority: int,
 ) -> str:
     """Sum the flat `vector` over `devices`; every device ends with the same sum, bit for bit.
 
-    Reduce-scatter, then all-gather, in 2 (n - 1) rounds of one n-th of the vector each (Patarasuk and Yuan 2009): in
-    round r replica i sends piece i - r to its right neighbour. Empty pieces are left out. `tag` makes names unique.
+    Reduce-scatter, then all-gather, in 2 (n - 1) rounds of one n-th of the vector each (Patarasuk
+    and Yuan 2009): in round r replica i sends piece i - r to its right neighbour. Empty pieces are
+    left out. `tag` makes names unique.
 
     Parameters
     ----------
@@ -53,19 +65,32 @@ def ring_all_reduce(
         held.append({k: f"{tag}.own.{k}" for k in range(n) if size[k]})
         for k, name in held[-1].items():
             programs.compute(
-                device, "slice", [vector], {name: size[k]}, note=Annotation(label=f"{tag} slice", nbytes=size[k]),
-                priority=priority, dim=0, start=bounds[k], stop=bounds[k + 1],
-            )  # fmt: skip
+                device,
+                "slice",
+                [vector],
+                {name: size[k]},
+                note=Annotation(label=f"{tag} slice", nbytes=size[k]),
+                priority=priority,
+                dim=0,
+                start=bounds[k],
+                stop=bounds[k + 1],
+            )
     for turn in range(2 * (n - 1)):
         gathering = turn >= n - 1
-        # Everyone sends before anyone overwrites a piece: the pieces of one turn differ between neighbours.
+        # Everyone sends before anyone overwrites a piece: the pieces of one turn differ between
+        # neighbours.
         arriving: list[tuple[int, int, str]] = []
         for i, device in enumerate(devices):
             piece = (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n
             if size[piece]:
                 name, right = f"{tag}.{turn}.{piece}", (i + 1) % n
                 programs.send(
-                    device, held[i][piece], devices[right], name, label=f"{tag} turn {turn}", priority=priority + turn
+                    device,
+                    held[i][piece],
+                    devices[right],
+                    name,
+                    label=f"{tag} turn {turn}",
+                    priority=priority + turn,
                 )
                 arriving.append((right, piece, name))
         for i, piece, name in arriving:
@@ -74,15 +99,24 @@ def ring_all_reduce(
                 continue
             total = f"{tag}.sum.{turn}.{piece}"
             programs.compute(
-                devices[i], "add", [held[i][piece], name], {total: size[piece]},
-                note=Annotation(label=f"{tag} add", nbytes=size[piece]), priority=priority + turn,
-            )  # fmt: skip
+                devices[i],
+                "add",
+                [held[i][piece], name],
+                {total: size[piece]},
+                note=Annotation(label=f"{tag} add", nbytes=size[piece]),
+                priority=priority + turn,
+            )
             held[i][piece] = total
     whole = f"{tag}.all"
     for i, device in enumerate(devices):
         nbytes = n_elements * FLOAT_BYTES
         programs.compute(
-            device, "concat", [held[i][k] for k in sorted(held[i])], {whole: nbytes},
-            note=Annotation(label=f"{tag} concat", nbytes=nbytes), priority=priority + 2 * n, dim=0,
-        )  # fmt: skip
+            device,
+            "concat",
+            [held[i][k] for k in sorted(held[i])],
+            {whole: nbytes},
+            note=Annotation(label=f"{tag} concat", nbytes=nbytes),
+            priority=priority + 2 * n,
+            dim=0,
+        )
     return whole

@@ -1,4 +1,7 @@
-"""An Action: one stage does one thing with one micro-batch; `2F0` is stage 2, forward, micro-batch 0."""
+"""An Action: one stage does one thing with one micro-batch.
+
+`2F0` is stage 2, forward, micro-batch 0.
+"""
 
 import re
 from dataclasses import dataclass
@@ -37,16 +40,22 @@ class Action:
         """
         match = _TEXT.fullmatch(text.strip())
         if match is None:
-            raise UserError(f"{text!r} is not an action.", next_step="Write stage, F B I or W, micro-batch: 2F0.")
+            raise UserError(
+                f"{text!r} is not an action.",
+                next_step="Write stage, F B I or W, micro-batch: 2F0.",
+            )
         return cls(int(match[1]), match[2], int(match[3]))
 
 
-# Rows of actions in the order in which they are taken. A row is one stage, or all stages of one set of devices.
+# Rows of actions in the order in which they are taken. A row is one stage, or all stages of one set
+# of devices.
 Schedule = tuple[tuple[Action, ...], ...]
 
 
 def dumps(schedule: Schedule) -> str:
-    """One line per row, actions separated by commas (the form torch.distributed.pipelining reads and writes)."""
+    """One line per row, actions separated by commas (the form torch.distributed.pipelining reads
+    and writes).
+    """
     return "\n".join(",".join(str(action) for action in row) for row in schedule)
 
 
@@ -59,4 +68,6 @@ def loads(text: str) -> Schedule:
         A part of the text is no action.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    return tuple(tuple(Action.parse(item) for item in line.split(",") if item.strip()) for line in lines)
+    return tuple(
+        tuple(Action.parse(item) for item in line.split(",") if item.strip()) for line in lines
+    )

@@ -1,9 +1,10 @@
 """The micro-batches of a step on any number of rows, and who takes how many rows of each. Pure.
 
-A batch is cut into micro-batches of the plan's size and a smaller one for what is left over. Batch norm learns from all
-rows that it sees at once, and of a single one it may have nothing to learn from at all. So where there is batch norm,
-no row that had company stays alone: the last two micro-batches are made about equal, and a device that would get one
-row leaves it to another. Rows of micro-batches are the same whatever the stages, so that results are, too.
+A batch is cut into micro-batches of the plan's size and a smaller one for what is left over. Batch
+norm learns from all rows that it sees at once, and of a single one it may have nothing to learn
+from at all. So where there is batch norm, no row that had company stays alone: the last two
+micro-batches are made about equal, and a device that would get one row leaves it to another. Rows
+of micro-batches are the same whatever the stages, so that results are, too.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ COMPANY = 2  # rows that batch norm has at once, where the batch has them
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows [start, stop) of the batch; device i of stage p takes `shares[p][i]` of them, perhaps none."""
+    """Rows [start, stop) of the batch; device i of stage p takes `shares[p][i]` of them, perhaps
+    none.
+    """
 
     start: int
     stop: int
@@ -33,7 +36,9 @@ Division = tuple[MicroBatch, ...]
 
 
 def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
-    """`rows` in micro-batches of the plan's size, one of them smaller; shares in proportion to the plan's.
+    """`rows` in micro-batches of the plan's size, one of them smaller.
+
+    Shares in proportion to the plan's.
 
     Parameters
     ----------
@@ -52,14 +57,17 @@ def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
     together = COMPANY if any(segment.norm_values for segment in segments) else 1
     found, start = [], 0
     for size in sizes(rows, plan.micro_batch, together):
-        shares = tuple(shared(stage.shares, size, min(together, *stage.shares)) for stage in plan.stages)
+        shares = tuple(
+            shared(stage.shares, size, min(together, *stage.shares)) for stage in plan.stages
+        )
         found.append(MicroBatch(start, start + size, shares))
         start += size
     return tuple(found)
 
 
 def sizes(rows: int, micro_batch: int, together: int = 1) -> tuple[int, ...]:
-    """Rows of each micro-batch. Fewer than `together` in the last one: it takes rows of the one before, or joins it.
+    """Rows of each micro-batch. Fewer than `together` in the last one: it takes rows of the one
+    before, or joins it.
 
     >>> sizes(37, 32), sizes(5, 4)
     ((32, 5), (4, 1))
@@ -84,7 +92,9 @@ def sizes(rows: int, micro_batch: int, together: int = 1) -> tuple[int, ...]:
 
 
 def shared(shares: Sequence[int], rows: int, together: int = 1) -> tuple[int, ...]:
-    """`rows` split like `shares`, largest remainders first; who would get fewer than `together` leaves them to another.
+    """`rows` split like `shares`, largest remainders first.
+
+    Who would get fewer than `together` leaves them to another.
 
     The largest share is never left without rows.
 
@@ -108,7 +118,9 @@ def shared(shares: Sequence[int], rows: int, together: int = 1) -> tuple[int, ..
     for i in order[: rows - sum(found)]:
         found[i] += 1
     lead = shares.index(max(shares))
-    while rows > 1 and (alone := [i for i, n in enumerate(found) if 0 < n < together and i != lead]):
+    while rows > 1 and (
+        alone := [i for i, n in enumerate(found) if 0 < n < together and i != lead]
+    ):
         others = [i for i, n in enumerate(found) if n and i != alone[-1]]
         taker = max(others, key=lambda i: (found[i] < together, shares[i] - found[i], i == lead))
         found[taker] += found[alone[-1]]
@@ -117,14 +129,19 @@ def shared(shares: Sequence[int], rows: int, together: int = 1) -> tuple[int, ..
 
 
 def exceeds(plan: Plan, division: Division) -> bool:
-    """Whether a step has more micro-batches than the plan's, or a device more rows of one: it may need more memory."""
-    pairs = ((part.shares[p], stage.shares) for part in division for p, stage in enumerate(plan.stages))
+    """Whether a step has more micro-batches than the plan's, or a device more rows of one: it may
+    need more memory.
+    """
+    pairs = (
+        (part.shares[p], stage.shares) for part in division for p, stage in enumerate(plan.stages)
+    )
     more = any(n > share for taken, shares in pairs for n, share in zip(taken, shares, strict=True))
     return more or len(division) > plan.n_micro_batches
 
 
 def check_company(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Refuse a plan where a device is to train batch norm on single values: of one there is no variance.
+    """Refuse a plan where a device is to train batch norm on single values: of one there is no
+    variance.
 
     Raises
     ------
@@ -135,7 +152,8 @@ def check_company(plan: Plan, segments: Sequence[Segment]) -> None:
         device, share = min(zip(stage.devices, stage.shares, strict=True), key=lambda pair: pair[1])
         if segment.norm_values * share == 1:
             raise PlanError(
-                f"it takes 1 row of every micro-batch of layers [{stage.start}, {stage.stop}), whose batch norm needs "
+                f"it takes 1 row of every micro-batch of layers [{stage.start}, {stage.stop}), "
+                "whose batch norm needs "
                 "more than 1 value per channel when training.",
                 device=device,
                 next_step="Give it 2 rows or more, or none.",

@@ -1,4 +1,6 @@
-"""Schedule policies: pure functions from the pipeline's shape to the order of actions, and by name from a plan."""
+"""Schedule policies: pure functions from the pipeline's shape to the order of actions, and by name
+from a plan.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -11,9 +13,11 @@ Policy = Callable[[Plan], Schedule]
 
 
 def warm_up_depth(stage: int, n_stages: int, n_micro_batches: int) -> int:
-    """K_p = min(2 (P - p) - 1, M): forwards before the first backward that keep 1F1B free of bubbles over slow links.
+    """K_p = min(2 (P - p) - 1, M): forwards before the first backward that keep 1F1B free of
+    bubbles over slow links.
 
-    Asteroid, section 3.2: the smallest depth that loses no concurrency when communication steps count as stages too.
+    Asteroid, section 3.2: the smallest depth that loses no concurrency when communication steps
+    count as stages too.
 
     Parameters
     ----------
@@ -28,8 +32,9 @@ def warm_up_depth(stage: int, n_stages: int, n_micro_batches: int) -> int:
 
 
 def warm_up_depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
-    """K_p for every stage, or what `room` has memory for: none keeps more than the one before it, nor more than two
-    micro-batches beyond the one behind, as they would only be on the links before their turn.
+    """K_p for every stage, or what `room` has memory for: none keeps more than the one before it,
+    nor more than two micro-batches beyond the one behind, as they would only be on the links before
+    their turn.
 
     >>> warm_up_depths([9, 7, 5, 1, 1], 32)
     [7, 5, 3, 1, 1]
@@ -43,8 +48,11 @@ def warm_up_depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
     return depths
 
 
-def one_f_one_b(n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | None = None) -> Schedule:
-    """1F1B: stage p does `warm_up[p]` forwards, then one backward and one forward in turn, then the backwards left.
+def one_f_one_b(
+    n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | None = None
+) -> Schedule:
+    """1F1B: stage p does `warm_up[p]` forwards, then one backward and one forward in turn, then the
+    backwards left.
 
     At most `warm_up[p]` micro-batches are kept at once. Default depth: `warm_up_depth`.
 
@@ -62,9 +70,16 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | No
     UserError
         There is not one depth of 1 or more per stage.
     """
-    depths = warm_up if warm_up is not None else [warm_up_depth(p, n_stages, n_micro_batches) for p in range(n_stages)]
+    depths = (
+        warm_up
+        if warm_up is not None
+        else [warm_up_depth(p, n_stages, n_micro_batches) for p in range(n_stages)]
+    )
     if len(depths) != n_stages or any(depth < 1 for depth in depths):
-        raise UserError(f"1F1B needs a warm-up depth of 1 or more for each of {n_stages} stages, got {tuple(depths)}.")
+        raise UserError(
+            f"1F1B needs a warm-up depth of 1 or more for each of {n_stages} stages, got "
+            f"{tuple(depths)}."
+        )
     return tuple(
         _alternating(
             [Action(p, FORWARD, m) for m in range(n_micro_batches)],
@@ -75,8 +90,12 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | No
     )
 
 
-def _alternating(forwards: Sequence[Action], backwards: Sequence[Action], depth: int) -> tuple[Action, ...]:
-    """`depth` forwards first, then one backward and one forward in turn, then the backwards left."""
+def _alternating(
+    forwards: Sequence[Action], backwards: Sequence[Action], depth: int
+) -> tuple[Action, ...]:
+    """`depth` forwards first, then one backward and one forward in turn, then the backwards
+    left.
+    """
     pairs = zip_longest(backwards, forwards[depth:])
     return (*forwards[:depth], *(action for pair in pairs for action in pair if action is not None))
 
@@ -89,9 +108,10 @@ def fill_drain(n_stages: int, n_micro_batches: int) -> Schedule:
 def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
     """1F1B with `n_chunks` stages per row: row r has the stages r, r + n_rows, r + 2 n_rows, ...
 
-    Every chunk is a shorter stage, so a pipeline fills and drains sooner, for more transfers (Narayanan et al. 2021,
-    section 2.2). Micro-batches go through the chunks in equal rounds of `n_rows`, or of the next larger number that
-    divides them: the larger, the more is kept and the later the first backward.
+    Every chunk is a shorter stage, so a pipeline fills and drains sooner, for more transfers
+    (Narayanan et al. 2021, section 2.2). Micro-batches go through the chunks in equal rounds of
+    `n_rows`, or of the next larger number that divides them: the larger, the more is kept and the
+    later the first backward.
 
     Parameters
     ----------
@@ -109,29 +129,37 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
     """
     if min(n_rows, n_chunks, n_micro_batches) < 1:
         raise UserError(
-            f"interleaving needs rows, chunks and micro-batches, got {n_rows}, {n_chunks} and {n_micro_batches}."
+            f"interleaving needs rows, chunks and micro-batches, got {n_rows}, {n_chunks} and "
+            f"{n_micro_batches}."
         )
     whole = range(min(n_rows, n_micro_batches), n_micro_batches + 1)
     n_at_once = next(n for n in whole if n_micro_batches % n == 0)
     rounds = [
         (chunk, first + m)
-        for first in range(0, n_micro_batches, n_at_once) for chunk in range(n_chunks) for m in range(n_at_once)
-    ]  # fmt: skip
+        for first in range(0, n_micro_batches, n_at_once)
+        for chunk in range(n_chunks)
+        for m in range(n_at_once)
+    ]
     rows = []
     for r in range(n_rows):
         forwards = [Action(chunk * n_rows + r, FORWARD, m) for chunk, m in rounds]
-        backwards = [Action((n_chunks - 1 - chunk) * n_rows + r, BACKWARD, m) for chunk, m in rounds]
-        # One more than before the first backward could be due: steady turns begin with the backward.
+        backwards = [
+            Action((n_chunks - 1 - chunk) * n_rows + r, BACKWARD, m) for chunk, m in rounds
+        ]
+        # One more than before the first backward could be due: steady turns begin with the
+        # backward.
         depth = (n_chunks - 1) * n_at_once + 2 * (n_rows - r - 1) + 1
         rows.append(_alternating(forwards, backwards, min(depth, len(forwards))))
     return tuple(rows)
 
 
 def forward_only(n_stages: int, n_micro_batches: int) -> Schedule:
-    """Inference: every micro-batch forward, in order. One micro-batch is a single request; a stream is many of these
-    programs in flight, of which the oldest goes first.
+    """Inference: every micro-batch forward, in order. One micro-batch is a single request; a stream
+    is many of these programs in flight, of which the oldest goes first.
     """
-    return tuple(tuple(Action(p, FORWARD, m) for m in range(n_micro_batches)) for p in range(n_stages))
+    return tuple(
+        tuple(Action(p, FORWARD, m) for m in range(n_micro_batches)) for p in range(n_stages)
+    )
 
 
 def _interleaved_of(plan: Plan) -> Schedule:
@@ -147,7 +175,9 @@ def _interleaved_of(plan: Plan) -> Schedule:
 
 
 POLICIES: dict[str, Policy] = {
-    "1f1b": lambda plan: one_f_one_b(len(plan.stages), plan.n_micro_batches, [s.warm_up for s in plan.stages]),
+    "1f1b": lambda plan: one_f_one_b(
+        len(plan.stages), plan.n_micro_batches, [s.warm_up for s in plan.stages]
+    ),
     "fill-drain": lambda plan: fill_drain(len(plan.stages), plan.n_micro_batches),
     "interleaved": _interleaved_of,
     "forward-only": lambda plan: forward_only(len(plan.stages), plan.n_micro_batches),
@@ -155,7 +185,8 @@ POLICIES: dict[str, Policy] = {
 
 
 def policy(choice: str | Policy | None, *, training: bool) -> Policy:
-    """The policy of that name (default: 1F1B, or forward only), or a function of your own from plan to schedule.
+    """The policy of that name (default: 1F1B, or forward only), or a function of your own from plan
+    to schedule.
 
     Raises
     ------
@@ -166,5 +197,7 @@ def policy(choice: str | Policy | None, *, training: bool) -> Policy:
         return choice
     name = choice or ("1f1b" if training else "forward-only")
     if name not in POLICIES:
-        raise UserError(f"no schedule is called {name!r}.", next_step=f"There are {', '.join(POLICIES)}.")
+        raise UserError(
+            f"no schedule is called {name!r}.", next_step=f"There are {', '.join(POLICIES)}."
+        )
     return POLICIES[name]

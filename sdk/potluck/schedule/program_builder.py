@@ -1,4 +1,6 @@
-"""What compiling gives: a Program per device, what home sends and receives, and notes for people and simulator."""
+"""What compiling gives: a Program per device, what home sends and receives, and notes for people
+and simulator.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +17,9 @@ LATE = 2**31  # the priority of what has time: behind everything that a step wai
 class InputBinding:
     """A value that home sends to `device` under the name `value`.
 
-    kind "input": entries [start, stop) of the first dimension of the batch's tensor `tensor` (counted over the whole
-    batch), needed by micro-batch `micro_batch`; `whole`: all of a tensor without a batch dimension.
-    kind "state": the state `tensor` of `segment`.
+    kind "input": entries [start, stop) of the first dimension of the batch's tensor `tensor`
+    (counted over the whole batch), needed by micro-batch `micro_batch`; `whole`: all of a tensor
+    without a batch dimension. kind "state": the state `tensor` of `segment`.
     """
 
     device: str
@@ -37,9 +39,9 @@ class InputBinding:
 class Result:
     """A value that home receives from `device` under the name `value`.
 
-    kind "loss": the mean losses of so many `rows` each, one micro-batch after the other. "output": entries
-    [start, stop) of the first dimension of output `tensor` over the whole batch. "state": the state `tensor` of
-    `segment`.
+    kind "loss": the mean losses of so many `rows` each, one micro-batch after the other. "output":
+    entries [start, stop) of the first dimension of output `tensor` over the whole batch. "state":
+    the state `tensor` of `segment`.
     """
 
     device: str
@@ -59,8 +61,9 @@ class Result:
 class Annotation:
     """What people and the simulator want to know about one instruction.
 
-    `label` for timelines (`2F0`). For run and backward: layers [start, stop) on `rows` rows. `nbytes` are sent,
-    received, copied or updated. A run of a piece that is no run of layers takes `seconds` and works in `nbytes`.
+    `label` for timelines (`2F0`). For run and backward: layers [start, stop) on `rows` rows.
+    `nbytes` are sent, received, copied or updated. A run of a piece that is no run of layers takes
+    `seconds` and works in `nbytes`.
     """
 
     label: str = ""
@@ -73,7 +76,10 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """One program per device and what belongs to it. `notes[device][instruction id]`; `value_bytes[device][value]`."""
+    """One program per device and what belongs to it. `notes[device][instruction id]`.
+
+    `value_bytes[device][value]`.
+    """
 
     programs: Mapping[str, Program]
     feeds: tuple[InputBinding, ...] = ()
@@ -94,7 +100,9 @@ class Compiled:
 
 
 class ProgramBuilder:
-    """Collects the instructions of all devices; the compute instructions of a device are chained in the order given.
+    """Collects the instructions of all devices.
+
+    The compute instructions of a device are chained in the order given.
 
     Parameters
     ----------
@@ -151,10 +159,15 @@ class ProgramBuilder:
             The operation's own attributes.
         """
         after = (self._last[device],) if device in self._last else ()
-        self._last[device] = self._add(device, op, inputs, outputs, (*after, *behind), priority, attrs, note)
+        self._last[device] = self._add(
+            device, op, inputs, outputs, (*after, *behind), priority, attrs, note
+        )
 
-    def send(self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0) -> int:
-        """Send `value` to `peer`, where it is called `name`, and receive it there (unless `peer` is home).
+    def send(
+        self, device: str, value: str, peer: str, name: str, *, label: str, priority: int = 0
+    ) -> int:
+        """Send `value` to `peer`, where it is called `name`, and receive it there (unless `peer` is
+        home).
 
         Parameters
         ----------
@@ -178,12 +191,16 @@ class ProgramBuilder:
         """
         nbytes = self._bytes[device][value]
         note = Annotation(label=label, nbytes=nbytes)
-        sent = self._add(device, "send", (value,), {}, (), priority, {"peer": peer, "name": name}, note)
+        sent = self._add(
+            device, "send", (value,), {}, (), priority, {"peer": peer, "name": name}, note
+        )
         if peer != self.home:
             self.receive(peer, name, nbytes, device, label=label, priority=priority)
         return sent
 
-    def receive(self, device: str, name: str, nbytes: int, peer: str, *, label: str, priority: int = 0) -> str:
+    def receive(
+        self, device: str, name: str, nbytes: int, peer: str, *, label: str, priority: int = 0
+    ) -> str:
         """Receive a value that `peer` sends, in this program or from another one; returns its name.
 
         Parameters
@@ -205,8 +222,12 @@ class ProgramBuilder:
         self._add(device, "recv", (), {name: nbytes}, (), priority, {"peer": peer}, note)
         return name
 
-    def post(self, device: str, value: str, peer: str, name: str, *, to: str, label: str, priority: int) -> None:
-        """Send a copy of `value` to another program, `to` = "EPOCH/PROGRAM" of `peer`; nothing here waits for it.
+    def post(
+        self, device: str, value: str, peer: str, name: str, *, to: str, label: str, priority: int
+    ) -> None:
+        """Send a copy of `value` to another program, `to` = "EPOCH/PROGRAM" of `peer`.
+
+        Nothing here waits for it.
 
         Parameters
         ----------
@@ -228,12 +249,23 @@ class ProgramBuilder:
         copy, nbytes = f"{name}>{peer}", self._bytes[device][value]
         note = Annotation(label=label, nbytes=nbytes)
         self.compute(device, "concat", [value], {copy: nbytes}, note=note, priority=priority, dim=0)
-        self._add(device, "send", (copy,), {}, (), LATE, {"peer": peer, "name": name, "to": to}, note)
+        self._add(
+            device, "send", (copy,), {}, (), LATE, {"peer": peer, "name": name, "to": to}, note
+        )
 
     def feed(self, feed: InputBinding, *, label: str) -> str:
         """Receive a value from home; returns its name."""
         note = Annotation(label=label, nbytes=feed.nbytes)
-        self._add(feed.device, "recv", (), {feed.value: feed.nbytes}, (), feed.priority, {"peer": self.home}, note)
+        self._add(
+            feed.device,
+            "recv",
+            (),
+            {feed.value: feed.nbytes},
+            (),
+            feed.priority,
+            {"peer": self.home},
+            note,
+        )
         self.feeds.append(feed)
         return feed.value
 
@@ -249,7 +281,9 @@ class ProgramBuilder:
         priority
             Smaller goes first.
         """
-        self.send(result.device, result.value, self.home, result.value, label=label, priority=priority)
+        self.send(
+            result.device, result.value, self.home, result.value, label=label, priority=priority
+        )
         self.results.append(result)
 
     def _add(
@@ -291,7 +325,10 @@ class ProgramBuilder:
     def finish(self) -> Compiled:
         """Everything collected."""
         return Compiled(
-            programs={d: Program(name=self.name, instructions=tuple(rows)) for d, rows in self._rows.items()},
+            programs={
+                d: Program(name=self.name, instructions=tuple(rows))
+                for d, rows in self._rows.items()
+            },
             feeds=tuple(self.feeds),
             results=tuple(self.results),
             notes={device: tuple(notes) for device, notes in self._notes.items()},

@@ -1,4 +1,6 @@
-"""Rows of a micro-batch over the devices of a stage, and which rows pass from whom to whom over a cut."""
+"""Rows of a micro-batch over the devices of a stage, and which rows pass from whom to whom over a
+cut.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,7 +8,9 @@ from typing import NamedTuple
 
 
 class Overlap(NamedTuple):
-    """Rows [start, stop) of the micro-batch lie with device `left` before the cut and device `right` behind it."""
+    """Rows [start, stop) of the micro-batch lie with device `left` before the cut and device
+    `right` behind it.
+    """
 
     left: int
     right: int
@@ -15,7 +19,9 @@ class Overlap(NamedTuple):
 
 
 def intervals(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Contiguous half-open row intervals, in the order of the devices: shares (5, 3) are (0, 5) and (5, 8)."""
+    """Contiguous half-open row intervals, in the order of the devices: shares (5, 3) are (0, 5) and
+    (5, 8).
+    """
     stops = tuple(accumulate(shares))
     return tuple(zip((0, *stops), stops, strict=False))
 

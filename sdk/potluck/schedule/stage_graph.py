@@ -1,7 +1,8 @@
-"""Which stage takes which tensors from which: the stages of a plan as a graph, read off their segments. Pure.
+"""Which stage takes which tensors from which: the stages of a plan as a graph, read off their
+segments. Pure.
 
-In a chain every stage takes all its tensors from the one before. Stages of parallel branches take them from wherever
-they are made, and act at the same time.
+In a chain every stage takes all its tensors from the one before. Stages of parallel branches take
+them from wherever they are made, and act at the same time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,14 @@ def chain(n_stages: int) -> Before:
 @lru_cache(maxsize=256)
 def behind(before: Before) -> Before:
     """Per stage, the stages that take tensors from it: `before` the other way round."""
-    return tuple(tuple(q for q, sources in enumerate(before) if p in sources) for p in range(len(before)))
+    return tuple(
+        tuple(q for q, sources in enumerate(before) if p in sources) for p in range(len(before))
+    )
 
 
 def heights(before: Before) -> tuple[int, ...]:
-    """Per stage, the stages on the longest way from it to the end, itself included: P - p in a chain.
+    """Per stage, the stages on the longest way from it to the end, itself included: P - p in a
+    chain.
 
     >>> heights(((), (0,), (0,), (1, 2)))
     (3, 2, 2, 1)
@@ -44,9 +48,11 @@ def heights(before: Before) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
-    """`before`: the graph of stages. `takers[p][tensor]`: the stages that take that output of stage p, in order.
+    """`before`: the graph of stages. `takers[p][tensor]`: the stages that take that output of stage
+    p, in order.
 
-    `suppliers[p]`: for each input of stage p the stage it comes from. `learns[p]`: whether a gradient reaches stage p.
+    `suppliers[p]`: for each input of stage p the stage it comes from. `learns[p]`: whether a
+    gradient reaches stage p.
     """
 
     before: Before
@@ -55,7 +61,9 @@ class StageGraph:
     learns: tuple[bool, ...]
 
     def returning(self, p: int, tensor: Tensor) -> tuple[int, ...]:
-        """The stages from which the gradient of an output of stage p comes back, the last first: as autograd adds."""
+        """The stages from which the gradient of an output of stage p comes back, the last first: as
+        autograd adds.
+        """
         takers = self.takers[p].get(tensor.name, ()) if tensor.gradient else ()
         return tuple(q for q in reversed(takers) if self.learns[q])
 
@@ -79,7 +87,10 @@ def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGra
     """
     if [(s.start, s.stop) for s in segments] != [(s.start, s.stop) for s in plan.stages]:
         cuts = ", ".join(f"[{s.start}, {s.stop})" for s in segments)
-        raise PlanError(f"The segments {cuts} are not the plan's stages.", next_step="Cut the model by this plan.")
+        raise PlanError(
+            f"The segments {cuts} are not the plan's stages.",
+            next_step="Cut the model by this plan.",
+        )
     if not segments[-1].outputs:
         raise PlanError(f"The last segment, {segments[-1].name}, has no output.")
     suppliers = tuple(_suppliers(segments, p) for p in range(len(segments)))
@@ -91,7 +102,9 @@ def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGra
     for p, segment in enumerate(segments[:-1]):
         lost = sorted({t.name for t in segment.outputs if t.gradient and t.name not in takers[p]})
         if training and lost:
-            raise PlanError(f"{segment.name} gives {', '.join(lost)}, whose gradient nobody ever returns.")
+            raise PlanError(
+                f"{segment.name} gives {', '.join(lost)}, whose gradient nobody ever returns."
+            )
     return StageGraph(
         before=tuple(tuple(sorted(set(sources))) for sources in suppliers),
         takers=tuple(takers),
@@ -103,21 +116,35 @@ def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGra
 def _suppliers(segments: Sequence[Segment], q: int) -> tuple[int, ...]:
     segment = segments[q]
     layers = segment.sources or (segment.start - 1,) * len(segment.inputs)
-    if len(layers) != len(segment.inputs) or any(not 0 <= layer < segment.start for layer in layers):
-        raise PlanError(f"{segment.name} takes {len(segment.inputs)} inputs from the layers {layers}.")
-    return tuple(next(p for p, giver in enumerate(segments) if layer < giver.stop) for layer in layers)
+    if len(layers) != len(segment.inputs) or any(
+        not 0 <= layer < segment.start for layer in layers
+    ):
+        raise PlanError(
+            f"{segment.name} takes {len(segment.inputs)} inputs from the layers {layers}."
+        )
+    return tuple(
+        next(p for p, giver in enumerate(segments) if layer < giver.stop) for layer in layers
+    )
 
 
 def _meet(giver: Segment, taker: Segment, tensor: Tensor) -> None:
     made = {output.name: output for output in giver.outputs}
     if made.get(tensor.name) != tensor:
-        raise PlanError(f"{taker.name} needs {tensor}, but {giver.name} gives {made.get(tensor.name)}.")
+        raise PlanError(
+            f"{taker.name} needs {tensor}, but {giver.name} gives {made.get(tensor.name)}."
+        )
     if tensor.gradient and tensor.multiple == 0:
-        raise PlanError(f"{tensor.name} carries a gradient but has no batch dimension: it cannot be cut.")
+        raise PlanError(
+            f"{tensor.name} carries a gradient but has no batch dimension: it cannot be cut."
+        )
 
 
-def _learning(segments: Sequence[Segment], takers: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple[bool, ...]:
-    """A stage learns if a gradient comes back to it: from the loss, through every stage in between."""
+def _learning(
+    segments: Sequence[Segment], takers: Sequence[Mapping[str, tuple[int, ...]]]
+) -> tuple[bool, ...]:
+    """A stage learns if a gradient comes back to it: from the loss, through every stage in
+    between.
+    """
     learns = [False] * (len(segments) - 1) + [True]
     for p in reversed(range(len(segments) - 1)):
         back = (q for t in segments[p].outputs if t.gradient for q in takers[p].get(t.name, ()))

@@ -1,9 +1,11 @@
-"""Shadows: devices that will take over a stage hold a copy of it and stay in step while others train it.
+"""Shadows: devices that will take over a stage hold a copy of it and stay in step while others
+train it.
 
-A shadow gets the stage's state as it was after some step, late and slowly, and then catches up: it replays every step
-since on the same inputs and gradients (REPLAY, few bytes over the network, and computing), or takes the optimizer's
-step with the same gradient vector (COPY, as many bytes as there are parameters). Both give the very same numbers, so
-nothing has to be moved when the shadow becomes the owner. Compare Dora 4.3, which prefetches immutable weights only.
+A shadow gets the stage's state as it was after some step, late and slowly, and then catches up: it
+replays every step since on the same inputs and gradients (REPLAY, few bytes over the network, and
+computing), or takes the optimizer's step with the same gradient vector (COPY, as many bytes as
+there are parameters). Both give the very same numbers, so nothing has to be moved when the shadow
+becomes the owner. Compare Dora 4.3, which prefetches immutable weights only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,13 @@ from typing import Any
 from potluck.records import HOME, Plan, Segment, Stage, Tensor
 from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, vector_elements
 from potluck.schedule.micro_batches import Division, MicroBatch, divide
-from potluck.schedule.program_builder import LATE, Annotation, Compiled, InputBinding, ProgramBuilder
+from potluck.schedule.program_builder import (
+    LATE,
+    Annotation,
+    Compiled,
+    InputBinding,
+    ProgramBuilder,
+)
 from potluck.schedule.stage_graph import StageGraph, wire
 
 FOLLOW = "follow"
@@ -41,9 +49,11 @@ def refined(plan: Plan, other: Plan) -> Plan:
 
 
 def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby, ...]:
-    """Who of `new` lacks a stage of `plan` (which is cut wherever `new` is) and how it best stays in step with it.
+    """Who of `new` lacks a stage of `plan` (which is cut wherever `new` is) and how it best stays
+    in step with it.
 
-    A stage that several devices share is normalised and summed by shares, which nobody else can repeat: COPY.
+    A stage that several devices share is normalised and summed by shares, which nobody else can
+    repeat: COPY.
 
     Parameters
     ----------
@@ -59,7 +69,9 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
         owners = next(s.devices for s in new.stages if s.start <= stage.start < s.stop)
         lacking = tuple(device for device in owners if device not in stage.devices)
         if lacking:
-            cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(segments[p], wiring.learns[p])
+            cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(
+                segments[p], wiring.learns[p]
+            )
             way = REPLAY if cheaper and len(stage.devices) == 1 else COPY
             found.append(Standby(stage=p, devices=lacking, way=way))
     return tuple(found)
@@ -104,7 +116,9 @@ def replayed_bytes(plan: Plan, segment: Segment, wiring: StageGraph, p: int) -> 
         The stage.
     """
     returned = _returned(segment, wiring, p)
-    return plan.batch * sum(tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned))
+    return plan.batch * sum(
+        tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned)
+    )
 
 
 def copied_bytes(segment: Segment, learns: bool) -> int:
@@ -113,10 +127,17 @@ def copied_bytes(segment: Segment, learns: bool) -> int:
 
 
 def compile_follow(
-    name: str, plan: Plan, segments: Sequence[Segment], optimizer: Mapping[str, Any], every: Sequence[Standby], *,
-    division: Division | None = None, home: str = HOME,
-) -> Compiled:  # fmt: skip
-    """The program `name` of every shadow: the step of its stages, with what the program `train` of `plan` posts.
+    name: str,
+    plan: Plan,
+    segments: Sequence[Segment],
+    optimizer: Mapping[str, Any],
+    every: Sequence[Standby],
+    *,
+    division: Division | None = None,
+    home: str = HOME,
+) -> Compiled:
+    """The program `name` of every shadow: the step of its stages, with what the program `train` of
+    `plan` posts.
 
     `division`: the micro-batches of that program; default: those of the plan.
 
@@ -153,25 +174,43 @@ def compile_follow(
             if not learns and not gradients:  # its forwards have moved the statistics
                 continue
             note = Annotation(
-                label=f"{shadow.stage} step", start=segment.start, stop=segment.stop,
+                label=f"{shadow.stage} step",
+                start=segment.start,
+                stop=segment.stop,
                 nbytes=segment.parameter_count * FLOAT_BYTES,
-            )  # fmt: skip
+            )
             programs.compute(
-                device, "step", gradients, {}, note=note, priority=LATE, segment=segment.name,
+                device,
+                "step",
+                gradients,
+                {},
+                note=note,
+                priority=LATE,
+                segment=segment.name,
                 optimizer=dict(optimizer if learns else STILL),
-            )  # fmt: skip
+            )
     return programs.finish()
 
 
-def _copy(programs: ProgramBuilder, plan: Plan, segment: Segment, wiring: StageGraph, p: int, device: str) -> str:
+def _copy(
+    programs: ProgramBuilder, plan: Plan, segment: Segment, wiring: StageGraph, p: int, device: str
+) -> str:
     """Receive the gradients; returns their name."""
     giver, nbytes = plan.stages[p].devices[0], copied_bytes(segment, wiring.learns[p])
-    return programs.receive(device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE)
+    return programs.receive(
+        device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE
+    )
 
 
 def _replay(
-    programs: ProgramBuilder, plan: Plan, division: Division, segment: Segment, wiring: StageGraph, p: int, device: str
-) -> None:  # fmt: skip
+    programs: ProgramBuilder,
+    plan: Plan,
+    division: Division,
+    segment: Segment,
+    wiring: StageGraph,
+    p: int,
+    device: str,
+) -> None:
     """Forward and backward of every micro-batch in turn, so that the memory for one is enough.
 
     Where no gradient comes back, forward alone: it moves the statistics.
@@ -182,36 +221,78 @@ def _replay(
         rows = part.rows
         note = Annotation(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
         inputs = [_feed(programs, part, p, m, tensor, device) for tensor in segment.feeds]
-        inputs += [_hear(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs]
-        outputs = {f"y{p}.{i}.{m}": tensor.row_bytes * rows for i, tensor in enumerate(segment.outputs)}
+        inputs += [
+            _hear(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs
+        ]
+        outputs = {
+            f"y{p}.{i}.{m}": tensor.row_bytes * rows for i, tensor in enumerate(segment.outputs)
+        }
         programs.compute(
-            device, "run", inputs, outputs, note=note, priority=LATE, segment=segment.name, key=f"{p}.{m}", train=True,
-            rows=[0, rows, rows], micro_batch=m,
-        )  # fmt: skip
+            device,
+            "run",
+            inputs,
+            outputs,
+            note=note,
+            priority=LATE,
+            segment=segment.name,
+            key=f"{p}.{m}",
+            train=True,
+            rows=[0, rows, rows],
+            micro_batch=m,
+        )
         if not wiring.learns[p]:
             continue
-        gradients = [_hear(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned]
-        back = {f"dx{p}.{i}.{m}": t.row_bytes * rows for i, t in enumerate(t for t in segment.inputs if t.gradient)}
+        gradients = [
+            _hear(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned
+        ]
+        back = {
+            f"dx{p}.{i}.{m}": t.row_bytes * rows
+            for i, t in enumerate(t for t in segment.inputs if t.gradient)
+        }
         programs.compute(
-            device, "backward", gradients, back, note=replace(note, label=f"{p}B{m}"), priority=LATE,
-            segment=segment.name, key=f"{p}.{m}", scale=rows / division[-1].stop if last else 1.0,
-        )  # fmt: skip
+            device,
+            "backward",
+            gradients,
+            back,
+            note=replace(note, label=f"{p}B{m}"),
+            priority=LATE,
+            segment=segment.name,
+            key=f"{p}.{m}",
+            scale=rows / division[-1].stop if last else 1.0,
+        )
 
 
-def _feed(programs: ProgramBuilder, part: MicroBatch, p: int, m: int, tensor: Tensor, device: str) -> str:
+def _feed(
+    programs: ProgramBuilder, part: MicroBatch, p: int, m: int, tensor: Tensor, device: str
+) -> str:
     feed = InputBinding(
-        device=device, value=f"in{p}.{tensor.name}.{m}", tensor=tensor.name, micro_batch=m,
-        start=part.start * tensor.multiple, stop=part.stop * tensor.multiple, whole=tensor.multiple == 0,
-        nbytes=tensor.row_bytes * part.rows, priority=LATE,
-    )  # fmt: skip
+        device=device,
+        value=f"in{p}.{tensor.name}.{m}",
+        tensor=tensor.name,
+        micro_batch=m,
+        start=part.start * tensor.multiple,
+        stop=part.stop * tensor.multiple,
+        whole=tensor.multiple == 0,
+        nbytes=tensor.row_bytes * part.rows,
+        priority=LATE,
+    )
     return programs.feed(feed, label=f"{programs.home}>{p}F{m}")
 
 
 def _hear(
-    programs: ProgramBuilder, rows: int, p: int, kind: str, tensor: Tensor, m: int, giver: str, device: str
-) -> str:  # fmt: skip
+    programs: ProgramBuilder,
+    rows: int,
+    p: int,
+    kind: str,
+    tensor: Tensor,
+    m: int,
+    giver: str,
+    device: str,
+) -> str:
     name = shadow_value(p, kind, tensor, m)
-    return programs.receive(device, name, tensor.row_bytes * rows, giver, label=f"{giver}>{name}", priority=LATE)
+    return programs.receive(
+        device, name, tensor.row_bytes * rows, giver, label=f"{giver}>{name}", priority=LATE
+    )
 
 
 def _returned(segment: Segment, wiring: StageGraph, p: int) -> tuple[Tensor, ...]:
@@ -220,7 +301,8 @@ def _returned(segment: Segment, wiring: StageGraph, p: int) -> tuple[Tensor, ...
 
 
 def shadow_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
-    """The name of what a shadow of stage p replays: an input `x`, or the gradient `dy` of an output.
+    """The name of what a shadow of stage p replays: an input `x`, or the gradient `dy` of an
+    output.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""Proof that a schedule is legal: every action once, dependencies met in the given orders, memory depth kept."""
+"""Proof that a schedule is legal: every action once, dependencies met in the given orders, memory
+depth kept.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +10,9 @@ from potluck.schedule.stage_graph import Before, behind, chain
 
 
 def needs(action: Action, before: Before, split: bool = False) -> tuple[Action, ...]:
-    """The actions that must be done before `action`; `split`: this schedule's backwards come as I and W.
+    """The actions that must be done before `action`.
+
+    `split`: this schedule's backwards come as I and W.
 
     Parameters
     ----------
@@ -25,7 +29,10 @@ def needs(action: Action, before: Before, split: bool = False) -> tuple[Action, 
     if action.kind == WEIGHT_GRADIENT:
         return (Action(stage, INPUT_GRADIENT, m),)
     gradient = INPUT_GRADIENT if split else BACKWARD
-    return (Action(stage, FORWARD, m), *(Action(taker, gradient, m) for taker in behind(before)[stage]))
+    return (
+        Action(stage, FORWARD, m),
+        *(Action(taker, gradient, m) for taker in behind(before)[stage]),
+    )
 
 
 def check(
@@ -51,7 +58,8 @@ def check(
     training
         Backwards belong to it.
     max_kept
-        Per stage, how many micro-batches it may keep for their backward at once; default: any number.
+        Per stage, how many micro-batches it may keep for their backward at once; default: any
+        number.
 
     Returns
     -------
@@ -64,10 +72,22 @@ def check(
         The schedule cannot run to its end. The message draws it up to the first error.
     """
     split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
-    kinds = FORWARD if not training else FORWARD + (INPUT_GRADIENT + WEIGHT_GRADIENT if split else BACKWARD)
+    kinds = (
+        FORWARD
+        if not training
+        else FORWARD + (INPUT_GRADIENT + WEIGHT_GRADIENT if split else BACKWARD)
+    )
     shown = max((action.stage for row in schedule for action in row), default=-1) + 1
     before = chain(max(shown, len(schedule))) if before is None else before
-    _each_once(schedule, [Action(p, k, m) for p in range(len(before)) for k in kinds for m in range(n_micro_batches)])
+    _each_once(
+        schedule,
+        [
+            Action(p, k, m)
+            for p in range(len(before))
+            for k in kinds
+            for m in range(n_micro_batches)
+        ],
+    )
     if max_kept is not None:
         _within_depth(schedule, max_kept)
     done: set[Action] = set()
@@ -100,7 +120,12 @@ def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:
                 _refuse(schedule, r, column, f"{action} does not belong to this schedule")
             if row_of.setdefault(action.stage, r) != r:
                 other = row_of[action.stage]
-                _refuse(schedule, r, column, f"{action} does not belong here, stage {action.stage} is in row {other}")
+                _refuse(
+                    schedule,
+                    r,
+                    column,
+                    f"{action} does not belong here, stage {action.stage} is in row {other}",
+                )
             if action in seen:
                 _refuse(schedule, r, column, f"{action} comes twice")
             seen.add(action)
@@ -109,7 +134,9 @@ def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:
         stage = missing[0].stage
         never = ", ".join(str(action) for action in missing if action.stage == stage)
         r = row_of.get(stage, min(stage, len(schedule) - 1))
-        _refuse(schedule, r, len(schedule[r]) if schedule else 0, f"stage {stage} never does {never}")
+        _refuse(
+            schedule, r, len(schedule[r]) if schedule else 0, f"stage {stage} never does {never}"
+        )
 
 
 def _within_depth(schedule: Schedule, max_kept: Sequence[int]) -> None:

@@ -1,4 +1,6 @@
-"""Programs that move named state: from home to the devices, back home, and between devices on a switch of plans."""
+"""Programs that move named state: from home to the devices, back home, and between devices on a
+switch of plans.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,15 +8,24 @@ from typing import NamedTuple
 
 from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment
-from potluck.schedule.program_builder import LATE, Annotation, Compiled, InputBinding, ProgramBuilder, Result
+from potluck.schedule.program_builder import (
+    LATE,
+    Annotation,
+    Compiled,
+    InputBinding,
+    ProgramBuilder,
+    Result,
+)
 from potluck_wire.program import SURELY_TOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """One named tensor of a segment's state: a parameter or buffer, or optimizer state such as `exp_avg:NAME`.
+    """One named tensor of a segment's state: a parameter or buffer, or optimizer state such as
+    `exp_avg:NAME`.
 
-    `counts`: a device changes it with every micro-batch that it has rows of; the lead of its stage has some of each.
+    `counts`: a device changes it with every micro-batch that it has rows of; the lead of its stage
+    has some of each.
     """
 
     name: str
@@ -23,7 +34,8 @@ class State:
 
 
 States = Mapping[str, Sequence[State]]  # segment name -> its state
-Holders = Mapping[str, Mapping[str, str]]  # state name -> device -> the segment that holds it there, as EPOCH/NAME
+# state name -> device -> the segment that holds it there, as EPOCH/NAME
+Holders = Mapping[str, Mapping[str, str]]
 
 
 class Target(NamedTuple):
@@ -37,8 +49,11 @@ class Target(NamedTuple):
 AHEAD_BYTES = 8 * 2**20  # read but not arrived yet: one credit window keeps the link busy
 
 
-def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
-    """The program `push` of every device: home sends each state to every device of the stage, which assigns it.
+def compile_push(
+    plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME
+) -> Compiled:
+    """The program `push` of every device: home sends each state to every device of the stage, which
+    assigns it.
 
     Parameters
     ----------
@@ -67,8 +82,11 @@ def compile_push(plan: Plan, segments: Sequence[Segment], states: States, *, hom
     return programs.finish()
 
 
-def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME) -> Compiled:
-    """The program `pull` of the lead of every stage (its replicas hold the same): each state goes home.
+def compile_pull(
+    plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME
+) -> Compiled:
+    """The program `pull` of the lead of every stage (its replicas hold the same): each state goes
+    home.
 
     Parameters
     ----------
@@ -97,7 +115,9 @@ def compile_pull(plan: Plan, segments: Sequence[Segment], states: States, *, hom
     return programs.finish()
 
 
-def holding(plan: Plan, segments: Sequence[Segment], states: States, epoch: int) -> dict[str, dict[str, str]]:
+def holding(
+    plan: Plan, segments: Sequence[Segment], states: States, epoch: int
+) -> dict[str, dict[str, str]]:
     """Where every state is under this plan, whose segments stand under `epoch`.
 
     Parameters
@@ -133,15 +153,21 @@ def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Ta
         Per segment name, its parameters and buffers.
     """
     pairs = zip(plan.stages, segments, strict=True)
-    return tuple(Target(segment.name, stage.devices, states.get(segment.name, ())) for stage, segment in pairs)
+    return tuple(
+        Target(segment.name, stage.devices, states.get(segment.name, ()))
+        for stage, segment in pairs
+    )
 
 
-def compile_move(name: str, holders: Holders, wanted: Sequence[Target], *, home: str = HOME) -> Compiled:
-    """The program `name` that puts all that is wanted where it belongs, on all who hold or need any of it.
+def compile_move(
+    name: str, holders: Holders, wanted: Sequence[Target], *, home: str = HOME
+) -> Compiled:
+    """The program `name` that puts all that is wanted where it belongs, on all who hold or need any
+    of it.
 
-    A device that holds a state takes its own, without the network; else one holder sends it, the one with the fewest
-    bytes to send so far. It takes its time: everything else goes first, and a giver reads a state only when what it
-    read before has arrived, but for `AHEAD_BYTES`.
+    A device that holds a state takes its own, without the network; else one holder sends it, the
+    one with the fewest bytes to send so far. It takes its time: everything else goes first, and a
+    giver reads a state only when what it read before has arrived, but for `AHEAD_BYTES`.
 
     Parameters
     ----------
@@ -160,14 +186,21 @@ def compile_move(name: str, holders: Holders, wanted: Sequence[Target], *, home:
         Nobody holds a state that is wanted.
     """
     givers = (device for slots in holders.values() for device in slots)
-    move = _Move(name, tuple(dict.fromkeys((*givers, *(d for target in wanted for d in target.devices)))), home)
+    move = _Move(
+        name,
+        tuple(dict.fromkeys((*givers, *(d for target in wanted for d in target.devices)))),
+        home,
+    )
     for target in wanted:
         for device in target.devices:
             own: dict[str, list[State]] = {}
             for state in target.states:
                 slots = holders.get(state.name, {})
                 if not slots:
-                    raise PlanError(f"No device of the old plan holds {state.name}.", next_step="Deploy it afresh.")
+                    raise PlanError(
+                        f"No device of the old plan holds {state.name}.",
+                        next_step="Deploy it afresh.",
+                    )
                 if device in slots:
                     own.setdefault(slots[device], []).append(state)
                 else:
@@ -184,15 +217,20 @@ class _Move:
     def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
         self.programs = ProgramBuilder(name, devices, home)
         self._load = dict.fromkeys(devices, 0)
-        self._under_way: dict[str, list[tuple[int, int]]] = {device: [] for device in devices}  # (send, bytes)
+        # (send, bytes)
+        self._under_way: dict[str, list[tuple[int, int]]] = {device: [] for device in devices}
 
     def within(self, device: str, source: str, target: str, rows: Sequence[State]) -> None:
         """From one segment to another of the same device, all in one go."""
         names = [state.name for state in rows]
         values = {f"{target}:{state.name}>{device}": state.nbytes for state in rows}
         note = Annotation(label=f"keep {target}", nbytes=sum(values.values()))
-        self.programs.compute(device, "state", (), values, note=note, priority=LATE, segment=source, names=names)
-        self.programs.compute(device, "assign", [*values], {}, note=note, priority=LATE, segment=target, names=names)
+        self.programs.compute(
+            device, "state", (), values, note=note, priority=LATE, segment=source, names=names
+        )
+        self.programs.compute(
+            device, "assign", [*values], {}, note=note, priority=LATE, segment=target, names=names
+        )
 
     def over(self, slots: Mapping[str, str], device: str, target: str, state: State) -> None:
         """From one of those who hold it to one who does not."""
@@ -201,12 +239,16 @@ class _Move:
         value = f"{target}:{state.name}>{device}"
         room = self._room(giver, state.nbytes)
         _read(self.programs, giver, slots[giver], state, value, priority=LATE, behind=room)
-        sent = self.programs.send(giver, value, device, value, label=f"{state.name}>{device}", priority=LATE)
+        sent = self.programs.send(
+            giver, value, device, value, label=f"{state.name}>{device}", priority=LATE
+        )
         self._under_way[giver].append((sent, state.nbytes))
         _assign(self.programs, device, target, state, value, priority=LATE)
 
     def _room(self, giver: str, nbytes: int) -> list[int]:
-        """The sends that must be over before so many bytes more are read: an agent's memory for them is limited."""
+        """The sends that must be over before so many bytes more are read: an agent's memory for
+        them is limited.
+        """
         under_way, done = self._under_way[giver], []
         while under_way and sum(size for _, size in under_way) + nbytes > AHEAD_BYTES:
             done.append(under_way.pop(0)[0])
@@ -218,18 +260,46 @@ def _value(segment: str, state: str) -> str:
 
 
 def _read(
-    programs: ProgramBuilder, device: str, segment: str, state: State, value: str, *, priority: int = 0,
+    programs: ProgramBuilder,
+    device: str,
+    segment: str,
+    state: State,
+    value: str,
+    *,
+    priority: int = 0,
     behind: Sequence[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     note = Annotation(label=f"read {state.name}", nbytes=state.nbytes)
     programs.compute(
-        device, "state", (), {value: state.nbytes}, note=note, priority=priority, behind=behind, segment=segment,
+        device,
+        "state",
+        (),
+        {value: state.nbytes},
+        note=note,
+        priority=priority,
+        behind=behind,
+        segment=segment,
         names=[state.name],
-    )  # fmt: skip
+    )
 
 
 def _assign(
-    programs: ProgramBuilder, device: str, segment: str, state: State, value: str, *, priority: int = 0
+    programs: ProgramBuilder,
+    device: str,
+    segment: str,
+    state: State,
+    value: str,
+    *,
+    priority: int = 0,
 ) -> None:
     note = Annotation(label=f"assign {state.name}", nbytes=state.nbytes)
-    programs.compute(device, "assign", (value,), {}, note=note, priority=priority, segment=segment, names=[state.name])
+    programs.compute(
+        device,
+        "assign",
+        (value,),
+        {},
+        note=note,
+        priority=priority,
+        segment=segment,
+        names=[state.name],
+    )

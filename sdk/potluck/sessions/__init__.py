@@ -1,1 +1,3 @@
-"""Talk with the devices: one session with each, a thread with the sockets, a pure machine that decides."""
+"""Talk with the devices: one session with each, a thread with the sockets, a pure machine that
+decides.
+"""

@@ -1,4 +1,6 @@
-"""Which devices a home on one machine emulates: each a slowdown, a link, a memory and a power model. Pure."""
+"""Which devices a home on one machine emulates: each a slowdown, a link, a memory and a power
+model. Pure.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,10 +16,11 @@ MIB = 2**20
 class Spec:
     """One emulated device.
 
-    `slowdown`: how many times slower than this machine it computes. `link_rate`: bytes per second of its uplink, or
-    text such as "100 Mbit/s"; None does not pace. `memory`: bytes that it may use, or "512 MiB". `power`: watts idle,
-    fully busy, and on top for the radio. `emulated`: the notebook knows how long its tasks last. `backends`: what it
-    computes with, of torch and onnxruntime; by default all that is installed.
+    `slowdown`: how many times slower than this machine it computes. `link_rate`: bytes per second
+    of its uplink, or text such as "100 Mbit/s"; None does not pace. `memory`: bytes that it may
+    use, or "512 MiB". `power`: watts idle, fully busy, and on top for the radio. `emulated`: the
+    notebook knows how long its tasks last. `backends`: what it computes with, of torch and
+    onnxruntime; by default all that is installed.
     """
 
     name: str
@@ -31,10 +34,13 @@ class Spec:
     def __post_init__(self) -> None:
         if not is_device_name(self.name) or self.name == "home":
             raise UserError(
-                f"{self.name!r} cannot name a device.", next_step="Use up to 40 lower-case letters, digits and hyphens."
+                f"{self.name!r} cannot name a device.",
+                next_step="Use up to 40 lower-case letters, digits and hyphens.",
             )
         if not 1.0 <= self.slowdown <= 1000.0:
-            raise UserError(f"a slowdown of {self.slowdown} is not possible; 1 to 1000 is.", device=self.name)
+            raise UserError(
+                f"a slowdown of {self.slowdown} is not possible; 1 to 1000 is.", device=self.name
+            )
         if self.power is not None and not 0 <= self.power[0] <= self.power[1]:
             raise UserError(f"power {self.power} is not idle <= busy watts.", device=self.name)
 
@@ -56,12 +62,21 @@ class Spec:
         return given
 
 
-# Two cores run all four, so they must leave each other room: a slowdown of s computes 1/s of the time.
-# Watts: Jetson Orin Nano 2.6 W idle, 15 W mode; laptops and phone are plausible round numbers, not measurements.
+# Two cores run all four, so they must leave each other room: a slowdown of s computes 1/s of the
+# time. Watts: Jetson Orin Nano 2.6 W idle, 15 W mode; laptops and phone are plausible round
+# numbers, not measurements.
 DEMO = (
     Spec(name="laptop", slowdown=6, link_rate="200 Mbit/s", memory="1 GiB", power=(8.0, 38.0, 1.5)),
-    Spec(name="old-laptop", slowdown=9, link_rate="100 Mbit/s", memory="768 MiB", power=(7.0, 28.0, 1.5)),
-    Spec(name="jetson", slowdown=12, link_rate="100 Mbit/s", memory="512 MiB", power=(2.6, 15.0, 1.0)),
+    Spec(
+        name="old-laptop",
+        slowdown=9,
+        link_rate="100 Mbit/s",
+        memory="768 MiB",
+        power=(7.0, 28.0, 1.5),
+    ),
+    Spec(
+        name="jetson", slowdown=12, link_rate="100 Mbit/s", memory="512 MiB", power=(2.6, 15.0, 1.0)
+    ),
     Spec(name="phone", slowdown=18, link_rate="50 Mbit/s", memory="384 MiB", power=(0.8, 6.0, 1.2)),
 )
 NAMED: dict[str, tuple[Spec, ...]] = {"demo": DEMO}

@@ -1,4 +1,6 @@
-"""The three connections to one agent: their sockets, what each may receive, and what waits to be sent."""
+"""The three connections to one agent: their sockets, what each may receive, and what waits to be
+sent.
+"""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -20,10 +22,13 @@ from potluck_wire.limits import (
 from potluck_wire.messages import Channel
 
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
-WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+WATCHED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+)
 WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
 QUEUED = 64  # messages that ZeroMQ holds of one connection; then the agent has to wait
-# The longest frame of each channel (CURVE wraps it in 33 bytes more). With `QUEUED`: 128 MiB of values at most.
+# The longest frame of each channel (CURVE wraps it in 33 bytes more). With `QUEUED`: 128 MiB of
+# values at most.
 LONGEST_BYTES = {
     Channel.CONTROL: MAX_FRAME_BYTES,
     Channel.DATA: MAX_CHUNK_BYTES + KIB,
@@ -56,7 +61,8 @@ class Connection:
         set_up_dealer(socket, host, self.wanted.key, keys.public, keys.secret)
         socket.maxmsgsize = LONGEST_BYTES[channel]
         socket.rcvhwm = QUEUED
-        socket.probe_router = channel is Channel.DATA  # a greeting, so that the agent can send values home
+        # a greeting, so that the agent can send values home
+        socket.probe_router = channel is Channel.DATA
         self.sockets[channel], self.monitors[channel] = socket, socket.get_monitor_socket(WATCHED)
         port = self.wanted.address.port + OFFSETS[channel]
         socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")

@@ -1,9 +1,9 @@
-"""The notebook's side of every session as a state machine: `handle(event, now_s)` returns what to do. No sockets, no
-clock, no threads.
+"""The notebook's side of every session as a state machine: `handle(event, now_s)` returns what to
+do. No sockets, no clock, no threads.
 
-One `RequestAll` asks many devices one thing each (prepare, commit, drop, measure); one `StartExecution` executes one
-step on all of them, with values going out and coming back. Whatever fails on one device fails the whole with that
-device's name.
+One `RequestAll` asks many devices one thing each (prepare, commit, drop, measure); one
+`StartExecution` executes one step on all of them, with values going out and coming back. Whatever
+fails on one device fails the whole with that device's name.
 """
 
 from collections.abc import Iterable
@@ -71,7 +71,8 @@ from potluck_wire.session import AGENT, State, check
 from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
-PEER_LOST_GRACE_S = 1.0  # a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
+# a device reports a lost neighbour; the neighbour's own end is noticed within this, and named
+PEER_LOST_GRACE_S = 1.0
 OWED_S = 30.0  # a chunk of 2 MiB takes 17 s on a link of 1 Mbit/s
 
 
@@ -83,7 +84,8 @@ class Controller:
         self._peers: dict[str, Peer] = {}
         self._questions = PendingRequests()
         self._executions = Executions(self._peers)
-        self._runs: set[str] = set()  # all that there ever were: values of one that is over may still come
+        # all that there ever were: values of one that is over may still come
+        self._runs: set[str] = set()
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
         self._actions: list[Action] = []
@@ -93,7 +95,7 @@ class Controller:
         peer = self._peers.get(device)
         return peer.session if peer else None
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
@@ -123,10 +125,14 @@ class Controller:
         return taken
 
     def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
-        """The last line of defence: this event raised what nothing may raise. Whoever it came from is given up: a
-        device loses its session, a ticket is rejected; what came from nobody costs every session."""
+        """The last line of defence: this event raised what nothing may raise. Whoever it came from
+        is given up: a device loses its session, a ticket is rejected; what came from nobody costs
+        every session."""
         self._now_s = now_s
-        text = f"what it led to could not be handled ({type(error).__name__}); this is a fault of potluck's."
+        text = (
+            f"what it led to could not be handled ({type(error).__name__}); this is a fault of "
+            "potluck's."
+        )
         if isinstance(event, Join | RequestAll | UplinkProbe | StartExecution):
             self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
             self._forsake(event.ticket)
@@ -137,13 +143,20 @@ class Controller:
 
     def _join(self, event: Join) -> None:
         if event.device in self._peers:
-            self._lose(event.device, DeviceGone("the connection was made anew.", device=event.device))
+            self._lose(
+                event.device, DeviceGone("the connection was made anew.", device=event.device)
+            )
         self._gone.pop(event.device, None)
         permits = Permits(self._runs)
         self._peers[event.device] = Peer(
-            address=event.address, key=event.key, join_ticket=event.ticket, deadline_s=self._now_s + JOIN_S,
-            permits=permits, traffic=Traffic(permits.code), pulse=Heartbeat(self._now_s),
-        )  # fmt: skip
+            address=event.address,
+            key=event.key,
+            join_ticket=event.ticket,
+            deadline_s=self._now_s + JOIN_S,
+            permits=permits,
+            traffic=Traffic(permits.code),
+            pulse=Heartbeat(self._now_s),
+        )
         self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
         self._send(event.device, Hello(major=VERSION[0], minor=VERSION[1], name=self._name))
 
@@ -156,7 +169,9 @@ class Controller:
         """Whether one of them is not there; then that is the answer, and why it went."""
         for device in devices:
             if self.session(device) is None:
-                self._actions.append(Reject(ticket=ticket, error=self._gone.get(device) or failures.gone(device)))
+                self._actions.append(
+                    Reject(ticket=ticket, error=self._gone.get(device) or failures.gone(device))
+                )
                 return True
         return False
 
@@ -169,7 +184,9 @@ class Controller:
                 self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
                 dropped = failures.dropped(device)
                 self._actions += self._questions.give_up(device, dropped, partial(is_over, message))
-                self._fail_all([x for x in self._executions.on(device) if is_over(message, x.launch)], dropped)
+                self._fail_all(
+                    [x for x in self._executions.on(device) if is_over(message, x.launch)], dropped
+                )
             elif isinstance(message, Probe):
                 self._peers[device].permits.probe(message)
         messages = {device: message for device, (message, _) in event.requests.items()}
@@ -179,7 +196,9 @@ class Controller:
         if self._is_missing(event.ticket, [event.device]):
             return
         self._questions.probe(event.ticket, event.device, self._now_s)
-        self._post(event.device, self._peers[event.device].traffic.probe(event.ticket, event.nbytes))
+        self._post(
+            event.device, self._peers[event.device].traffic.probe(event.ticket, event.nbytes)
+        )
 
     def _launch(self, event: StartExecution) -> None:
         if self._is_missing(event.ticket, event.devices):
@@ -202,7 +221,7 @@ class Controller:
             self._executions.end(launched)
             self._fail(launched.launch, failures.dropped())
 
-    # --- messages -----------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _receive(self, event: Received) -> None:
         if (peer := self._peers.get(event.device)) is None:
@@ -259,7 +278,9 @@ class Controller:
             return
         self._actions += self._questions.refused(device, message, error)
 
-    def _receive_data(self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]) -> None:
+    def _receive_data(
+        self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]
+    ) -> None:
         n_taken = peer.traffic.n_taken
         letters, arrived = peer.traffic.receive(message, buffers)
         if peer.traffic.n_taken > n_taken:
@@ -277,18 +298,25 @@ class Controller:
             value, rejection = peer.traffic.rejected.pop()
             if not value.run:
                 refusal = failures.rejected(device, value, rejection)
-                self._actions += self._questions.give_up(device, refusal, lambda it: isinstance(it, Value))
+                self._actions += self._questions.give_up(
+                    device, refusal, lambda it: isinstance(it, Value)
+                )
             launched = self._executions.at(device, place_of(value))
             if launched is not None and rejection.code != RefusalCode.OLD_EPOCH:
                 self._fail(launched.launch, failures.rejected(device, value, rejection))
 
     def _done(self, device: str, message: Done, buffers: tuple[Any, ...]) -> None:
-        launched = self._executions.at(device, (message.run, message.epoch, message.program, message.step))
+        launched = self._executions.at(
+            device, (message.run, message.epoch, message.program, message.step)
+        )
         if launched is None or device in launched.timelines:
             return
         pulse = self._peers[device].pulse
         launched.timelines[device] = read_timeline(
-            message, buffers[0], pulse.offset_s or 0.0, launched.launch.instructions.get(device, MAX_INSTRUCTIONS)
+            message,
+            buffers[0],
+            pulse.offset_s or 0.0,
+            launched.launch.instructions.get(device, MAX_INSTRUCTIONS),
         )
         launched.running.discard(device)
         pulse.usual_s = max(pulse.usual_s or 0.0, self._now_s - launched.start_s)
@@ -302,10 +330,12 @@ class Controller:
         self._executions.end(launched)
         self._actions.append(Resolve(ticket=launch.ticket, result=launched.execution(self._now_s)))
 
-    # --- failure ------------------------------------------------------------------------------------------------------
+    # --- failure ----------------------------------------------------------------------------------
 
     def _failed(self, device: str, message: Failed) -> None:
-        launched = self._executions.at(device, (message.run, message.epoch, message.program, message.step))
+        launched = self._executions.at(
+            device, (message.run, message.epoch, message.program, message.step)
+        )
         if launched is None:
             return
         session, alone = self.session(device), launched.ends_alone(message.cause, self._peers)
@@ -313,7 +343,8 @@ class Controller:
         error = failures.failed(device, message, memory_bytes, alone=alone)
         if alone:
             self._abort(launched, error)
-        elif message.cause in (FailureCause.PEER_LOST, FailureCause.CANCELLED):  # that follows from something else
+        # that follows from something else
+        elif message.cause in (FailureCause.PEER_LOST, FailureCause.CANCELLED):
             launched.suspicion = launched.suspicion or (self._now_s + PEER_LOST_GRACE_S, error)
         else:
             self._fail(launched.launch, error)
@@ -362,10 +393,13 @@ class Controller:
         peer.owes_s = peer.owes_s + passed_s if owing else 0.0
         if peer.owes_s > OWED_S:
             first = owing[0]
-            self._fail_all(owing, failures.owing(device, first.launch.step, first.owed_by(device), peer.owes_s))
+            self._fail_all(
+                owing, failures.owing(device, first.launch.step, first.owed_by(device), peer.owes_s)
+            )
 
     def _tick(self) -> None:
-        passed_s = min(self._now_s - self._ticked_s, PULSE_S)  # what is more we ourselves stood still
+        # what is more we ourselves stood still
+        passed_s = min(self._now_s - self._ticked_s, PULSE_S)
         self._ticked_s = self._now_s
         for device, peer in tuple(self._peers.items()):
             ping = peer.pulse.tick(self._now_s)
@@ -387,7 +421,7 @@ class Controller:
                 self._fail_all([launched], launched.suspicion[1])
         self._start_ready()  # what waited for one that failed
 
-    # --- sending ------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def _post(self, device: str, letters: list[Letter]) -> None:
         for message, buffers in letters:

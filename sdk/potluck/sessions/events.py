@@ -22,7 +22,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAll:
-    """Ask each device one thing. Resolves with {device: (reply, buffers)} when all have answered; one refusal fails
-    it."""
+    """Ask each device one thing. Resolves with {device: (reply, buffers)} when all have answered;
+    one refusal fails it."""
 
     ticket: int = 0
     requests: Mapping[str, Payload]
@@ -53,7 +53,10 @@ class RequestAll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UplinkProbe:
-    """Send a device so many bytes that it throws away. Resolves with the seconds until it has them all."""
+    """Send a device so many bytes that it throws away.
+
+    Resolves with the seconds until it has them all.
+    """
 
     ticket: int = 0
     device: str
@@ -62,13 +65,16 @@ class UplinkProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartExecution:
-    """Execute a program of that name once on each device, with these values from here. Resolves with an `Execution`.
+    """Execute a program of that name once on each device, with these values from here.
 
-    `expects[device]` names the values that come back, each with its most bytes; `instructions[device]` is how many its
-    program has. `lane`: where it is not empty, a device starts it after its
-    earlier executions of the same run and lane are done (steps of training change the weights). `together`: all
-    devices begin at one moment, after those executions, and are told when that is by their own clocks. `request`:
-    nothing depends on it, so where an operator fails over its values it ends alone, with `RequestFailed`.
+    Resolves with an `Execution`.
+
+    `expects[device]` names the values that come back, each with its most bytes;
+    `instructions[device]` is how many its program has. `lane`: where it is not empty, a device
+    starts it after its earlier executions of the same run and lane are done (steps of training
+    change the weights). `together`: all devices begin at one moment, after those executions, and
+    are told when that is by their own clocks. `request`: nothing depends on it, so where an
+    operator fails over its values it ends alone, with `RequestFailed`.
     """
 
     ticket: int = 0
@@ -114,10 +120,20 @@ class Tick:
     """Time has passed."""
 
 
-Event = Join | Leave | RequestAll | UplinkProbe | StartExecution | CancelExecution | Received | Lost | Tick
+Event = (
+    Join
+    | Leave
+    | RequestAll
+    | UplinkProbe
+    | StartExecution
+    | CancelExecution
+    | Received
+    | Lost
+    | Tick
+)
 
 
-# --- actions ----------------------------------------------------------------------------------------------------------
+# --- actions --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +189,7 @@ class Notification:
 Action = Connect | Disconnect | Send | Resolve | Reject | Notification
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +204,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What one device did in one execution, on the notebook's clock: (instruction id, start_s, stop_s)."""
+    """What one device did in one execution, on the notebook's clock: (instruction id, start_s,
+    stop_s).
+    """
 
     rows: tuple[tuple[int, float, float], ...]
     busy_s: float

@@ -1,4 +1,6 @@
-"""The executions under way: which are on a device, which may begin, and what their devices may send home. Pure."""
+"""The executions under way: which are on a device, which may begin, and what their devices may send
+home. Pure.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,7 +24,9 @@ class Executions:
         """One more; its devices may send what it expects of them."""
         values = {(device, name) for device, names in launch.expects.items() for name in names}
         alone = not any(other.launch.request and other.launch.run == launch.run for other in self)
-        launched = Launched(launch, now_s, values, list(launch.devices), in_turns=launch.together and alone)
+        launched = Launched(
+            launch, now_s, values, list(launch.devices), in_turns=launch.together and alone
+        )
         self._launched[launch.ticket] = launched
         for device in launch.devices:
             self._peers[device].permits.expect(launched.place, launch.expects.get(device, {}))

@@ -14,7 +14,15 @@ from potluck.errors import (
 from potluck.errors import Refused as RefusedError
 from potluck.texts import harmless
 from potluck_wire.errors import WireError
-from potluck_wire.messages import MESSAGES, Failed, FailureCause, RefusalCode, Refused, Rejected, Value
+from potluck_wire.messages import (
+    MESSAGES,
+    Failed,
+    FailureCause,
+    RefusalCode,
+    Refused,
+    Rejected,
+    Value,
+)
 
 _TOLD = {
     FailureCause.CRASHED: "its worker crashed",
@@ -35,23 +43,28 @@ def clean(text: str) -> str:
 
 def gone(device: str) -> DeviceGone:
     """No session with it (any more)."""
-    return DeviceGone("it is not connected.", device=device, next_step="Is its agent running? See home.devices.")
+    return DeviceGone(
+        "it is not connected.", device=device, next_step="Is its agent running? See home.devices."
+    )
 
 
 def unreachable(device: str, address: str) -> DeviceGone:
     """Nobody answered there."""
     return DeviceGone(
-        f"nobody answers at {address}.", device="" if device == address else device,
+        f"nobody answers at {address}.",
+        device="" if device == address else device,
         next_step="Start its agent, or run `potluck doctor`.",
-    )  # fmt: skip
+    )
 
 
 def unresolved(device: str, host: str) -> DeviceGone:
     """No device of this network has that name."""
     return DeviceGone(
-        f"the name {host!r} is not known in this network.", device="" if device.partition(":")[0] == host else device,
-        next_step="Is it spelt right? `potluck devices` lists who announces itself; or give an address: 192.168.1.7.",
-    )  # fmt: skip
+        f"the name {host!r} is not known in this network.",
+        device="" if device.partition(":")[0] == host else device,
+        next_step="Is it spelt right? `potluck devices` lists who announces itself; or give an "
+        "address: 192.168.1.7.",
+    )
 
 
 def broke(device: str, error: WireError) -> ProtocolError:
@@ -68,14 +81,18 @@ def silent(device: str, silent_s: float) -> DeviceGone:
     return DeviceGone(
         f"no sign of life for {silent_s:.1f} s, so that what it took part in has ended.",
         device=device,
-        next_step="Is it on, and in the network? Deploy again when home.devices shows it as ready, or without it.",
+        next_step="Is it on, and in the network? Deploy again when home.devices shows it as ready, "
+        "or without it.",
     )
 
 
 def hung(device: str, hung_s: float) -> WorkerFailed:
     """It answers, is busy, and gets nothing done."""
     return WorkerFailed(
-        f"its worker has made no progress for {hung_s:.0f} s.", device=device, cause=FailureCause.HUNG, instruction=-1
+        f"its worker has made no progress for {hung_s:.0f} s.",
+        device=device,
+        cause=FailureCause.HUNG,
+        instruction=-1,
     )
 
 
@@ -108,7 +125,8 @@ def identity_changed(device: str, address: str) -> IdentityChanged:
     return IdentityChanged(
         f"whoever answers at {address} does not have the key that was paired.",
         device=device,
-        next_step="If you reinstalled it, forget it (`potluck forget`) and pair again; otherwise do not trust it.",
+        next_step="If you reinstalled it, forget it (`potluck forget`) and pair again; otherwise "
+        "do not trust it.",
     )
 
 
@@ -118,21 +136,29 @@ def refused(device: str, message: Refused) -> PotluckError:
     what = entry.type.__name__ if entry else f"message {message.about}"
     text = clean(message.text)
     if message.code == RefusalCode.VERSION:
-        return ProtocolError(f"it speaks another version of the protocol: {text}", device=device, code=message.code)
+        return ProtocolError(
+            f"it speaks another version of the protocol: {text}", device=device, code=message.code
+        )
     if message.code == RefusalCode.NOT_PAIRED:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
         return _too_large(device, message, text)
     if message.code == RefusalCode.BACKEND and what == "Hello":
         return _without_worker(device, text)
-    return RefusedError(f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code)
+    return RefusedError(
+        f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code
+    )
 
 
 def _without_worker(device: str, text: str) -> RefusedError:
-    """A device that is there and has no session with us: it has nothing to compute with, or cannot start that."""
+    """A device that is there and has no session with us: it has nothing to compute with, or cannot
+    start that.
+    """
     _, lacks, what = text.partition("computes nothing: ")
     told, _, next_step = f"it {lacks}{what}".partition(". ") if lacks else (text, "", "")
-    return RefusedError(f"{told.removesuffix('.')}.", device=device, next_step=next_step, code=RefusalCode.BACKEND)
+    return RefusedError(
+        f"{told.removesuffix('.')}.", device=device, next_step=next_step, code=RefusalCode.BACKEND
+    )
 
 
 _LESS = "Give it fewer layers or rows, close another run that it is in, or raise its --memory."
@@ -149,16 +175,16 @@ def sizes(needed: int, available: int) -> tuple[str, str]:
 
 
 def _too_large(device: str, message: Refused, text: str) -> OutOfMemory:
-    """A plan larger than the device's memory, told in numbers; or in words: a layer for which its worker has no room.
+    """A plan larger than the device's memory, told in numbers.
+
+    Or in words: a layer for which its worker has no room.
 
     Agents before 1.6 tell only words.
     """
     needed, available = message.needed_bytes, message.available_bytes
     if not needed:
         return OutOfMemory(
-            f"it has too little memory: {text.rstrip('.')}.",
-            device=device,
-            next_step=_LESS,
+            f"it has too little memory: {text.rstrip('.')}.", device=device, next_step=_LESS
         )
     much, little = sizes(needed, available)
     return OutOfMemory(
@@ -172,21 +198,39 @@ def _too_large(device: str, message: Refused, text: str) -> OutOfMemory:
 
 def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
     """A value was not taken."""
-    text = f"it did not take the value {value.name!r} ({clean(message.code)}): {clean(message.text)}"
+    text = (
+        f"it did not take the value {value.name!r} ({clean(message.code)}): {clean(message.text)}"
+    )
     if message.code == RefusalCode.MEMORY:
         return OutOfMemory(text, device=device, needed_bytes=value.nbytes)
     return RefusedError(text, device=device, code=message.code)
 
 
-def failed(device: str, message: Failed, memory_bytes: int | None = None, *, alone: bool = False) -> PotluckError:
-    """An execution ended badly, on a device that may use so much memory; `alone`: a request, and nothing else."""
+def failed(
+    device: str, message: Failed, memory_bytes: int | None = None, *, alone: bool = False
+) -> PotluckError:
+    """An execution ended badly, on a device that may use so much memory.
+
+    `alone`: a request, and nothing else.
+    """
     told = _TOLD.get(message.cause, clean(message.cause))
-    where = f" at instruction {message.instruction} of {clean(message.program)}" if message.instruction >= 0 else ""
-    text = f"{told}{where}, step {message.step}: {clean(message.text).rstrip('.') or 'no more is known'}."
+    where = (
+        f" at instruction {message.instruction} of {clean(message.program)}"
+        if message.instruction >= 0
+        else ""
+    )
+    text = (
+        f"{told}{where}, step {message.step}: "
+        f"{clean(message.text).rstrip('.') or 'no more is known'}."
+    )
     if alone:
         next_step = "Other requests are answered: look at the inputs of this one."
         return RequestFailed(
-            text, device=device, next_step=next_step, cause=message.cause, instruction=message.instruction
+            text,
+            device=device,
+            next_step=next_step,
+            cause=message.cause,
+            instruction=message.instruction,
         )
     if message.cause == FailureCause.MEMORY:
         return OutOfMemory(

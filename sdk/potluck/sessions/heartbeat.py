@@ -1,11 +1,14 @@
-"""Is a device alive, does it get on, and how does its clock relate to ours: judged from pings and pongs. Pure."""
+"""Is a device alive, does it get on, and how does its clock relate to ours: judged from pings and
+pongs. Pure.
+"""
 
 from collections import deque
 
 from potluck_wire.limits import HUNG_S, PULSE_LOST_S, PULSE_S
 from potluck_wire.messages import Ping, Pong
 
-FIRST_HUNG_S = 60.0  # before one execution has ended nobody knows what is usual: loading a big model takes time
+# before one execution has ended nobody knows what is usual: loading a big model takes time
+FIRST_HUNG_S = 60.0
 KEPT_PINGS = 64  # half a minute: the clocks of two devices drift some 20 us in that time
 
 
@@ -15,7 +18,8 @@ class Heartbeat:
     def __init__(self, now_s: float) -> None:
         self._seq = 0
         self._sent: dict[int, float] = {}
-        self._offsets: deque[tuple[float, float]] = deque(maxlen=KEPT_PINGS)  # (round trip, home clock - device clock)
+        # (round trip, home clock - device clock)
+        self._offsets: deque[tuple[float, float]] = deque(maxlen=KEPT_PINGS)
         self._next_s = now_s
         self._heard_s = now_s
         self._progress = -1
@@ -30,7 +34,8 @@ class Heartbeat:
 
     def tick(self, now_s: float) -> Ping | None:
         """A ping, where one is due."""
-        if now_s - self._last_s > PULSE_S:  # we ourselves stood still: silence in that time says nothing
+        # we ourselves stood still: silence in that time says nothing
+        if now_s - self._last_s > PULSE_S:
             self._heard_s += now_s - self._last_s
             self._progress_s += now_s - self._last_s
         self._last_s = now_s

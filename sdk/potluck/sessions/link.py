@@ -1,7 +1,8 @@
-"""The one thread of a home that talks to the agents: ZeroMQ sockets in, controller events; controller actions, sockets
-out.
+"""The one thread of a home that talks to the agents: ZeroMQ sockets in, controller events;
+controller actions, sockets out.
 
-Three CURVE connections per agent (control, data, pulse). Everything else of the SDK hands events to `ask` or `tell`.
+Three CURVE connections per agent (control, data, pulse). Everything else of the SDK hands events to
+`ask` or `tell`.
 """
 
 import atexit
@@ -50,13 +51,16 @@ from potluck_wire.messages import Channel, Goodbye
 
 TICK_S = 0.1
 AT_ONCE = 64  # messages of one socket before the others have their turn
-BYTES_AT_ONCE = MAX_FRAME_BYTES  # of one socket, likewise; what has begun to be read is read to its end
+# of one socket, likewise; what has begun to be read is read to its end
+BYTES_AT_ONCE = MAX_FRAME_BYTES
 CLOSE_S = 2.0
 _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-# Handshakes that must fail on one socket before that means another key. One that took longer than HANDSHAKE_S looks
-# the same, as does one with an agent that just ends; of the former only two fit into JOIN_S. libzmq tries again itself.
+# Handshakes that must fail on one socket before that means another key. One that took longer than
+# HANDSHAKE_S looks the same, as does one with an agent that just ends; of the former only two fit
+# into JOIN_S. libzmq tries again itself.
 _FAILED_OFTEN = 3
-_FAULTS = logging.getLogger("potluck.faults")  # what must not happen and did; silent in an honest home
+# what must not happen and did; silent in an honest home
+_FAULTS = logging.getLogger("potluck.faults")
 
 
 class Link:
@@ -68,10 +72,13 @@ class Link:
         What this notebook is known by.
     """
 
-    def __init__(self, keys: Keys, *, name: str = "notebook", resolver: Resolver | None = None) -> None:
+    def __init__(
+        self, keys: Keys, *, name: str = "notebook", resolver: Resolver | None = None
+    ) -> None:
         if not zmq.has("curve"):
             raise HomeError(
-                f"this libzmq ({zmq.zmq_version()}) cannot encrypt.", next_step="Install pyzmq >= 27.3 from PyPI."
+                f"this libzmq ({zmq.zmq_version()}) cannot encrypt.",
+                next_step="Install pyzmq >= 27.3 from PyPI.",
             )
         self._keys, self._resolver = keys, resolver or Resolver()
         self._heard: Callable[[str, Any], None] = lambda device, news: None
@@ -89,12 +96,13 @@ class Link:
         os.set_blocking(self._wake_write, False)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_read, zmq.POLLIN)
-        self._sources: dict[Any, tuple[str, Channel, bool]] = {}  # socket -> device, channel, is it a monitor
+        # socket -> device, channel, is it a monitor
+        self._sources: dict[Any, tuple[str, Channel, bool]] = {}
         self._thread = threading.Thread(target=self._loop, name="potluck link", daemon=True)
         self._thread.start()
         _open_links.add(self)
 
-    # --- for any thread -----------------------------------------------------------------------------------------------
+    # --- for any thread ---------------------------------------------------------------------------
 
     def ask(self, event: Join | RequestAll | UplinkProbe | StartExecution) -> "Future[Any]":
         """Submit an event that has a result."""
@@ -116,7 +124,9 @@ class Link:
         self._wake()
 
     def listen(self, heard: Callable[[str, Any], None]) -> None:
-        """Call `heard(device, news)` in the link's thread at each power reading and lost session: must be quick."""
+        """Call `heard(device, news)` in the link's thread at each power reading and lost session:
+        must be quick.
+        """
         self._heard = heard
 
     def connected(self, device: str) -> bool:
@@ -124,8 +134,8 @@ class Link:
         return self._controller.session(device) is not None
 
     def close(self) -> None:
-        """Say goodbye to everybody and end the thread; safe to call twice, and in a forked child (where it does
-        nothing)."""
+        """Say goodbye to everybody and end the thread; safe to call twice, and in a forked child
+        (where it does nothing)."""
         if self._pid != os.getpid() or self._closing:
             return
         self._closing = True
@@ -134,11 +144,13 @@ class Link:
             self._thread.join(CLOSE_S)
         _open_links.discard(self)
 
-    # --- the thread ---------------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._pid != os.getpid():
-            raise HomeError("a home does not survive fork().", next_step="Make a new Home in the child process.")
+            raise HomeError(
+                "a home does not survive fork().", next_step="Make a new Home in the child process."
+            )
         if self._closing or not self._thread.is_alive():
             raise HomeError("this home is closed.", next_step="Make a new one.")
 
@@ -169,13 +181,16 @@ class Link:
             self._shut_down()
 
     def _feed(self, event: Event) -> None:
-        """Have an event handled, and then what its actions led to: one after the other, never one within another."""
+        """Have an event handled, and then what its actions led to: one after the other, never one
+        within another.
+        """
         self._following.append(event)
         while self._following:
             event, now_s = self._following.popleft(), time.monotonic()
             try:
                 actions = self._controller.handle(event, now_s)
-            except Exception as error:  # the last line of defence: one device or one ticket ends, the link goes on
+            # the last line of defence: one device or one ticket ends, the link goes on
+            except Exception as error:
                 actions = self._survive(event, error, now_s)
             for action in actions:
                 self._carry_out(action)
@@ -183,11 +198,14 @@ class Link:
     def _carry_out(self, action: Action) -> None:
         try:
             self._act(action)
-        except Exception as error:  # the others are carried out all the same: somebody waits for them
+        # the others are carried out all the same: somebody waits for them
+        except Exception as error:
             _FAULTS.exception("a fault in the link: %s could not be done", type(action).__name__)
             if device := getattr(action, "device", ""):
                 text = f"it could not be told or reached ({type(error).__name__}: {error})."
-                self._following.append(Lost(device=device, error=ProtocolError(text, device=device)))
+                self._following.append(
+                    Lost(device=device, error=ProtocolError(text, device=device))
+                )
 
     def _survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         _FAULTS.exception("a fault in the link while handling %.500r", event)
@@ -196,7 +214,9 @@ class Link:
         except Exception:  # nothing that is left can be relied on
             _FAULTS.exception("all sessions end")
             self._controller = Controller(self._name)
-            ended = ProtocolError("the sessions of this home had to end; this is a fault of potluck's.")
+            ended = ProtocolError(
+                "the sessions of this home had to end; this is a fault of potluck's."
+            )
             lost = [Notification(device=device, message=ended) for device in self._connections]
             return [
                 *(Reject(ticket=ticket, error=ended) for ticket in tuple(self._futures)),
@@ -210,7 +230,8 @@ class Link:
             return
         device, channel, is_monitor = self._sources.get(source, ("", Channel.CONTROL, False))
         n_messages = n_bytes = 0
-        while n_messages < AT_ONCE and n_bytes < BYTES_AT_ONCE and source in self._sources:  # what we read may close it
+        # what we read may close it
+        while n_messages < AT_ONCE and n_bytes < BYTES_AT_ONCE and source in self._sources:
             n_messages += 1
             try:
                 if is_monitor:
@@ -221,7 +242,9 @@ class Link:
                 return
             n_bytes += sum(map(len, frames))
             try:
-                message, buffers = decode([getattr(frame, "buffer", frame) for frame in frames], channel)
+                message, buffers = decode(
+                    [getattr(frame, "buffer", frame) for frame in frames], channel
+                )
             except WireError as error:
                 self._feed(Lost(device=device, error=failures.broke(device, error)))
                 return
@@ -246,9 +269,12 @@ class Link:
                 error = failures.identity_changed(device, address)
         elif happened == zmq.EVENT_DISCONNECTED and connection.trusted:
             error = DeviceGone(
-                f"the connection to {address} broke.", device=device, next_step="Was its agent stopped? Deploy again."
+                f"the connection to {address} broke.",
+                device=device,
+                next_step="Was its agent stopped? Deploy again.",
             )
-        elif happened == zmq.EVENT_CLOSED and not connection.trusted:  # refused: nobody listens at that port
+        # refused: nobody listens at that port
+        elif happened == zmq.EVENT_CLOSED and not connection.trusted:
             error = failures.unreachable(device, address)
         if error is not None:
             self._feed(Lost(device=device, error=error))
@@ -278,10 +304,13 @@ class Link:
             else:
                 future.set_exception(error)
 
-    # --- sockets ------------------------------------------------------------------------------------------------------
+    # --- sockets ----------------------------------------------------------------------------------
 
     def _connect(self, action: Connect) -> None:
-        """Connect, if the address is known by now; until then what is for the device waits in its backlog."""
+        """Connect, if the address is known by now.
+
+        Until then what is for the device waits in its backlog.
+        """
         connection = self._connections.setdefault(action.device, Connection(action))
         host = self._resolver.address(action.address.host)
         if host == UNKNOWN:
@@ -326,7 +355,9 @@ class Link:
             frames = encode(action.message, action.buffers)
         except WireError as error:
             what = type(action.message).__name__
-            error_here = ProtocolError(f"a {what} for it cannot be sent ({error}).", device=action.device)
+            error_here = ProtocolError(
+                f"a {what} for it cannot be sent ({error}).", device=action.device
+            )
             self._following.append(Lost(device=action.device, error=error_here))
             return
         connection.send(action.channel, frames)
@@ -342,7 +373,9 @@ class Link:
             self._settle(ticket, None, closed)
         for device, connection in tuple(self._connections.items()):
             with suppress(zmq.ZMQError, KeyError):  # one that is not connected yet has no sockets
-                connection.sockets[Channel.CONTROL].send_multipart(encode(Goodbye(reason="closed")), zmq.DONTWAIT)
+                connection.sockets[Channel.CONTROL].send_multipart(
+                    encode(Goodbye(reason="closed")), zmq.DONTWAIT
+                )
             self._disconnect(device, linger_ms=200)
         self._context.term()
         self._poller.unregister(self._wake_read)

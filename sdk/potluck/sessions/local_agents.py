@@ -1,7 +1,9 @@
-"""Start real agents on this machine and make sure that none outlives us; the one file that knows how an agent starts.
+"""Start real agents on this machine and make sure that none outlives us.
 
-Each agent is a process of its own with its own sockets, state directory and key. It dies with us, even if we are
-killed: it watches our process id, and then removes the directory of us all.
+The one file that knows how an agent starts.
+
+Each agent is a process of its own with its own sockets, state directory and key. It dies with us,
+even if we are killed: it watches our process id, and then removes the directory of us all.
 """
 
 import atexit
@@ -48,7 +50,9 @@ class Networks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An agent that is up: where it listens, its key, and its pairing code where a window was opened."""
+    """An agent that is up: where it listens, its key, and its pairing code where a window was
+    opened.
+    """
 
     name: str
     address: Address
@@ -58,7 +62,9 @@ class Started:
 
 
 class LocalAgents:
-    """Agents of this process, one per spec; `close` ends them and removes `directory`, where all that they write is.
+    """Agents of this process, one per spec.
+
+    `close` ends them and removes `directory`, where all that they write is.
 
     Parameters
     ----------
@@ -81,19 +87,27 @@ class LocalAgents:
         bind: str = "127.0.0.1",
     ) -> None:
         self._bind = bind
-        self._inside, self._trust, self._announce, self._extra = inside, trust, announce, tuple(extra)
+        self._inside, self._trust, self._announce, self._extra = (
+            inside,
+            trust,
+            announce,
+            tuple(extra),
+        )
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._frozen: dict[str, subprocess.Popen[bytes]] = {}
-        self._ending: set[str] = set()  # killed or told to stop: others see it before we have waited for it
+        # killed or told to stop: others see it before we have waited for it
+        self._ending: set[str] = set()
         self._specs = {spec.name: spec for spec in specs}
         self._pid = os.getpid()
         _open.add(self)
         try:
             for name in self._specs:
                 self._processes[name] = self._start(name)
-            self.agents = tuple(self._await_ready(name, process) for name, process in self._processes.items())
+            self.agents = tuple(
+                self._await_ready(name, process) for name, process in self._processes.items()
+            )
         except BaseException:
             self.close()
             raise
@@ -101,8 +115,23 @@ class LocalAgents:
     def _start(self, name: str, port: int = 0) -> "subprocess.Popen[bytes]":
         port = PORT if self._inside is not None else port
         command = self._inside.command(name) if self._inside is not None else []
-        command += [sys.executable, "-m", "potluck_agent", "start", *self._specs[name].arguments(), *self._extra]
-        command += ["--port", str(port), "--bind", self._host(name), "--state", str(self.directory / name), "--json"]
+        command += [
+            sys.executable,
+            "-m",
+            "potluck_agent",
+            "start",
+            *self._specs[name].arguments(),
+            *self._extra,
+        ]
+        command += [
+            "--port",
+            str(port),
+            "--bind",
+            self._host(name),
+            "--state",
+            str(self.directory / name),
+            "--json",
+        ]
         command += ["--parent-pid", str(os.getpid()), "--scratch", str(self.directory)]
         # one word: a key may begin with a hyphen
         command += [f"--trust={self._trust[1]}:{self._trust[0]}"] if self._trust else []
@@ -112,9 +141,14 @@ class LocalAgents:
         environment = os.environ | {"PYTHONPATH": path}
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment,
-                start_new_session=os.name != "nt",  # Ctrl-C is ours to handle: it must not end them under our feet
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                # Ctrl-C is ours to handle: it must not end them under our feet
+                start_new_session=os.name != "nt",
+            )
 
     def _host(self, name: str) -> str:
         return self._inside.address(name) if self._inside is not None else self._bind
@@ -128,7 +162,9 @@ class LocalAgents:
             ready = json.loads(lines.get(timeout=READY_S))
             address = Address(host=self._host(name), port=int(ready["port"]))
             code = str(ready.get("code", ""))
-            return Started(name=name, address=address, key=str(ready["key"]), pid=process.pid, code=code)
+            return Started(
+                name=name, address=address, key=str(ready["key"]), pid=process.pid, code=code
+            )
         except (Empty, ValueError, KeyError, TypeError) as error:
             said = self.log(name).strip().splitlines()[-1:] or ["it said nothing"]
             raise DeviceError(f"its agent did not start: {said[0]}", device=name) from error
@@ -157,7 +193,7 @@ class LocalAgents:
         except psutil.Error as error:
             raise HomeError("it is gone.", device=name) from error
 
-    # --- what happens to devices --------------------------------------------------------------------------------------
+    # --- what happens to devices ------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
         """End an agent without a word."""
@@ -191,9 +227,12 @@ class LocalAgents:
         pids = " ".join(map(str, self._pids(name)))
         script = f"kill -STOP {pids}; cat >/dev/null; kill -CONT {pids}"
         self._frozen[name] = subprocess.Popen(
-            ["sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=os.name != "nt",  # Ctrl-C would end it, and nobody would wake the device
-        )  # fmt: skip
+            ["sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C would end it, and nobody would wake the device
+            start_new_session=os.name != "nt",
+        )
 
     def thaw(self, name: str) -> None:
         """Let a frozen agent go on."""
@@ -204,10 +243,13 @@ class LocalAgents:
         """Let the tasks of an emulated device take so many times longer from now on."""
         (self.directory / name / "load.json").write_text(f"{times:g}")
 
-    # --- closing ------------------------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all agents and remove their files; safe to call twice, and in a forked child (where it does nothing)."""
+        """End all agents and remove their files.
+
+        Safe to call twice, and in a forked child (where it does nothing).
+        """
         if self._pid != os.getpid():
             return
         _open.discard(self)
@@ -240,7 +282,9 @@ class LocalAgents:
 
 
 def sweep(root: Path | None = None) -> None:
-    """Remove what processes that were killed could not: directories whose number is of no process any more."""
+    """Remove what processes that were killed could not: directories whose number is of no process
+    any more.
+    """
     for directory in (root or Path(tempfile.gettempdir())).glob(f"{PREFIX}*-*"):
         number = directory.name.removeprefix(PREFIX).partition("-")[0]
         if number.isdecimal() and not psutil.pid_exists(int(number)):

@@ -1,4 +1,6 @@
-"""The devices of a home as the notebook knows them: name, key, where they may be, and the session, if one is open."""
+"""The devices of a home as the notebook knows them: name, key, where they may be, and the session,
+if one is open.
+"""
 
 import json
 import threading
@@ -19,7 +21,8 @@ from potluck_wire.messages import Reading, RefusalCode, Roster
 from potluck_wire.version import parse
 
 MAX_METERED = 600  # ten minutes of readings
-SEARCH_S = (1.0, 2.0, 4.0, 8.0)  # between looks for a device that was lost: one that restarts is back within a second
+# between looks for a device that was lost: one that restarts is back within a second
+SEARCH_S = (1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +34,11 @@ class Member(Shown):
     addresses: tuple[Address, ...] = ()
     session: Session | None = None
     reading: Reading | None = None
-    metered: tuple[tuple[float, float], ...] = ()  # (notebook's clock, joules so far) by a real meter, the latest
+    # (notebook's clock, joules so far) by a real meter, the latest
+    metered: tuple[tuple[float, float], ...] = ()
     error: PotluckError | None = None
-    in_use: bool = False  # another program has this notebook's keys, so that nobody here can ask the device
+    # another program has this notebook's keys, so that nobody here can ask the device
+    in_use: bool = False
 
     @property
     def capability(self) -> Mapping[str, Any]:
@@ -72,7 +77,9 @@ class Member(Shown):
 
 
 class Members(Shown, Mapping[str, Member]):
-    """All devices by name. Sessions are opened with `join`; the roster is theirs to know one another.
+    """All devices by name. Sessions are opened with `join`.
+
+    The roster is theirs to know one another.
 
     A device that was lost is looked for until it is back, or until `close`.
     """
@@ -89,7 +96,7 @@ class Members(Shown, Mapping[str, Member]):
         """Look for nobody any more."""
         self._closed.set()
 
-    # --- a mapping ----------------------------------------------------------------------------------------------------
+    # --- a mapping --------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -101,9 +108,11 @@ class Members(Shown, Mapping[str, Member]):
         return len(self._members)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} devices: {', '.join(f'{m.name} ({m.status})' for m in self.values())}>"
+        return (
+            f"<{len(self)} devices: {', '.join(f'{m.name} ({m.status})' for m in self.values())}>"
+        )
 
-    # --- changing -----------------------------------------------------------------------------------------------------
+    # --- changing ---------------------------------------------------------------------------------
 
     def add(self, member: Member) -> None:
         """Add a device, or replace what is known of it."""
@@ -132,7 +141,7 @@ class Members(Shown, Mapping[str, Member]):
                 metered = (*(() if begun_anew else member.metered), *point)[-MAX_METERED:]
                 self._members[device] = replace(member, reading=news, metered=metered)
 
-    # --- sessions -----------------------------------------------------------------------------------------------------
+    # --- sessions ---------------------------------------------------------------------------------
 
     @property
     def ready(self) -> tuple[str, ...]:
@@ -140,7 +149,8 @@ class Members(Shown, Mapping[str, Member]):
         return tuple(name for name, member in self.items() if member.session is not None)
 
     def join(self, names: Iterable[str] | None = None) -> None:
-        """Open sessions with these devices (all paired ones by default) and tell everybody who belongs to the home.
+        """Open sessions with these devices (all paired ones by default) and tell everybody who
+        belongs to the home.
 
         Every address of a device is tried; what went wrong first stands in `Member.error`.
         """
@@ -150,7 +160,9 @@ class Members(Shown, Mapping[str, Member]):
                 self._join(self._without_session(chosen))
 
     def _without_session(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if name in self and self[name].key and self[name].session is None]
+        return [
+            name for name in names if name in self and self[name].key and self[name].session is None
+        ]
 
     def _join(self, wanted: Iterable[str]) -> None:
         attempts = {name: list(self[name].addresses) for name in wanted}
@@ -183,7 +195,9 @@ class Members(Shown, Mapping[str, Member]):
     def _look_for_lost(self) -> None:
         """Have a thread join those that were lost, as soon as they are back."""
         if self._search is None or not self._search.is_alive():
-            self._search = threading.Thread(target=self._search_lost, name="potluck search", daemon=True)
+            self._search = threading.Thread(
+                target=self._search_lost, name="potluck search", daemon=True
+            )
             self._search.start()
 
     def _search_lost(self) -> None:
@@ -200,14 +214,18 @@ class Members(Shown, Mapping[str, Member]):
 
     def share_roster(self) -> None:
         """Tell every connected device the names, keys and addresses of all."""
-        rows = [{"name": name, "key": self[name].key, "address": str(self[name].addresses[0])} for name in self.ready]
+        rows = [
+            {"name": name, "key": self[name].key, "address": str(self[name].addresses[0])}
+            for name in self.ready
+        ]
         document = json.dumps(rows, separators=(",", ":")).encode()
         requests = {name: (Roster(home="home"), (document,)) for name in self.ready}
         if requests:
             self._link.ask(RequestAll(requests=requests)).result()
 
     def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
-        """These devices (default: all that are ready) with an open session each, joined anew where it was lost.
+        """These devices (default: all that are ready) with an open session each, joined anew where
+        it was lost.
 
         Raises
         ------
@@ -227,7 +245,9 @@ class Members(Shown, Mapping[str, Member]):
             if member is None:
                 raise DeviceGone(f"it is not in this home; {who_is_here(self)}.", device=name)
             if member.session is None:
-                raise member.error or (failures.not_paired(name) if not member.key else failures.gone(name))
+                raise member.error or (
+                    failures.not_paired(name) if not member.key else failures.gone(name)
+                )
         return wanted
 
     def _some_ready(self) -> tuple[str, ...]:
@@ -236,7 +256,8 @@ class Members(Shown, Mapping[str, Member]):
         if not self:
             raise EmptyHome(
                 "nobody is in this home.",
-                next_step="Start `potluck agent` on a device, or try Home.local(); see `potluck doctor`.",
+                next_step="Start `potluck agent` on a device, or try Home.local(); see `potluck "
+                "doctor`.",
             )
         for member in self.values():
             if member.error is not None:

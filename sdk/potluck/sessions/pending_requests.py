@@ -1,4 +1,5 @@
-"""What devices were asked, one thing each (prepare, commit, drop, measure, a probe), and who has not answered. Pure.
+"""What devices were asked, one thing each (prepare, commit, drop, measure, a probe), and who has
+not answered. Pure.
 
 Every method returns what to do about it.
 """
@@ -32,14 +33,21 @@ from potluck_wire.messages import (
 )
 
 ANSWERS: dict[type[Message], type[Message]] = {
-    Roster: RosterSet, Prepare: Prepared, Commit: Committed, Drop: Dropped, Measure: Measured, Probe: Probed,
-}  # fmt: skip
+    Roster: RosterSet,
+    Prepare: Prepared,
+    Commit: Committed,
+    Drop: Dropped,
+    Measure: Measured,
+    Probe: Probed,
+}
 UNANSWERED = (Meter, Goodbye)
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """One question to several devices: what each of them was asked, and what those said that have answered."""
+    """One question to several devices: what each of them was asked, and what those said that have
+    answered.
+    """
 
     waiting: dict[str, Message]
     answers: dict[str, Payload] = field(default_factory=dict)
@@ -54,7 +62,11 @@ class PendingRequests:
 
     def ask(self, ticket: int, messages: Mapping[str, Message]) -> list[Action]:
         """These messages go to these devices; the last answer resolves the ticket."""
-        waiting = {device: message for device, message in messages.items() if not isinstance(message, UNANSWERED)}
+        waiting = {
+            device: message
+            for device, message in messages.items()
+            if not isinstance(message, UNANSWERED)
+        }
         if not waiting:
             return [Resolve(ticket=ticket, result={})]
         self._asked[ticket] = PendingRequest(waiting)
@@ -72,7 +84,9 @@ class PendingRequests:
     def answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> list[Action]:
         """A device has said this. WireError where it is no answer to what was asked."""
         for ticket, question in self._open(device):
-            if ANSWERS.get(type(question)) is type(message) and _subject(question) == _subject(message):
+            if ANSWERS.get(type(question)) is type(message) and _subject(question) == _subject(
+                message
+            ):
                 if isinstance(question, Measure) and isinstance(message, Measured):
                     check_timings(question, message)
                 if isinstance(question, Probe) and isinstance(message, Probed):
@@ -95,7 +109,10 @@ class PendingRequests:
         return []
 
     def give_up(
-        self, device: str, error: PotluckError, which: Callable[[Message], bool] = lambda question: True
+        self,
+        device: str,
+        error: PotluckError,
+        which: Callable[[Message], bool] = lambda question: True,
     ) -> list[Action]:
         """The device will not answer these questions (default: any)."""
         ended = [ticket for ticket, question in self._open(device) if which(question)]
@@ -108,7 +125,11 @@ class PendingRequests:
 
     def _open(self, device: str) -> list[tuple[int, Message]]:
         """What the device has been asked and not answered."""
-        return [(ticket, asked.waiting[device]) for ticket, asked in self._asked.items() if device in asked.waiting]
+        return [
+            (ticket, asked.waiting[device])
+            for ticket, asked in self._asked.items()
+            if device in asked.waiting
+        ]
 
 
 def _subject(message: Message) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
-"""Which values a device may send home, and how large: what was asked of it, each once, and nothing else. Pure.
+"""Which values a device may send home, and how large: what was asked of it, each once, and nothing
+else. Pure.
 
-So this notebook never holds more bytes of a device's values than its executions under way expect of it; what it sends
-to measure a link is not held at all.
+So this notebook never holds more bytes of a device's values than its executions under way expect of
+it; what it sends to measure a link is not held at all.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import PROBE
 from potluck_wire.messages import HOME, Probe, RefusalCode, Value
 
-# Values of executions that are over may still be under way, and those of a session that broke are sent again in the
-# next: so many a session, and all that its own executions have left. More are sent by nobody who is honest.
+# Values of executions that are over may still be under way, and those of a session that broke are
+# sent again in the next: so many a session, and all that its own executions have left. More are
+# sent by nobody who is honest.
 LATE_VALUES = 1024
 
 
@@ -28,7 +30,8 @@ class Permits:
 
     def __init__(self, runs: set[str]) -> None:
         self._runs = runs
-        self._expected: dict[Place, dict[str, int]] = {}  # of executions under way: value -> its most bytes
+        # of executions under way: value -> its most bytes
+        self._expected: dict[Place, dict[str, int]] = {}
         self._awaited: dict[Place, set[str]] = {}  # those that have not begun
         self._probes: dict[str, _Series] = {}  # by task
         self._n_late = LATE_VALUES
@@ -58,7 +61,8 @@ class Permits:
         Raises
         ------
         WireError
-            Where no honest device sends that: nobody asked for it, or it is larger than was foretold.
+            Where no honest device sends that: nobody asked for it, or it is larger than was
+            foretold.
         """
         if not value.run:
             return self._code_of_probe(value)
@@ -67,7 +71,10 @@ class Permits:
         if expected is None:
             return self._late(value)
         if value.name not in expected:
-            raise WireError(WireCode.STATE, f"the value {value.name!r:.80} of step {value.step}, which nobody expects")
+            raise WireError(
+                WireCode.STATE,
+                f"the value {value.name!r:.80} of step {value.step}, which nobody expects",
+            )
         _check_size(value, expected[value.name])
         if value.name not in self._awaited[place]:
             return self._late(value)
@@ -84,14 +91,22 @@ class Permits:
 
     def _late(self, value: Value) -> str:
         if value.run and value.run not in self._runs:
-            raise WireError(WireCode.STATE, f"a value of the run {value.run!r:.80}, which this notebook does not have")
+            raise WireError(
+                WireCode.STATE,
+                f"a value of the run {value.run!r:.80}, which this notebook does not have",
+            )
         if not self._n_late:
-            raise WireError(WireCode.STATE, f"one more value that nobody waits for ({value.name!r:.80})")
+            raise WireError(
+                WireCode.STATE, f"one more value that nobody waits for ({value.name!r:.80})"
+            )
         self._n_late -= 1
         return RefusalCode.UNKNOWN_RUN
 
 
 def _check_size(value: Value, most_bytes: int) -> None:
     if value.nbytes > most_bytes:
-        text = f"the value {value.name!r:.80} has {value.nbytes} bytes, at most {most_bytes} are expected"
+        text = (
+            f"the value {value.name!r:.80} has {value.nbytes} bytes, at most {most_bytes} are "
+            "expected"
+        )
         raise WireError(WireCode.SIZE, text)

@@ -1,7 +1,8 @@
-"""Names of hosts to addresses, in threads of their own: a name server may take half a minute to say nothing.
+"""Names of hosts to addresses, in threads of their own: a name server may take half a minute to say
+nothing.
 
-libzmq would ask it in the one thread that carries all connections of this notebook, and no pulse would be answered
-meanwhile. So it is only ever given addresses.
+libzmq would ask it in the one thread that carries all connections of this notebook, and no pulse
+would be answered meanwhile. So it is only ever given addresses.
 """
 
 import socket
@@ -14,7 +15,10 @@ UNKNOWN = ""
 
 
 def resolve(host: str) -> str:
-    """An address of a host, of IPv4 where it has one; empty where nobody knows any. May take long."""
+    """An address of a host, of IPv4 where it has one; empty where nobody knows any.
+
+    May take long.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -30,12 +34,17 @@ class Resolver:
         self._answers: dict[str, str | None] = {}  # None: under way
 
     def address(self, host: str) -> str | None:
-        """Its address, `UNKNOWN`, or None: not yet, ask again. Never waits. An answer is given once."""
+        """Its address, `UNKNOWN`, or None: not yet, ask again. Never waits.
+
+        An answer is given once.
+        """
         if is_address(host):
             return host
         if host not in self._answers:
             self._answers[host] = None
-            threading.Thread(target=self._ask, args=(host,), name=f"resolve {host}", daemon=True).start()
+            threading.Thread(
+                target=self._ask, args=(host,), name=f"resolve {host}", daemon=True
+            ).start()
         answer = self._answers[host]
         if answer is not None:
             del self._answers[host]

@@ -1,7 +1,8 @@
-"""What devices say in words, made harmless where it comes in: nothing behind this shows it to anybody as it came.
+"""What devices say in words, made harmless where it comes in: nothing behind this shows it to
+anybody as it came.
 
-Names of runs, programs and values go through here as well. Ours stay as they are, and one that was changed is none of
-ours.
+Names of runs, programs and values go through here as well. Ours stay as they are, and one that was
+changed is none of ours.
 """
 
 from dataclasses import fields, replace
@@ -14,10 +15,12 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import KIB
 from potluck_wire.messages import MESSAGES, Message
 
-MAX_STATEMENT_BYTES = 256 * KIB  # of a device about itself: some 20 KiB. 4 MiB of lists take a second to be read
+# of a device about itself: some 20 KiB. 4 MiB of lists take a second to be read
+MAX_STATEMENT_BYTES = 256 * KIB
 
 _WORDS: dict[type[Message], tuple[str, ...]] = {
-    entry.type: tuple(field.name for field in fields(entry.type) if field.type is str) for entry in MESSAGES.values()
+    entry.type: tuple(field.name for field in fields(entry.type) if field.type is str)
+    for entry in MESSAGES.values()
 }
 
 

@@ -14,7 +14,8 @@ from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
 
 Buffers = tuple[bytes | bytearray | memoryview, ...]
 Letter = tuple[Message, Buffers]
-Place = tuple[str, int, str, int]  # run, epoch, program, step: the execution that a value belongs to
+# run, epoch, program, step: the execution that a value belongs to
+Place = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,8 @@ def place_of(value: Value) -> Place:
 class Traffic:
     """Both directions of the data channel of one agent.
 
-    `wants(value)` says whether an arriving value is expected: "" or the code to reject it with. It raises WireError
-    where the value breaks the rules.
+    `wants(value)` says whether an arriving value is expected: "" or the code to reject it with. It
+    raises WireError where the value breaks the rules.
     """
 
     def __init__(self, wants: Callable[[Value], str], chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -67,7 +68,9 @@ class Traffic:
     @property
     def held_bytes(self) -> int:
         """Bytes of values that have begun to come in."""
-        return sum(len(coming.data) for coming in self._incoming.values() if coming.data is not None)
+        return sum(
+            len(coming.data) for coming in self._incoming.values() if coming.data is not None
+        )
 
     @property
     def outstanding(self) -> int:
@@ -84,20 +87,36 @@ class Traffic:
         view = view.cast("B") if view.nbytes else memoryview(b"")
         run, epoch, program, step = place
         value = Value(
-            transfer=self._n_transfers, run=run, epoch=epoch, program=program, step=step, name=name,
-            dtype=raw.dtype, shape=raw.shape, nbytes=len(view), chunk_bytes=self._chunk_bytes,
-        )  # fmt: skip
-        self._outgoing[value.transfer] = _Outgoing(value, SendWindow(len(view), self._chunk_bytes), view, ticket)
+            transfer=self._n_transfers,
+            run=run,
+            epoch=epoch,
+            program=program,
+            step=step,
+            name=name,
+            dtype=raw.dtype,
+            shape=raw.shape,
+            nbytes=len(view),
+            chunk_bytes=self._chunk_bytes,
+        )
+        self._outgoing[value.transfer] = _Outgoing(
+            value, SendWindow(len(view), self._chunk_bytes), view, ticket
+        )
         self._waiting.append(value.transfer)
         return self._pump()
 
     def probe(self, ticket: int, nbytes: int) -> list[Letter]:
-        """Queue so many bytes that the agent only measures; `probed` tells the ticket when they have arrived."""
+        """Queue so many bytes that the agent only measures.
+
+        `probed` tells the ticket when they have arrived.
+        """
         raw = Raw(dtype="uint8", shape=(nbytes,), data=bytes(nbytes))
         return self._send(("", 0, PROBE, 0), f"home-{ticket}", raw, ticket)
 
     def drop(self, run: str, epoch: int = -1, *execution: str | int) -> list[Letter]:
-        """Have done with the values of a run, of one epoch of it, or of one execution; returns what may go out now."""
+        """Have done with the values of a run, of one epoch of it, or of one execution.
+
+        Returns what may go out now.
+        """
         gone = (run, epoch, *execution) if epoch >= 0 else (run,)
         for transfer, out in tuple(self._outgoing.items()):
             if place_of(out.value)[: len(gone)] == gone:
@@ -108,8 +127,11 @@ class Traffic:
                 del self._incoming[transfer]
         return self._pump()
 
-    def receive(self, message: Message, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
-        """Take in one message of the data channel: (what to send, the values that are complete now).
+    def receive(
+        self, message: Message, buffers: Buffers
+    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+        """Take in one message of the data channel: (what to send, the values that are complete
+        now).
 
         Raises
         ------
@@ -130,16 +152,27 @@ class Traffic:
             return self._continue(message.transfer, message.index, buffers)
         raise WireError(WireCode.CHANNEL, f"{type(message).__name__} on the data channel")
 
-    def _begin(self, value: Value, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+    def _begin(
+        self, value: Value, buffers: Buffers
+    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         if code := self._wants(value):
-            return [(Rejected(transfer=value.transfer, code=code, text="the notebook does not expect it"), ())], []
+            return [
+                (
+                    Rejected(
+                        transfer=value.transfer, code=code, text="the notebook does not expect it"
+                    ),
+                    (),
+                )
+            ], []
         if value.transfer in self._incoming:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
         data = bytearray() if value.run else None  # as large as what has really come
         self._incoming[value.transfer] = _Incoming(Reassembler(value), data)
         return self._continue(value.transfer, 0, buffers)
 
-    def _continue(self, transfer: int, index: int, buffers: Buffers) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+    def _continue(
+        self, transfer: int, index: int, buffers: Buffers
+    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
         incoming = self._incoming.get(transfer)
         if incoming is None:  # rejected a moment ago; its chunks were under way
             return [], []
@@ -155,7 +188,9 @@ class Traffic:
         if incoming.data is None:
             return letters, []
         value = assembly.value
-        return letters, [(value, Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data))]
+        return letters, [
+            (value, Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data))
+        ]
 
     def _credit(self, message: Credit) -> list[Letter]:
         out = self._outgoing.get(message.transfer)
@@ -185,7 +220,9 @@ class Traffic:
             self._free_bytes -= stop - start
             piece = (out.data[start:stop],)
             transfer = out.value.transfer
-            letters.append((out.value if index == 0 else Chunk(transfer=transfer, index=index), piece))
+            letters.append(
+                (out.value if index == 0 else Chunk(transfer=transfer, index=index), piece)
+            )
             if out.departure.all_sent:
                 self._waiting.popleft()
         return letters

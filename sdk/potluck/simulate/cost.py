@@ -1,6 +1,9 @@
-"""What things cost: one equation per function. Times from the profile, memory and energy from the records.
+"""What things cost: one equation per function.
 
-Sources: Asteroid (Ye et al., MobiCom 2024) section 3.3 for times, eq. (3) for memory; Dora eq. (2) for energy.
+Times from the profile, memory and energy from the records.
+
+Sources: Asteroid (Ye et al., MobiCom 2024) section 3.3 for times, eq. (3) for memory; Dora eq. (2)
+for energy.
 """
 
 from bisect import bisect_left
@@ -12,9 +15,10 @@ from potluck.records import Device, Layer, LayerCost, Network, Problem, Training
 from potluck.schedule.rows import overlaps
 from potluck.simulate import flows
 
-# What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by how many of them its
-# state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW (two): p *= 1 - wd, m towards g, v *= b,
-# v += g * g, the root of v, divided, plus eps, p += m / it; each is an operator of its own.
+# What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by
+# how many of them its state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW
+# (two): p *= 1 - wd, m towards g, v *= b, v += g * g, the root of v, divided, plus eps, p += m /
+# it; each is an operator of its own.
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
 LOSS_BYTES = 4
@@ -22,10 +26,12 @@ ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` 
 
 
 def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float:
-    """Seconds at batch size `at`, linear between the measured sizes (time is not linear in the batch: Asteroid Fig. 6).
+    """Seconds at batch size `at`, linear between the measured sizes (time is not linear in the
+    batch: Asteroid Fig. 6).
 
-    Outside the measured range: the line through the two nearest points, though never below what a time proportional to
-    rows would be under the smallest size; in proportion to rows where one size alone was measured.
+    Outside the measured range: the line through the two nearest points, though never below what a
+    time proportional to rows would be under the smallest size; in proportion to rows where one size
+    alone was measured.
 
     Parameters
     ----------
@@ -49,9 +55,11 @@ def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float
 
 
 class CostTable:
-    """Times of layer ranges on the devices of a problem, by prefix sums that are made once per device and batch size.
+    """Times of layer ranges on the devices of a problem, by prefix sums that are made once per
+    device and batch size.
 
-    What it remembers is what it has answered before: it is the same whoever asked, and in which order.
+    What it remembers is what it has answered before: it is the same whoever asked, and in which
+    order.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -129,7 +137,9 @@ class CostTable:
         return self.problem.layers[layer - 1].output_bytes if layer else self.problem.input_bytes
 
     def feed_bytes(self, start: int, stop: int) -> int:
-        """Bytes per row of the model's inputs that home sends to a stage of layers [start, stop)."""
+        """Bytes per row of the model's inputs that home sends to a stage of layers [start,
+        stop).
+        """
         if (start, stop) not in self._feeds:
             self._feeds[start, stop] = flows.feed_bytes(self.problem, start, stop)
         return self._feeds[start, stop]
@@ -137,13 +147,15 @@ class CostTable:
     def widest_bytes(self, start: int, stop: int) -> int:
         """The most bytes per row that enter and leave one of layers [start, stop) together."""
         if (start, stop) not in self._widest:
-            both = [self.cut_bytes(layer) + self.cut_bytes(layer + 1) for layer in range(start, stop)]
+            both = [
+                self.cut_bytes(layer) + self.cut_bytes(layer + 1) for layer in range(start, stop)
+            ]
             self._widest[start, stop] = max(both)
         return self._widest[start, stop]
 
     def second_gradient_bytes(self, start: int, stop: int, *, first: bool) -> int:
-        """The most that a backward of layers [start, stop) takes for gradients of parameters that have one already, on
-        the `first` micro-batch or a later one.
+        """The most that a backward of layers [start, stop) takes for gradients of parameters that
+        have one already, on the `first` micro-batch or a later one.
 
         Parameters
         ----------
@@ -155,20 +167,29 @@ class CostTable:
         return max(both[not first] for both in self._seconds[start:stop])
 
     def crossing_bytes(self, start: int, stop: int) -> tuple[int, int]:
-        """The most bytes per row that layers [start, stop) take from earlier ones, and that they give: to every layer
-        that takes it once, home included.
+        """The most bytes per row that layers [start, stop) take from earlier ones, and that they
+        give: to every layer that takes it once, home included.
         """
         if (start, stop) not in self._crossing:
             layers, last = self.problem.layers, stop == len(self.problem.layers)
             if self.branches:
                 earlier = [edge for layer in layers[:start] for edge in layer.edges]
-                taken = sum(e.output_bytes for e in earlier if any(start <= to < stop for to in e.to))
+                taken = sum(
+                    e.output_bytes for e in earlier if any(start <= to < stop for to in e.to)
+                )
                 edges = [edge for layer in layers[start:stop] for edge in layer.edges]
                 given = sum(e.output_bytes * sum(to >= stop for to in e.to) for e in edges)
             else:
-                taken, given = (layers[start - 1].output_bytes if start else 0), layers[stop - 1].output_bytes
+                taken, given = (
+                    (layers[start - 1].output_bytes if start else 0),
+                    layers[stop - 1].output_bytes,
+                )
             if last:
-                given = LOSS_BYTES if isinstance(self.problem.workload, Training) else self.problem.result_bytes
+                given = (
+                    LOSS_BYTES
+                    if isinstance(self.problem.workload, Training)
+                    else self.problem.result_bytes
+                )
             self._crossing[start, stop] = taken, given
         return self._crossing[start, stop]
 
@@ -180,11 +201,17 @@ class CostTable:
         """Whether these layers take from a stage before that may wait for no gradient."""
         if not self.branches:
             return start > 0 and not self._learns[start - 1]
-        takers = {i: {to for edge in self.problem.layers[i].edges for to in edge.to} for i in range(start)}
-        return any(not self._learns[i] and any(start <= to < stop for to in takers[i]) for i in range(start))
+        takers = {
+            i: {to for edge in self.problem.layers[i].edges for to in edge.to} for i in range(start)
+        }
+        return any(
+            not self._learns[i] and any(start <= to < stop for to in takers[i])
+            for i in range(start)
+        )
 
     def adamw_s(self, device: str, start: int, stop: int) -> float | None:
-        """Seconds of one step of AdamW on the parameters of layers [start, stop), if the profile has all of them.
+        """Seconds of one step of AdamW on the parameters of layers [start, stop), if the profile
+        has all of them.
 
         Parameters
         ----------
@@ -195,7 +222,10 @@ class CostTable:
         """
         if device not in self._updates:
             layers = [layer.update_s for layer in self.problem.costs[device]]
-            self._updates[device] = _prefix(s or 0.0 for s in layers), _sums([s is None for s in layers])
+            self._updates[device] = (
+                _prefix(s or 0.0 for s in layers),
+                _sums([s is None for s in layers]),
+            )
         seconds, unknown = self._updates[device]
         return None if unknown[stop] > unknown[start] else seconds[stop] - seconds[start]
 
@@ -205,21 +235,33 @@ class CostTable:
             costs = self.problem.costs[device]
             training = isinstance(self.problem.workload, Training)
             forward = _prefix(interpolate(cost.rows, cost.forward_s, rows) for cost in costs)
-            backward = _prefix(_backward_s(device, cost, rows) for cost in costs) if training else (0.0,) * len(forward)
+            backward = (
+                _prefix(_backward_s(device, cost, rows) for cost in costs)
+                if training
+                else (0.0,) * len(forward)
+            )
             found = self._sums[device, rows] = forward, backward
         return found
 
 
 def _second_gradients(layer: Layer) -> tuple[int, int]:
-    """What there is beside the gradients of a layer's parameters in the first backward, and in later ones."""
-    widest = layer.parameter_bytes if layer.widest_parameter_bytes is None else layer.widest_parameter_bytes
+    """What there is beside the gradients of a layer's parameters in the first backward, and in
+    later ones.
+    """
+    widest = (
+        layer.parameter_bytes
+        if layer.widest_parameter_bytes is None
+        else layer.widest_parameter_bytes
+    )
     return layer.reused_bytes, layer.reused_bytes + widest
 
 
 def _backward_s(device: str, cost: LayerCost, rows: int) -> float:
     if not cost.backward_s:
         raise UserError(
-            "its profile has no backward times.", device=device, next_step="Profile this model for training."
+            "its profile has no backward times.",
+            device=device,
+            next_step="Profile this model for training.",
         )
     return interpolate(cost.rows, cost.backward_s, rows)
 
@@ -232,7 +274,7 @@ def _sums(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(values, initial=0))
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def optimizer_copies(problem: Problem) -> int:
@@ -241,9 +283,11 @@ def optimizer_copies(problem: Problem) -> int:
 
 
 def static_bytes(table: CostTable, start: int, stop: int) -> int:
-    """Bytes that stand as long as the plan does: weights and buffers, and for training gradients and optimizer state.
+    """Bytes that stand as long as the plan does: weights and buffers, and for training gradients
+    and optimizer state.
 
-    Asteroid, eq. (3), the terms of the model and of the optimizer; and what a worker takes beside its tensors.
+    Asteroid, eq. (3), the terms of the model and of the optimizer; and what a worker takes beside
+    its tensors.
 
     Parameters
     ----------
@@ -257,13 +301,16 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
 
 
 def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
-    """What stands on a device that has all these ranges of layers: its worker counts once, and with some of them."""
+    """What stands on a device that has all these ranges of layers: its worker counts once, and with
+    some of them.
+    """
     held = [static_bytes(table, start, stop) - table.floor_bytes for start, stop in ranges]
     return sum(held) + table.floor_bytes if held else 0
 
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
-    """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input and output.
+    """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input
+    and output.
 
     Parameters
     ----------
@@ -282,16 +329,22 @@ def budget_bytes(problem: Problem, device: Device) -> int:
     return min(device.memory_bytes, problem.qoe.memory_bytes.get(device.name, device.memory_bytes))
 
 
-# --- transfers --------------------------------------------------------------------------------------------------------
+# --- transfers ------------------------------------------------------------------------------------
 
 
 def cut_s(
-    network: Network, row_bytes: int, left: Sequence[str], left_shares: Sequence[int], right: Sequence[str],
+    network: Network,
+    row_bytes: int,
+    left: Sequence[str],
+    left_shares: Sequence[int],
+    right: Sequence[str],
     right_shares: Sequence[int],
-) -> float:  # fmt: skip
-    """Seconds to pass one micro-batch over a cut, `row_bytes` per row, every device sending one transfer at a time.
+) -> float:
+    """Seconds to pass one micro-batch over a cut, `row_bytes` per row, every device sending one
+    transfer at a time.
 
-    The busiest sender or receiver decides; other traffic is left out (Asteroid assumes device-to-device links).
+    The busiest sender or receiver decides; other traffic is left out (Asteroid assumes
+    device-to-device links).
 
     Parameters
     ----------
@@ -310,14 +363,17 @@ def cut_s(
     for piece in overlaps(left_shares, right_shares):
         a, b = left[piece.left], right[piece.right]
         if a != b:
-            seconds = (piece.stop - piece.start) * row_bytes / network.bandwidth(a, b) + network.latency(a, b)
+            seconds = (piece.stop - piece.start) * row_bytes / network.bandwidth(
+                a, b
+            ) + network.latency(a, b)
             sending[a] += seconds
             receiving[b] += seconds
     return max(*sending.values(), *receiving.values())
 
 
 def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float:
-    """T_a = 2 (n - 1) / n * bytes / the slowest link of the ring, and 2 (n - 1) latencies (Asteroid, below eq. (5)).
+    """T_a = 2 (n - 1) / n * bytes / the slowest link of the ring, and 2 (n - 1) latencies
+    (Asteroid, below eq. (5)).
 
     Parameters
     ----------
@@ -338,10 +394,11 @@ def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float
 
 
 def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
-    """Seconds of one optimizer step: AdamW's as profiled, others in proportion to the bytes that they read and write.
+    """Seconds of one optimizer step: AdamW's as profiled, others in proportion to the bytes that
+    they read and write.
 
-    Where AdamW was not profiled, bytes pass as fast as in a sum: measured on an x86 core, steps of SGD, momentum and
-    AdamW on 4 to 192 MiB pass 0.8 to 1.5 times as many.
+    Where AdamW was not profiled, bytes pass as fast as in a sum: measured on an x86 core, steps of
+    SGD, momentum and AdamW on 4 to 192 MiB pass 0.8 to 1.5 times as many.
 
     Parameters
     ----------
@@ -356,7 +413,9 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
     adamw_s = table.adamw_s(device.name, start, stop)
     if adamw_s is not None:
         return device.overhead_s + adamw_s * passes / UPDATE_PASSES[ADAMW]
-    return device.overhead_s + passes * table.parameter_bytes(start, stop) / (ADD_PASSES * device.copy_bytes_per_s)
+    return device.overhead_s + passes * table.parameter_bytes(start, stop) / (
+        ADD_PASSES * device.copy_bytes_per_s
+    )
 
 
 def copy_s(device: Device, nbytes: int) -> float:
@@ -364,11 +423,13 @@ def copy_s(device: Device, nbytes: int) -> float:
     return device.overhead_s + nbytes / device.copy_bytes_per_s
 
 
-# --- energy -----------------------------------------------------------------------------------------------------------
+# --- energy ---------------------------------------------------------------------------------------
 
 
 def energy_j(device: Device, elapsed_s: float, busy_s: float, radio_s: float) -> float | None:
-    """Joules in `elapsed_s`: idle all the time, computing `busy_s` of it, radio on `radio_s`; None: power unknown.
+    """Joules in `elapsed_s`: idle all the time, computing `busy_s` of it, radio on `radio_s`.
+
+    None: power unknown.
 
     A radio of unknown power counts as part of idle power.
 
@@ -387,4 +448,8 @@ def energy_j(device: Device, elapsed_s: float, busy_s: float, radio_s: float) ->
     """
     if device.idle_w is None or device.busy_w is None:
         return None
-    return device.idle_w * elapsed_s + (device.busy_w - device.idle_w) * busy_s + (device.radio_w or 0.0) * radio_s
+    return (
+        device.idle_w * elapsed_s
+        + (device.busy_w - device.idle_w) * busy_s
+        + (device.radio_w or 0.0) * radio_s
+    )

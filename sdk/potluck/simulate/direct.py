@@ -1,4 +1,5 @@
-"""Time, energy and memory of a plan straight from its layout: what `simulate` says of its programs, many times faster.
+"""Time, energy and memory of a plan straight from its layout: what `simulate` says of its programs,
+many times faster.
 
 Layouts and their task graphs are kept per shape; a plan then only fills in what its tasks cost.
 """
@@ -34,7 +35,10 @@ MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 
 @dataclass(slots=True)
 class _Graph:
-    """A layout as the engine takes it, for one or several steps; `tasks[step]` is the number of its first task."""
+    """A layout as the engine takes it, for one or several steps.
+
+    `tasks[step]` is the number of its first task.
+    """
 
     layout: StepLayout
     graph: TaskGraph
@@ -43,12 +47,16 @@ class _Graph:
 
 
 def in_flight(plan: Plan) -> int:
-    """Requests of a stream that are under way at once: enough to keep every stage and every link busy."""
+    """Requests of a stream that are under way at once: enough to keep every stage and every link
+    busy.
+    """
     return 2 * len(plan.stages)
 
 
 class Outcome:
-    """What one step (or request of a stream) of a plan would take; energy and memory are worked out when asked for.
+    """What one step (or request of a stream) of a plan would take.
+
+    Energy and memory are worked out when asked for.
 
     Parameters
     ----------
@@ -65,9 +73,20 @@ class Outcome:
     """
 
     def __init__(
-        self, direct: "Direct", plan: Plan, laid: _Graph, items: list[tuple[float, int]], times: Times
+        self,
+        direct: "Direct",
+        plan: Plan,
+        laid: _Graph,
+        items: list[tuple[float, int]],
+        times: Times,
     ) -> None:
-        self._direct, self._plan, self._laid, self._items, self._times = direct, plan, laid, items, times
+        self._direct, self._plan, self._laid, self._items, self._times = (
+            direct,
+            plan,
+            laid,
+            items,
+            times,
+        )
         self._n_steps, self.n_tasks = len(laid.first), len(times.stop_s)
         self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
 
@@ -80,7 +99,8 @@ class Outcome:
             max(
                 (times.free_s if to_home[i] else times.stop_s)[first + i]
                 for i in range(len(to_home))
-                if not moves[i] or times.stop_s[first + i] > times.start_s[first + i]  # else home is where it was made
+                # else home is where it was made
+                if not moves[i] or times.stop_s[first + i] > times.start_s[first + i]
             )
             for first in self._laid.first
         ]
@@ -88,7 +108,9 @@ class Outcome:
         for first in self._laid.first:
             for i, number in enumerate(layout.item):
                 if layout.items[number].kind != SEND:
-                    busy[layout.items[number].slot] += times.stop_s[first + i] - times.start_s[first + i]
+                    busy[layout.items[number].slot] += (
+                        times.stop_s[first + i] - times.start_s[first + i]
+                    )
         return max(middle_s(ends, in_flight(self._plan)), max(busy) / self._n_steps)
 
     def device_energy_j(self) -> dict[str, float]:
@@ -107,7 +129,9 @@ class Outcome:
                     radio[item.to].append((start + stop - free, stop))
         stop_s, found = max(times.stop_s, default=0.0), {}
         for slot, name in enumerate(names):
-            joules = cost.energy_j(self._direct.problem.device(name), stop_s, busy[slot], union_s(radio[slot]))
+            joules = cost.energy_j(
+                self._direct.problem.device(name), stop_s, busy[slot], union_s(radio[slot])
+            )
             if joules is not None:
                 found[name] = joules / self._n_steps
         return found
@@ -128,13 +152,21 @@ class Outcome:
                 changes[slot] += ((times.start_s[first + made], nbytes), (gone, -nbytes))
             for number, forward, backward in layout.kept:
                 slot, since = layout.items[number].slot, times.start_s[first + forward]
-                changes[slot] += ((since, working[number]), (times.stop_s[first + forward], -working[number]))
+                changes[slot] += (
+                    (since, working[number]),
+                    (times.stop_s[first + forward], -working[number]),
+                )
                 if backward >= 0:
                     again, stop = times.start_s[first + backward], times.stop_s[first + backward]
                     stage = plan.stages[layout.items[number].stage]
-                    beside = table.second_gradient_bytes(stage.start, stage.stop, first=number not in learned)
+                    beside = table.second_gradient_bytes(
+                        stage.start, stage.stop, first=number not in learned
+                    )
                     learned.add(number)
-                    changes[slot] += ((again, working[number] + beside), (stop, -working[number] - beside))
+                    changes[slot] += (
+                        (again, working[number] + beside),
+                        (stop, -working[number] - beside),
+                    )
                     changes[slot] += ((since, kept[number]), (stop, -kept[number]))
         peaks = {}
         for name, events in zip(plan.devices, changes, strict=True):
@@ -171,7 +203,9 @@ class Direct:
         self._paths = TaskGraph(capacity=self.capacity, cores=self._cores, chunk_bytes=CHUNK_BYTES)
         self._routes: dict[tuple[str, str], int] = {}
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
-        self._cuts: dict[tuple[int, ...], tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]] = {}
+        self._cuts: dict[
+            tuple[int, ...], tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]
+        ] = {}
 
     @property
     def n_layouts(self) -> int:
@@ -179,12 +213,18 @@ class Direct:
         return len(self._graphs)
 
     def run(self, plan: Plan) -> Outcome:
-        """Simulate one step of `plan`, or some requests in flight when they stream; the plan must suit the problem."""
+        """Simulate one step of `plan`, or some requests in flight when they stream.
+
+        The plan must suit the problem.
+        """
         laid, items = self._filled(plan)
         return Outcome(self, plan, laid, items, run(laid.graph))
 
     def graph(self, plan: Plan) -> TaskGraph:
-        """The tasks of `plan` for the engine; the same object is filled anew for the next plan of this shape."""
+        """The tasks of `plan` for the engine.
+
+        The same object is filled anew for the next plan of this shape.
+        """
         return self._filled(plan)[0].graph
 
     def _filled(self, plan: Plan) -> tuple[_Graph, list[tuple[float, int]]]:
@@ -195,7 +235,9 @@ class Direct:
         graph, layout = laid.graph, laid.layout
         names = (*plan.devices, HOME)
         places = ((2 * slot, self.devices[name]) for slot, name in enumerate(plan.devices))
-        graph.lane_host = {lane: self._hosts[device.host] for lane, device in places if device.host_cores}
+        graph.lane_host = {
+            lane: self._hosts[device.host] for lane, device in places if device.host_cores
+        }
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)
@@ -232,13 +274,20 @@ class Direct:
             n_micro_batches=plan.n_micro_batches,
             training=plan.training,
             handed=tuple(
-                tuple(Handed(b.to, b.gradient_bytes > 0, b.output_bytes > b.gradient_bytes) for b in given)
+                tuple(
+                    Handed(b.to, b.gradient_bytes > 0, b.output_bytes > b.gradient_bytes)
+                    for b in given
+                )
                 for given in handed
             ),
             learns=learns if plan.training else (False,) * len(plan.stages),
-            fed=tuple(flows.feed_bytes(self.problem, stage.start, stage.stop) > 0 for stage in plan.stages),
+            fed=tuple(
+                flows.feed_bytes(self.problem, stage.start, stage.stop) > 0 for stage in plan.stages
+            ),
             has_target=plan.training and self.problem.target_bytes > 0,
-            n_elements=tuple(min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)),
+            n_elements=tuple(
+                min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)
+            ),
         )
 
     def _handed(self, plan: Plan) -> tuple[tuple[flows.OutputGroup, ...], ...]:
@@ -247,7 +296,9 @@ class Direct:
     def _learning(self, plan: Plan) -> tuple[bool, ...]:
         return self._flows(plan)[1]
 
-    def _flows(self, plan: Plan) -> tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]:
+    def _flows(
+        self, plan: Plan
+    ) -> tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]:
         """What each stage hands on, and whether a gradient comes back to it."""
         key = tuple(stage.start for stage in plan.stages)
         if key not in self._cuts:
@@ -270,7 +321,9 @@ class Direct:
         return self._graphs[key]
 
     def _priced(self, plan: Plan, item: Item) -> tuple[float, int]:
-        """Seconds (bytes for a transfer) of an item, and the bytes of the value that goes with it."""
+        """Seconds (bytes for a transfer) of an item, and the bytes of the value that goes with
+        it.
+        """
         stage, table = plan.stages[item.stage], self.table
         if item.kind == SEND or item.kind == COPY:
             nbytes = self._nbytes(plan, item)
@@ -302,7 +355,10 @@ class Direct:
 
 
 def _graph(layout: StepLayout, n_steps: int, in_flight: int, paths: TaskGraph) -> _Graph:
-    """`n_steps` times the layout, at most `in_flight` at once; several are each between a task of begin and of end."""
+    """`n_steps` times the layout, at most `in_flight` at once.
+
+    Several are each between a task of begin and of end.
+    """
     graph, n_tasks = paths.on_same_paths(), len(layout.item)
     idle, first, ends = 2 * layout.home, [], list[int]()
     lanes = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
@@ -311,14 +367,18 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, paths: TaskGraph) -
         since = step * HOME_PRIORITY
         if n_steps > 1:
             begin = graph.add(
-                idle, 0.0, after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else ()
+                idle,
+                0.0,
+                after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else (),
             )
         first.append(len(graph.lane))
         for lane, priority, waits in zip(lanes, layout.priority, layout.waits, strict=True):
             after = [first[-1] + task for task in waits]
             if n_steps > 1 and not waits:
                 after = [begin]
-            graph.add(lane, 0.0, after=after, priority=priority + (since if lane == idle + 1 else 0))
+            graph.add(
+                lane, 0.0, after=after, priority=priority + (since if lane == idle + 1 else 0)
+            )
         if n_steps > 1:
             ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
     return _Graph(layout, graph, first, [n_tasks] * n_steps)

@@ -1,4 +1,6 @@
-"""How long each instruction of a program takes on its device, and which devices are in each other's way."""
+"""How long each instruction of a program takes on its device, and which devices are in each other's
+way.
+"""
 
 from potluck.records import Device, Problem
 from potluck.schedule.program_builder import Annotation
@@ -6,7 +8,9 @@ from potluck.simulate import cost
 from potluck_wire.program import Instruction
 
 
-def instruction_s(table: cost.CostTable, device: Device, item: Instruction, note: Annotation) -> float:
+def instruction_s(
+    table: cost.CostTable, device: Device, item: Instruction, note: Annotation
+) -> float:
     """Seconds in the compute lane. Profiled times for run and backward, copying speed for the rest.
 
     Parameters

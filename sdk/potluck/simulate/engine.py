@@ -1,10 +1,12 @@
-"""The discrete-event engine: tasks on lanes, some of them flows over shared media or processors, under virtual time.
+"""The discrete-event engine: tasks on lanes, some of them flows over shared media or processors,
+under virtual time.
 
-It knows integers only, so that planners can call it without building programs. Deterministic: ties go to the task
-added first. Flows over the same media always have the same rate, so they are kept together: a class of flows has one
-clock that counts the bytes each of them has got, and a heap of the readings at which they end. The rates of all classes
-depend only on how many flows each has, so every such state is worked out once. A home with a cable for each of many
-devices has too many: there it is done once for every island of classes that share media.
+It knows integers only, so that planners can call it without building programs. Deterministic: ties
+go to the task added first. Flows over the same media always have the same rate, so they are kept
+together: a class of flows has one clock that counts the bytes each of them has got, and a heap of
+the readings at which they end. The rates of all classes depend only on how many flows each has, so
+every such state is worked out once. A home with a cable for each of many devices has too many:
+there it is done once for every island of classes that share media.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -25,12 +27,14 @@ FEW = 64  # classes of flows of which every state is kept whole; of more, the ra
 class TaskGraph:
     """Tasks 0, 1, 2 ... in parallel lists.
 
-    A lane does one task at a time; of those ready the smallest `priority` goes first and then keeps the lane. `work` is
-    seconds, or bytes for a transfer: a flow over the media of its `route`, which is done one latency after its last
-    byte has left. One of more than `chunk_bytes` gives way to a more urgent one of its lane, and goes on later.
+    A lane does one task at a time; of those ready the smallest `priority` goes first and then keeps
+    the lane. `work` is seconds, or bytes for a transfer: a flow over the media of its `route`,
+    which is done one latency after its last byte has left. One of more than `chunk_bytes` gives way
+    to a more urgent one of its lane, and goes on later.
 
-    Lanes and routes may belong to a host, whose processor all that happens there shares: of n tasks at once each runs
-    at min(1, cores / n) of its speed. What a route inside a host carries, and its latency, is work of that processor.
+    Lanes and routes may belong to a host, whose processor all that happens there shares: of n tasks
+    at once each runs at min(1, cores / n) of its speed. What a route inside a host carries, and its
+    latency, is work of that processor.
     """
 
     capacity: list[float] = field(default_factory=list)  # per medium, bytes per second
@@ -39,7 +43,8 @@ class TaskGraph:
     routes: list[Route] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)  # per route
     route_host: list[int] = field(default_factory=list)  # per route; -1: between hosts
-    lane_host: dict[int, int] = field(default_factory=dict)  # of the computing lanes that share a host
+    # of the computing lanes that share a host
+    lane_host: dict[int, int] = field(default_factory=dict)
     lane: list[int] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
@@ -49,7 +54,9 @@ class TaskGraph:
     rates: dict[Hashable, dict[int, float]] = field(default_factory=dict)  # kept by `Flows`
 
     def on_same_paths(self) -> "TaskGraph":
-        """A graph without tasks on these media and routes, for which what is known of their rates holds too."""
+        """A graph without tasks on these media and routes, for which what is known of their rates
+        holds too.
+        """
         return replace(self, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
 
     def add_route(self, route: Route, latency_s: float = 0.0, host: int = -1) -> int:
@@ -69,7 +76,15 @@ class TaskGraph:
         self.route_host.append(host)
         return len(self.routes) - 1
 
-    def add(self, lane: int, work: float, *, after: Iterable[int] = (), priority: int = 0, route: int = COMPUTE) -> int:
+    def add(
+        self,
+        lane: int,
+        work: float,
+        *,
+        after: Iterable[int] = (),
+        priority: int = 0,
+        route: int = COMPUTE,
+    ) -> int:
         """A task; returns its number.
 
         Parameters
@@ -104,7 +119,9 @@ class TaskGraph:
 
 @dataclass(slots=True)
 class Times:
-    """Per task: when it started, when it gave its lane free, when it was done (for a transfer, a latency later)."""
+    """Per task: when it started, when it gave its lane free, when it was done (for a transfer, a
+    latency later).
+    """
 
     start_s: list[float]
     free_s: list[float]
@@ -117,7 +134,8 @@ class SimulationState:
     def __init__(self, graph: TaskGraph) -> None:
         n_tasks = len(graph.lane)
         self.start_s, self.free_s, self.stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
-        self.ends: list[tuple[float, int]] = []  # a heap of (time, task, or -1 - task when its lane is already free)
+        # a heap of (time, task, or -1 - task when its lane is already free)
+        self.ends: list[tuple[float, int]] = []
         self._n_waits, self._followers = graph.n_waits.copy(), graph.followers
 
     def first(self) -> list[int]:
@@ -154,21 +172,29 @@ class SimulationState:
         left = [task for task, since in enumerate(self.start_s) if since < 0]
         if left:
             n = len(self.start_s)
-            raise PlanError(f"{len(left)} of {n} tasks wait for each other for ever, task {left[0]} among them.")
+            raise PlanError(
+                f"{len(left)} of {n} tasks wait for each other for ever, task {left[0]} among them."
+            )
         return Times(self.start_s, self.free_s, self.stop_s)
 
 
 def run(graph: TaskGraph) -> Times:
     """Carry out all tasks; `PlanError` when some wait for each other for ever."""
     n_tasks, lane_of, work, route_of = len(graph.lane), graph.lane, graph.work, graph.route
-    rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]  # rank % n_tasks is the task
+    # rank % n_tasks is the task
+    rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
     # gives way to nobody
     is_whole = [r == COMPUTE or w <= graph.chunk_bytes for r, w in zip(route_of, work, strict=True)]
     n_lanes = max(lane_of, default=-1) + 1
     ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
     doing = [-1] * n_lanes  # the task that has the lane
     course, flows, flow_end_s, now_s = SimulationState(graph), Flows(graph), inf, 0.0
-    class_of, class_of_lane, latency_s, ends = flows.class_of, flows.class_of_lane, graph.latency_s, course.ends
+    class_of, class_of_lane, latency_s, ends = (
+        flows.class_of,
+        flows.class_of_lane,
+        graph.latency_s,
+        course.ends,
+    )
     stop, came, touched = course.stop, course.first(), list[int]()
     while True:
         for task in came:
@@ -224,7 +250,9 @@ def run(graph: TaskGraph) -> Times:
 
 
 class Flows:
-    """The flows under way, by class of equal media or of one host; all is brought up to date when the set changes.
+    """The flows under way, by class of equal media or of one host.
+
+    All is brought up to date when the set changes.
 
     Flow n_tasks + t is the latency of transfer t, where that is work of a processor.
     """
@@ -233,13 +261,16 @@ class Flows:
         self.capacity, self.cores = graph.capacity, graph.cores
         self.media = list(dict.fromkeys(route for route in graph.routes if route))
         n_hosts, hosts = len(self.cores), graph.route_host
-        numbers = {route: n_hosts + i for i, route in enumerate(self.media)}  # of hosts first: their number is fixed
+        # of hosts first: their number is fixed
+        numbers = {route: n_hosts + i for i, route in enumerate(self.media)}
         # per route; -1: over no medium
         self.class_of = [
-            host if host >= 0 else numbers.get(route, -1) for route, host in zip(graph.routes, hosts, strict=True)
+            host if host >= 0 else numbers.get(route, -1)
+            for route, host in zip(graph.routes, hosts, strict=True)
         ]
         self.class_of_lane = graph.lane_host
-        self.marks: dict[int, float] = {}  # flow -> the reading of its class's clock at which it ends
+        # flow -> the reading of its class's clock at which it ends
+        self.marks: dict[int, float] = {}
         self.changed = False
         self._left = graph.work.copy()  # bytes of a flow that was paused; seconds of a processor
         if any(host >= 0 for host in hosts):
@@ -255,8 +286,13 @@ class Flows:
         self._islands = self._apart() if len(self._clock) > FEW else None
 
     def _count_seconds(self, graph: TaskGraph) -> None:
-        """Transfers inside a host as work of its processor: seconds at the rate of the path, then those of latency."""
-        per_byte = [max((times / graph.capacity[m] for m, times in route), default=0.0) for route in graph.routes]
+        """Transfers inside a host as work of its processor: seconds at the rate of the path, then
+        those of latency.
+        """
+        per_byte = [
+            max((times / graph.capacity[m] for m, times in route), default=0.0)
+            for route in graph.routes
+        ]
         tails = [0.0] * len(graph.work)
         for task, route in enumerate(graph.route):
             if route != COMPUTE and graph.route_host[route] >= 0:
@@ -325,9 +361,14 @@ class Flows:
         n_hosts = len(self.cores)
         routes = {
             number: tuple((medium, times * n) for medium, times in self.media[number - n_hosts])
-            for number, n in counts.items() if number >= n_hosts
-        }  # fmt: skip
-        on_hosts = {number: processor_rate(self.cores[number], n) for number, n in counts.items() if number < n_hosts}
+            for number, n in counts.items()
+            if number >= n_hosts
+        }
+        on_hosts = {
+            number: processor_rate(self.cores[number], n)
+            for number, n in counts.items()
+            if number < n_hosts
+        }
         return max_min_rates(routes, self.capacity) | on_hosts
 
     def take_ended(self, now_s: float) -> list[int]:

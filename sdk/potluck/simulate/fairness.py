@@ -1,4 +1,5 @@
-"""How flows share media: max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2).
+"""How flows share media: max-min fairness by progressive filling (Bertsekas and Gallager, Data
+Networks, 6.5.2).
 
 And how tasks share a processor: the same, each bounded by one core.
 """
@@ -9,9 +10,12 @@ Route = tuple[tuple[int, int], ...]  # (medium, how often it is crossed)
 
 
 def max_min_rates(flows: Mapping[int, Route], capacity: Sequence[float]) -> dict[int, float]:
-    """Bytes per second of each flow: all rates rise together; a flow stops when one of its media is full.
+    """Bytes per second of each flow: all rates rise together.
 
-    Per medium, the sum of rate times crossings is at most its capacity. A flow over no medium is infinitely fast.
+    A flow stops when one of its media is full.
+
+    Per medium, the sum of rate times crossings is at most its capacity. A flow over no medium is
+    infinitely fast.
 
     >>> max_min_rates({0: ((0, 1),), 1: ((0, 1), (1, 1)), 2: ((1, 1),)}, [10.0, 4.0])
     {1: 2.0, 2: 2.0, 0: 8.0}

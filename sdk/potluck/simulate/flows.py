@@ -1,4 +1,5 @@
-"""Which stage hands how many bytes to which, and what home feeds it: read off the layers and their edges. Pure.
+"""Which stage hands how many bytes to which, and what home feeds it: read off the layers and their
+edges. Pure.
 
 Tensors that go from one stage to the same other stages are one bundle.
 """
@@ -13,7 +14,9 @@ from potluck.schedule.stage_graph import Before
 
 
 class OutputGroup(NamedTuple):
-    """What a stage hands to the stages `to`, the same to each: bytes per row, and the part with a gradient."""
+    """What a stage hands to the stages `to`, the same to each: bytes per row, and the part with a
+    gradient.
+    """
 
     to: tuple[int, ...]
     output_bytes: int
@@ -21,7 +24,10 @@ class OutputGroup(NamedTuple):
 
 
 def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGroup, ...], ...]:
-    """Per stage what it hands on; nothing for the last. In a chain: all that is alive at the cut, to the next."""
+    """Per stage what it hands on; nothing for the last.
+
+    In a chain: all that is alive at the cut, to the next.
+    """
     return tuple(
         tuple(
             OutputGroup(tuple(p + 1 + q for q in to), outputs, gradients)
@@ -31,7 +37,9 @@ def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGrou
     )
 
 
-def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> tuple[OutputGroup, ...]:
+def handed(
+    problem: Problem, start: int, stop: int, behind: Sequence[Stage]
+) -> tuple[OutputGroup, ...]:
     """What a stage of layers [start, stop) hands to the stages `behind` it, by their number there.
 
     Parameters
@@ -53,13 +61,15 @@ def handed(problem: Problem, start: int, stop: int, behind: Sequence[Stage]) -> 
         to = tuple(sorted({bisect_right(stops, layer) for layer in edge.to if layer >= stop}))
         if to:
             _, outputs, gradients = found.get(to, OutputGroup(to, 0, 0))
-            found[to] = OutputGroup(to, outputs + edge.output_bytes, gradients + edge.gradient_bytes)
+            found[to] = OutputGroup(
+                to, outputs + edge.output_bytes, gradients + edge.gradient_bytes
+            )
     return tuple(found[to] for to in sorted(found))
 
 
 def chain_ends(problem: Problem) -> tuple[int, ...]:
-    """Where the model's chains begin and end, 0 and the number of layers included: a layer that does not simply go on
-    with what the one before hands to it alone begins one.
+    """Where the model's chains begin and end, 0 and the number of layers included: a layer that
+    does not simply go on with what the one before hands to it alone begins one.
     """
     n_layers, takers = len(problem.layers), [set[int]() for _ in problem.layers]
     givers = [set[int]() for _ in problem.layers]
@@ -76,23 +86,34 @@ def chain_ends(problem: Problem) -> tuple[int, ...]:
 def before(handed: Sequence[Sequence[OutputGroup]]) -> Before:
     """Per stage, the stages that hand something to it."""
     return tuple(
-        tuple(p for p, given in enumerate(handed) if any(q in b.to for b in given if b.output_bytes))
+        tuple(
+            p for p, given in enumerate(handed) if any(q in b.to for b in given if b.output_bytes)
+        )
         for q in range(len(handed))
     )
 
 
 def learning(handed: Sequence[Sequence[OutputGroup]]) -> tuple[bool, ...]:
-    """Whether a gradient comes back to each stage of a plan for training: from the last, through all in between."""
+    """Whether a gradient comes back to each stage of a plan for training: from the last, through
+    all in between.
+    """
     learns = [False] * (len(handed) - 1) + [True]
     for p in reversed(range(len(handed) - 1)):
-        learns[p] = any(learns[q] for bundle in handed[p] if bundle.gradient_bytes for q in bundle.to)
+        learns[p] = any(
+            learns[q] for bundle in handed[p] if bundle.gradient_bytes for q in bundle.to
+        )
     return tuple(learns)
 
 
 def learning_layers(problem: Problem) -> tuple[bool, ...]:
-    """Per layer, whether a gradient passes every cut behind it: then its backward is done in every plan."""
+    """Per layer, whether a gradient passes every cut behind it: then its backward is done in every
+    plan.
+    """
     if problem.branches:
-        alone = [Stage(start=i, stop=i + 1, devices=("any",), shares=(1,)) for i in range(len(problem.layers))]
+        alone = [
+            Stage(start=i, stop=i + 1, devices=("any",), shares=(1,))
+            for i in range(len(problem.layers))
+        ]
         return learning(bundles(problem, alone))
     passes = [layer.gradient_bytes > 0 for layer in problem.layers[:-1]] + [True]
     return tuple(accumulate(reversed(passes), lambda a, b: a and b))[::-1]

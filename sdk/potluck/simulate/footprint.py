@@ -1,8 +1,10 @@
-"""The closed form of memory: the most that a device can hold of a plan, however slow links and other devices are.
+"""The closed form of memory: the most that a device can hold of a plan, however slow links and
+other devices are.
 
-Never less than `simulate.memory` finds. Asteroid (Ye et al., MobiCom 2024) eq. (3): model + optimizer + K_p
-activations, where K_p is the schedule's real depth (`warm_up`). Beyond the paper: what one task works on, what waits on
-either side of a stage, the flat vectors of the all-reduce, and second gradients.
+Never less than `simulate.memory` finds. Asteroid (Ye et al., MobiCom 2024) eq. (3): model +
+optimizer + K_p activations, where K_p is the schedule's real depth (`warm_up`). Beyond the paper:
+what one task works on, what waits on either side of a stage, the flat vectors of the all-reduce,
+and second gradients.
 """
 
 from bisect import bisect_right
@@ -14,13 +16,22 @@ from potluck.simulate.cost import CostTable, static_bytes, working_bytes
 
 
 def memory_bytes(
-    table: CostTable, start: int, stop: int, rows: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1,
-    depth_before: int | None = None, in_flight: int = 1,
-) -> int:  # fmt: skip
-    """Peak bytes of a device that computes layers [start, stop) on `rows` rows of every micro-batch.
+    table: CostTable,
+    start: int,
+    stop: int,
+    rows: int,
+    *,
+    warm_up: int,
+    replicas: int = 1,
+    n_micro_batches: int = 1,
+    depth_before: int | None = None,
+    in_flight: int = 1,
+) -> int:
+    """Peak bytes of a device that computes layers [start, stop) on `rows` rows of every
+    micro-batch.
 
-    `depth_before`: the warm-up of the stage before; unless given `warm_up` and two more, as default depths differ.
-    `in_flight`: requests of a stream that are under way at once.
+    `depth_before`: the warm-up of the stage before; unless given `warm_up` and two more, as default
+    depths differ. `in_flight`: requests of a stream that are under way at once.
 
     Asteroid, eq. (3).
 
@@ -44,7 +55,9 @@ def memory_bytes(
         Requests of a stream at once.
     """
     depth_before = warm_up + 2 if depth_before is None else depth_before
-    return _needed_bytes(table, start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight)
+    return _needed_bytes(
+        table, start, stop, rows, warm_up, replicas, n_micro_batches, depth_before, in_flight
+    )
 
 
 @lru_cache(maxsize=1 << 16)  # a search asks for the same stages again and again
@@ -52,7 +65,9 @@ def _needed_bytes(table: CostTable, start: int, stop: int, *moving: int) -> int:
     return static_bytes(table, start, stop) + _moving_bytes(table, start, stop, *moving)
 
 
-def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, in_flight: int = 1) -> dict[str, int]:
+def plan_bytes(
+    table: CostTable, stages: Sequence[Stage], n_micro_batches: int, in_flight: int = 1
+) -> dict[str, int]:
     """`memory_bytes` of every device of a plan with these stages, of which it may have several.
 
     Parameters
@@ -71,15 +86,29 @@ def plan_bytes(table: CostTable, stages: Sequence[Stage], n_micro_batches: int, 
         before = max(depths[:p] if table.branches else depths[p - 1 : p], default=0)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             nbytes = memory_bytes(
-                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
-                n_micro_batches=n_micro_batches, depth_before=before, in_flight=in_flight,
-            )  # fmt: skip
+                table,
+                stage.start,
+                stage.stop,
+                rows,
+                warm_up=stage.warm_up,
+                replicas=len(stage.devices),
+                n_micro_batches=n_micro_batches,
+                depth_before=before,
+                in_flight=in_flight,
+            )
             needed[name] = needed[name] + nbytes - table.floor_bytes if name in needed else nbytes
     return needed
 
 
 def rows_that_fit(
-    table: CostTable, start: int, stop: int, budget: int, *, warm_up: int, replicas: int = 1, n_micro_batches: int = 1
+    table: CostTable,
+    start: int,
+    stop: int,
+    budget: int,
+    *,
+    warm_up: int,
+    replicas: int = 1,
+    n_micro_batches: int = 1,
 ) -> int:
     """The most rows of a micro-batch for which `memory_bytes` stays within `budget`.
 
@@ -99,16 +128,28 @@ def rows_that_fit(
         Of a step.
     """
     room = budget - static_bytes(table, start, stop)
-    working, reducing = _moving_parts(table, start, stop, warm_up, replicas, n_micro_batches, warm_up + 2)
+    working, reducing = _moving_parts(
+        table, start, stop, warm_up, replicas, n_micro_batches, warm_up + 2
+    )
     if room < max(working[0], reducing[0]):
         return 0
-    return min((room - fixed) // per_row if per_row else 1 << 60 for fixed, per_row in (working, reducing))
+    return min(
+        (room - fixed) // per_row if per_row else 1 << 60 for fixed, per_row in (working, reducing)
+    )
 
 
 def depth_that_fits(
-    table: CostTable, start: int, stop: int, rows: int, budget: int, *, replicas: int = 1, n_micro_batches: int = 1
+    table: CostTable,
+    start: int,
+    stop: int,
+    rows: int,
+    budget: int,
+    *,
+    replicas: int = 1,
+    n_micro_batches: int = 1,
 ) -> int:
-    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within `budget`; 0: not one.
+    """The most micro-batches kept at once (at most all) for which `memory_bytes` stays within
+    `budget`; 0: not one.
 
     Parameters
     ----------
@@ -138,22 +179,39 @@ def depth_that_fits(
 
 
 def _moving_bytes(
-    table: CostTable, start: int, stop: int, rows: int, warm_up: int, replicas: int, n_micro_batches: int,
-    depth_before: int, in_flight: int = 1,
-) -> int:  # fmt: skip
+    table: CostTable,
+    start: int,
+    stop: int,
+    rows: int,
+    warm_up: int,
+    replicas: int,
+    n_micro_batches: int,
+    depth_before: int,
+    in_flight: int = 1,
+) -> int:
     """What comes and goes in a step, at the most."""
-    parts = _moving_parts(table, start, stop, warm_up, replicas, n_micro_batches, depth_before, in_flight)
+    parts = _moving_parts(
+        table, start, stop, warm_up, replicas, n_micro_batches, depth_before, in_flight
+    )
     return max(fixed + rows * per_row for fixed, per_row in parts)
 
 
 def _moving_parts(
-    table: CostTable, start: int, stop: int, warm_up: int, replicas: int, n_micro_batches: int, depth_before: int,
+    table: CostTable,
+    start: int,
+    stop: int,
+    warm_up: int,
+    replicas: int,
+    n_micro_batches: int,
+    depth_before: int,
     in_flight: int = 1,
-) -> tuple[tuple[int, int], tuple[int, int]]:  # fmt: skip
-    """(bytes, bytes per row) while the device computes, and while it reduces gradients, when no activation is left.
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(bytes, bytes per row) while the device computes, and while it reduces gradients, when no
+    activation is left.
 
-    While it computes: what `warm_up` micro-batches keep for their backward, what one task works on, home's whole batch,
-    all that waits, a second gradient, and pieces that the replica before sends early.
+    While it computes: what `warm_up` micro-batches keep for their backward, what one task works on,
+    home's whole batch, all that waits, a second gradient, and pieces that the replica before sends
+    early.
     """
     training = isinstance(table.problem.workload, Training)
     waiting = _waiting_bytes(table, start, stop, warm_up, n_micro_batches, depth_before, in_flight)
@@ -168,18 +226,27 @@ def _moving_parts(
 
 
 def _waiting_bytes(
-    table: CostTable, start: int, stop: int, warm_up: int, n_micro_batches: int, depth_before: int, in_flight: int
+    table: CostTable,
+    start: int,
+    stop: int,
+    warm_up: int,
+    n_micro_batches: int,
+    depth_before: int,
+    in_flight: int,
 ) -> int:
     """Bytes per row of the most tensors that can wait on either side.
 
-    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the stage before keeps,
-    and to any of the step where there is no backward; one more of each while pieces are cut or joined. Of the last
-    stage every loss waits, and all of them as one value. Without training all micro-batches of all requests may wait.
+    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the
+    stage before keeps, and to any of the step where there is no backward; one more of each while
+    pieces are cut or joined. Of the last stage every loss waits, and all of them as one value.
+    Without training all micro-batches of all requests may wait.
     """
     taken, given = table.crossing_bytes(start, stop)
     if not isinstance(table.problem.workload, Training):
         return (n_micro_batches + 1) * (taken + given) * in_flight
-    before = n_micro_batches if table.follows_ahead(start, stop) else min(depth_before, n_micro_batches)
+    before = (
+        n_micro_batches if table.follows_ahead(start, stop) else min(depth_before, n_micro_batches)
+    )
     behind = n_micro_batches if table.runs_ahead(start, stop) else min(warm_up, n_micro_batches)
     if stop == len(table.problem.layers):
         behind = 2 * n_micro_batches
@@ -187,7 +254,8 @@ def _waiting_bytes(
 
 
 def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
-    """Bytes of the all-reduce: the flat vector and its pieces, those of other replicas, and one just added.
+    """Bytes of the all-reduce: the flat vector and its pieces, those of other replicas, and one
+    just added.
 
     Parameters
     ----------
@@ -200,7 +268,9 @@ def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> in
     """
     if replicas == 1 or not isinstance(table.problem.workload, Training):
         return 0
-    return 2 * _vector_bytes(table, start, stop) + replicas * _piece_bytes(table, start, stop, replicas)
+    return 2 * _vector_bytes(table, start, stop) + replicas * _piece_bytes(
+        table, start, stop, replicas
+    )
 
 
 def _piece_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:

@@ -1,7 +1,8 @@
 """The rates of many classes of flows, where most share no medium with most others.
 
-An island is a set of classes that share media, directly or through others: its rates do not depend on the rest. When
-the flows of a class come or go, only its island is looked at again; what was found for one is kept.
+An island is a set of classes that share media, directly or through others: its rates do not depend
+on the rest. When the flows of a class come or go, only its island is looked at again; what was
+found for one is kept.
 """
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
@@ -12,8 +13,8 @@ Rates = Mapping[int, float]
 class Islands:
     """The classes that have flows, and who shares media with whom.
 
-    `crossed`: the media of each class; `rates_of(counts)`: the rates of classes with so many flows; `known`: what it
-    has answered.
+    `crossed`: the media of each class; `rates_of(counts)`: the rates of classes with so many flows;
+    `known`: what it has answered.
 
     Parameters
     ----------
@@ -26,9 +27,11 @@ class Islands:
     """
 
     def __init__(
-        self, crossed: Sequence[tuple[int, ...]], rates_of: Callable[[Mapping[int, int]], dict[int, float]],
+        self,
+        crossed: Sequence[tuple[int, ...]],
+        rates_of: Callable[[Mapping[int, int]], dict[int, float]],
         known: MutableMapping[Hashable, dict[int, float]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._crossed, self._rates_of, self._known = crossed, rates_of, known
         self._users: dict[int, set[int]] = {}  # medium -> classes with flows over it
         self._rates: dict[int, float] = {}

@@ -1,10 +1,12 @@
-"""The tasks of one step of a plan, laid out straight from its shape: the order of 1F1B, cuts, all-reduce; no programs.
+"""The tasks of one step of a plan, laid out straight from its shape: the order of 1F1B, cuts,
+all-reduce; no programs.
 
-Planners simulate thousands of plans. Plans that differ only in layers, devices and sizes have the same tasks in the
-same order, so these are laid out once per shape. `schedule.programs` writes the same step as instructions; a test
-proves that both take the same time, energy and memory.
+Planners simulate thousands of plans. Plans that differ only in layers, devices and sizes have the
+same tasks in the same order, so these are laid out once per shape. `schedule.programs` writes the
+same step as instructions; a test proves that both take the same time, energy and memory.
 
-Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of equal cost share an `Item`.
+Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of equal cost share an
+`Item`.
 """
 
 from collections.abc import Sequence
@@ -15,12 +17,15 @@ from potluck.errors import PlanError
 from potluck.schedule.rows import overlaps
 from potluck.schedule.stage_graph import Before, behind, chain
 
-HOME_PRIORITY = 1 << 32  # home feeds an earlier step before a later one; devices go by priority, then by age
+# home feeds an earlier step before a later one; devices go by priority, then by age
+HOME_PRIORITY = 1 << 32
 RUN, BACKWARD, COPY, STEP, SEND = range(5)
 
 
 class Handed(NamedTuple):
-    """A bundle that goes to the stages `to`: whether it has a tensor with a gradient, and one without."""
+    """A bundle that goes to the stages `to`: whether it has a tensor with a gradient, and one
+    without.
+    """
 
     to: tuple[int, ...]
     smooth: bool
@@ -39,14 +44,18 @@ class Shape(NamedTuple):
     learns: tuple[bool, ...]  # per stage: whether a gradient comes back to it
     fed: tuple[bool, ...]  # per stage: whether home feeds it
     has_target: bool
-    n_elements: tuple[int, ...]  # per stage to update; where there are as many as replicas, no more are counted
+    # per stage to update; where there are as many as replicas, no more are counted
+    n_elements: tuple[int, ...]
 
 
 class Item(NamedTuple):
-    """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` that it makes; or ring piece `rows`.
+    """What a task does on `slot`: `rows` of stage `stage`, or of the `tensor` that it makes.
 
-    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y" with a gradient and
-    "z" without; "vector" the flat gradient of a replicated stage and "piece" one of its pieces.
+    Or ring piece `rows`.
+
+    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y"
+    with a gradient and "z" without; "vector" the flat gradient of a replicated stage and "piece"
+    one of its pieces.
     """
 
     kind: int
@@ -85,16 +94,18 @@ class StepLayout:
     priority: list[int] = field(default_factory=list)
     waits: list[tuple[int, ...]] = field(default_factory=list)
     values: list[LaidOutValue] = field(default_factory=list)
-    kept: list[tuple[int, int, int]] = field(default_factory=list)  # (item, run, backward or -1 for none)
+    # (item, run, backward or -1 for none)
+    kept: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 def turns(
     warm_up: Sequence[int], n_micro_batches: int, *, before: Before | None = None, training: bool
 ) -> list[tuple[int, int, int, int]]:
-    """Every action (turn, stage, kind, micro-batch) of 1F1B, or of inference, in the order of `schedule.validate`.
+    """Every action (turn, stage, kind, micro-batch) of 1F1B, or of inference, in the order of
+    `schedule.validate`.
 
-    An action's turn is one after those of what it waits for and of the one before it on its stage. `before`: the graph
-    of stages; a chain unless given.
+    An action's turn is one after those of what it waits for and of the one before it on its stage.
+    `before`: the graph of stages; a chain unless given.
 
     Parameters
     ----------
@@ -134,7 +145,9 @@ def turns(
                 done = [found.get((q, kind, m)) for q in needed[kind][p]]
                 if None in done:
                     break
-                last[p] = found[p, kind, m] = max([last[p], *(turn for turn in done if turn is not None)]) + 1
+                last[p] = found[p, kind, m] = (
+                    max([last[p], *(turn for turn in done if turn is not None)]) + 1
+                )
                 position[p] += 1
                 moved = True
     if any(position[p] < len(rows[p]) for p in range(n_stages)):
@@ -146,7 +159,10 @@ def turns(
 
 
 def lay_out(shape: Shape) -> StepLayout:
-    """The tasks of one step of a plan of this shape; those of one device are in the order of its program."""
+    """The tasks of one step of a plan of this shape.
+
+    Those of one device are in the order of its program.
+    """
     step = _Step(shape)
     for _, p, kind, m in step.order:
         for index in range(len(shape.slots[p])):
@@ -170,10 +186,16 @@ class _Step:
         self.home = 1 + max(max(slots) for slots in shape.slots)
         self.layout = StepLayout(self.home)
         before: Before = tuple(
-            tuple(p for p, given in enumerate(shape.handed) if any(q in b.to for b in given if b.smooth or b.rough))
+            tuple(
+                p
+                for p, given in enumerate(shape.handed)
+                if any(q in b.to for b in given if b.smooth or b.rough)
+            )
             for q in range(self.n_stages)
         )
-        self.order = turns(shape.warm_up, shape.n_micro_batches, before=before, training=shape.training)
+        self.order = turns(
+            shape.warm_up, shape.n_micro_batches, before=before, training=shape.training
+        )
         self.turn = {(p, kind, m): turn for turn, p, kind, m in self.order}
         self.n_turns = self.order[-1][0] + 1
         self.learns = shape.learns
@@ -181,19 +203,28 @@ class _Step:
         self._last: dict[int, int] = {}  # per slot: the computing task before
         self._runs: dict[tuple[int, int, int], int] = {}
         self._losses: dict[int, list[LaidOutValue]] = {}  # per slot of the last stage
-        self._pieces: dict[tuple[int, int, int, Tensor, int, int], list[tuple[int, LaidOutValue]]] = {}
-        joined = [pair for q, sources in enumerate(before) for p in sources for pair in ((p, q), (q, p))]
+        self._pieces: dict[
+            tuple[int, int, int, Tensor, int, int], list[tuple[int, LaidOutValue]]
+        ] = {}
+        joined = [
+            pair for q, sources in enumerate(before) for p in sources for pair in ((p, q), (q, p))
+        ]
         self._overlaps = {(p, q): overlaps(shape.shares[p], shape.shares[q]) for p, q in joined}
         # Per stage: the tensors that it makes and who takes each, and those that it takes.
         self._made = [
-            [(Tensor(p, k, name), bundle.to) for k, bundle in enumerate(given) for name in _names(bundle)]
+            [
+                (Tensor(p, k, name), bundle.to)
+                for k, bundle in enumerate(given)
+                for name in _names(bundle)
+            ]
             for p, given in enumerate(shape.handed)
         ]
         self._taken = [
-            [tensor for made in self._made for tensor, takers in made if q in takers] for q in range(self.n_stages)
+            [tensor for made in self._made for tensor, takers in made if q in takers]
+            for q in range(self.n_stages)
         ]
 
-    # --- tasks and values ---------------------------------------------------------------------------------------------
+    # --- tasks and values -------------------------------------------------------------------------
 
     def _number(self, item: Item) -> int:
         number = self._numbers.setdefault(item, len(self.layout.items))
@@ -225,7 +256,7 @@ class _Step:
     def _move(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         return self._value(item, self._task(item, inputs, priority), item.to)
 
-    # --- actions ------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def forward(self, p: int, m: int, index: int) -> None:
         """One micro-batch forward through stage p, on its device `index`."""
@@ -235,7 +266,9 @@ class _Step:
         for name, wanted in (("input", shape.fed[p]), ("target", shape.has_target and last)):
             if wanted:
                 inputs.append(self._move(Item(SEND, self.home, p, rows, name, slot), (), priority))
-        inputs += [self._gather(RUN, p, m, index, tensor, tensor.stage) for tensor in self._taken[p]]
+        inputs += [
+            self._gather(RUN, p, m, index, tensor, tensor.stage) for tensor in self._taken[p]
+        ]
         run = Item(RUN, slot, p, rows)
         task = self._task(run, inputs, priority)
         if self.learns[p]:
@@ -249,7 +282,9 @@ class _Step:
                     self._pass(p, taker, RUN, m, index, tensor, value)
             return
         if shape.training:
-            self._losses.setdefault(slot, []).append(self._value(Item(COPY, slot, p, 1, "loss"), task, slot))
+            self._losses.setdefault(slot, []).append(
+                self._value(Item(COPY, slot, p, 1, "loss"), task, slot)
+            )
         else:
             value = self._value(Item(COPY, slot, p, rows, "output"), task, slot)
             self._task(Item(SEND, slot, p, rows, "output", self.home), (value,), priority)
@@ -270,13 +305,21 @@ class _Step:
         for tensor, takers in self._made[p]:
             if tensor.name == "y":
                 parts = [
-                    self._gather(BACKWARD, p, m, index, tensor, q) for q in reversed(takers) if self.learns[q]
-                ]  # fmt: skip
+                    self._gather(BACKWARD, p, m, index, tensor, q)
+                    for q in reversed(takers)
+                    if self.learns[q]
+                ]
                 if len(parts) > 1:
-                    parts = [self._copy(self._copy_of(slot, tensor, rows), parts, self.turn[p, BACKWARD, m])]
+                    parts = [
+                        self._copy(
+                            self._copy_of(slot, tensor, rows), parts, self.turn[p, BACKWARD, m]
+                        )
+                    ]
                 inputs += parts
         task = self._task(Item(BACKWARD, slot, p, rows), inputs, self.turn[p, BACKWARD, m])
-        self.layout.kept.append((self._number(Item(RUN, slot, p, rows)), self._runs[p, m, index], task))
+        self.layout.kept.append(
+            (self._number(Item(RUN, slot, p, rows)), self._runs[p, m, index], task)
+        )
         back = [tensor for tensor in self._taken[p] if tensor.name == "y"]
         values = [self._value(self._copy_of(slot, tensor, rows), task, slot) for tensor in back]
         for tensor, value in zip(back, values, strict=True):
@@ -286,7 +329,9 @@ class _Step:
     def _copy_of(self, slot: int, tensor: Tensor, rows: int) -> Item:
         return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)
 
-    def _pass(self, p: int, q: int, kind: int, m: int, index: int, tensor: Tensor, value: LaidOutValue) -> None:
+    def _pass(
+        self, p: int, q: int, kind: int, m: int, index: int, tensor: Tensor, value: LaidOutValue
+    ) -> None:
         """Hand a value of stage p to the devices of stage q that need rows of it."""
         shape, slot, priority = self.shape, self.shape.slots[p][index], self.turn[q, kind, m]
         for piece in self._overlaps[p, q]:
@@ -298,21 +343,30 @@ class _Step:
             if peer != slot:
                 item = Item(SEND, slot, tensor.stage, rows, tensor.name, peer, tensor.bundle)
                 part = self._move(item, (part,), priority)
-            self._pieces.setdefault((kind, q, p, tensor, m, piece.right), []).append((piece.start, part))
+            self._pieces.setdefault((kind, q, p, tensor, m, piece.right), []).append(
+                (piece.start, part)
+            )
 
-    def _gather(self, kind: int, p: int, m: int, index: int, tensor: Tensor, source: int) -> LaidOutValue:
+    def _gather(
+        self, kind: int, p: int, m: int, index: int, tensor: Tensor, source: int
+    ) -> LaidOutValue:
         pieces = [
-            value for _, value in sorted(self._pieces[kind, p, source, tensor, m, index], key=lambda piece: piece[0])
+            value
+            for _, value in sorted(
+                self._pieces[kind, p, source, tensor, m, index], key=lambda piece: piece[0]
+            )
         ]
         if len(pieces) == 1:
             return pieces[0]
         item = self._copy_of(self.shape.slots[p][index], tensor, self.shape.shares[p][index])
         return self._copy(item, pieces, self.turn[p, kind, m])
 
-    # --- the end of a step --------------------------------------------------------------------------------------------
+    # --- the end of a step ------------------------------------------------------------------------
 
     def update(self, p: int) -> None:
-        """All-reduce gradients and statistics of stage p, as `schedule.reduce`, and take the optimizer's step."""
+        """All-reduce gradients and statistics of stage p, as `schedule.reduce`, and take the
+        optimizer's step.
+        """
         slots, priority = self.shape.slots[p], self.n_turns + 1
         n = len(slots)
         sums = self._reduced(p, priority) if n > 1 else [()] * n
@@ -333,17 +387,29 @@ class _Step:
             gathering = turn >= n - 1
             arriving = []
             for i, slot in enumerate(slots):
-                k, right = (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n, (i + 1) % n
+                k, right = (
+                    (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n,
+                    (i + 1) % n,
+                )
                 if k in full:
                     item = Item(SEND, slot, p, k, "piece", slots[right])
                     arriving.append((right, k, self._move(item, (held[i][k],), priority + turn)))
             for i, k, value in arriving:
                 own = Item(COPY, slots[i], p, k, "piece")
-                held[i][k] = value if gathering else self._copy(own, (held[i][k], value), priority + turn)
-        for vector, pieces in zip(vectors, looking, strict=True):  # it is there as long as any piece of it
+                held[i][k] = (
+                    value if gathering else self._copy(own, (held[i][k], value), priority + turn)
+                )
+        # it is there as long as any piece of it
+        for vector, pieces in zip(vectors, looking, strict=True):
             vector.uses.extend(use for piece in pieces for use in piece.uses)
         return [
-            (self._copy(Item(COPY, slot, p, 0, "vector"), [held[i][k] for k in sorted(full)], priority + 2 * n),)
+            (
+                self._copy(
+                    Item(COPY, slot, p, 0, "vector"),
+                    [held[i][k] for k in sorted(full)],
+                    priority + 2 * n,
+                ),
+            )
             for i, slot in enumerate(slots)
         ]
 

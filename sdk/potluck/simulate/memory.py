@@ -1,4 +1,6 @@
-"""Memory over time: when each value, kept activation and working set of a device is there, and the peak."""
+"""Memory over time: when each value, kept activation and working set of a device is there, and the
+peak.
+"""
 
 from collections.abc import Container, Mapping, Sequence
 
@@ -7,15 +9,21 @@ from potluck.simulate import cost
 from potluck.simulate.spans import Span
 from potluck_wire.program import Instruction
 
-_Key = tuple[str, str]  # of a forward and its backward: the segment, and what the program calls them
+# of a forward and its backward: the segment, and what the program calls them
+_Key = tuple[str, str]
 
 
-def peak_bytes(table: cost.CostTable, compiled: Compiled, device: str, spans: Sequence[Mapping[int, Span]]) -> int:
-    """The most bytes that `device` holds at once; `spans[step][instruction id]` is when each instruction took place.
+def peak_bytes(
+    table: cost.CostTable, compiled: Compiled, device: str, spans: Sequence[Mapping[int, Span]]
+) -> int:
+    """The most bytes that `device` holds at once.
 
-    A value is there from the start of what makes it to the end of its last use; what never is used goes at once. A
-    `run` keeps its activations until its `backward` has ended, where it has one, and a vector of gradients is there as
-    long as any piece of it, as pieces are no copies. A `backward` takes room for gradients of parameters that have one.
+    `spans[step][instruction id]` is when each instruction took place.
+
+    A value is there from the start of what makes it to the end of its last use; what never is used
+    goes at once. A `run` keeps its activations until its `backward` has ended, where it has one,
+    and a vector of gradients is there as long as any piece of it, as pieces are no copies. A
+    `backward` takes room for gradients of parameters that have one.
 
     Parameters
     ----------
@@ -28,7 +36,11 @@ def peak_bytes(table: cost.CostTable, compiled: Compiled, device: str, spans: Se
     spans
         Per step, when each instruction took place.
     """
-    program, notes, sizes = compiled.programs[device], compiled.notes[device], compiled.value_bytes[device]
+    program, notes, sizes = (
+        compiled.programs[device],
+        compiled.notes[device],
+        compiled.value_bytes[device],
+    )
     changes: list[tuple[float, int]] = []
     returning = {_key(item) for item in program.instructions if item.op == "backward"}
     for step in spans:
@@ -63,13 +75,21 @@ def peak_bytes(table: cost.CostTable, compiled: Compiled, device: str, spans: Se
 
 
 def _segment_memory(
-    table: cost.CostTable, item: Instruction, note: Annotation, start: float, stop: float,
-    returning: Container[_Key], kept: dict[_Key, tuple[float, int]], changes: list[tuple[float, int]],
-) -> None:  # fmt: skip
+    table: cost.CostTable,
+    item: Instruction,
+    note: Annotation,
+    start: float,
+    stop: float,
+    returning: Container[_Key],
+    kept: dict[_Key, tuple[float, int]],
+    changes: list[tuple[float, int]],
+) -> None:
     if item.op not in ("run", "backward"):
         return
     is_piece = note.seconds is not None
-    working = note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
+    working = (
+        note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
+    )
     changes += [(start, working), (stop, -working)]
     key = _key(item)
     if item.op == "run" and key in returning:
@@ -80,7 +100,12 @@ def _segment_memory(
 
 
 def _second_gradients(
-    table: cost.CostTable, item: Instruction, note: Annotation, start: float, stop: float, learned: set[str]
+    table: cost.CostTable,
+    item: Instruction,
+    note: Annotation,
+    start: float,
+    stop: float,
+    learned: set[str],
 ) -> list[tuple[float, int]]:
     if item.op != "backward":
         return []
@@ -94,8 +119,11 @@ def _key(item: Instruction) -> _Key:
     return item.attrs["segment"], item.attrs["key"]
 
 
-def _static_bytes(table: cost.CostTable, notes: Sequence[Annotation], instructions: Sequence[Instruction]) -> int:
+def _static_bytes(
+    table: cost.CostTable, notes: Sequence[Annotation], instructions: Sequence[Instruction]
+) -> int:
     """The segments that this program runs, each once."""
     runs = [notes[item.id] for item in instructions if item.op == "run"]
-    ranges = {(note.start, note.stop) for note in runs if note.seconds is None}  # pieces borrow their weights
+    # pieces borrow their weights
+    ranges = {(note.start, note.stop) for note in runs if note.seconds is None}
     return cost.resting_bytes(table, ranges)

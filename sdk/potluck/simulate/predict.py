@@ -12,7 +12,9 @@ IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one c
 
 
 def predict_steps(compiled: Compiled, problem: Problem, in_flight: int = 1) -> Trace:
-    """The trace of some steps of training, or of requests, so many of them at once; `step_s` as runs count it.
+    """The trace of some steps of training, or of requests, so many of them at once.
+
+    `step_s` as runs count it.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""Execute compiled programs under virtual time: the same instructions that the agents carry out, a Trace out.
+"""Execute compiled programs under virtual time: the same instructions that the agents carry out, a
+Trace out.
 
-One compute lane and one sending lane per device, and one sending lane for home. Where the network knows no path from or
-to home, inputs and results are already where they are needed.
+One compute lane and one sending lane per device, and one sending lane for home. Where the network
+knows no path from or to home, inputs and results are already where they are needed.
 """
 
 from collections.abc import Mapping
@@ -20,13 +21,20 @@ from potluck_wire.program import NETWORK, Instruction
 
 
 def simulate(
-    compiled: Compiled, problem: Problem, *, steps: int = 1, in_flight: int = 1, serial: bool = False
+    compiled: Compiled,
+    problem: Problem,
+    *,
+    steps: int = 1,
+    in_flight: int = 1,
+    serial: bool = False,
 ) -> Trace:
-    """What `steps` executions of the programs do, of which at most `in_flight` run at once (1: one after the other).
+    """What `steps` executions of the programs do, of which at most `in_flight` run at once (1: one
+    after the other).
 
-    `serial`: a device begins a step only when it has ended the one before, as training must; others may be ahead.
-    Events of all lanes, seconds per step, busy seconds, joules and peak bytes per device. Energy covers the devices
-    that take part and whose power is known, from the start to the end of the last step.
+    `serial`: a device begins a step only when it has ended the one before, as training must; others
+    may be ahead. Events of all lanes, seconds per step, busy seconds, joules and peak bytes per
+    device. Energy covers the devices that take part and whose power is known, from the start to the
+    end of the last step.
 
     Parameters
     ----------
@@ -45,7 +53,8 @@ def simulate(
 
 
 class Simulation:
-    """One simulation: the task graph of all steps, and the trace read off its times once they are wanted.
+    """One simulation: the task graph of all steps, and the trace read off its times once they are
+    wanted.
 
     Parameters
     ----------
@@ -64,9 +73,15 @@ class Simulation:
     """
 
     def __init__(
-        self, compiled: Compiled, problem: Problem, steps: int, in_flight: int,
-        table: cost.CostTable | None = None, *, serial: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        compiled: Compiled,
+        problem: Problem,
+        steps: int,
+        in_flight: int,
+        table: cost.CostTable | None = None,
+        *,
+        serial: bool = False,
+    ) -> None:
         self.compiled, self.problem, self.home = compiled, problem, compiled.home
         self.table = table or cost.CostTable(problem)
         self.devices = {name: problem.device(name) for name in compiled.programs}
@@ -79,12 +94,15 @@ class Simulation:
         self.hosts, self.graph.cores = shared_hosts(problem)
         lanes = ((name, lane) for name, lane in self.compute_lane.items() if name != self.home)
         places = ((lane, self.devices[name]) for name, lane in lanes)
-        self.graph.lane_host = {lane: self.hosts[device.host] for lane, device in places if device.host_cores}
+        self.graph.lane_host = {
+            lane: self.hosts[device.host] for lane, device in places if device.host_cores
+        }
         self.routes: dict[tuple[str, str], int] = {}
         self.has_home = any(self.home in pair for pair in problem.network.paths)
         # Per step: (device, instruction id) -> task; a `recv` is the task of its `send`.
         self.tasks: list[dict[tuple[str, int], int]] = []
-        self.marks: list[tuple[int, int]] = []  # per step: the tasks that stand for its start and its end
+        # per step: the tasks that stand for its start and its end
+        self.marks: list[tuple[int, int]] = []
         for step in range(steps):
             self._add_step(step, in_flight, serial)
 
@@ -93,23 +111,28 @@ class Simulation:
         """When each task takes place, media shared fairly."""
         return run(self.graph)
 
-    # --- the task graph -----------------------------------------------------------------------------------------------
+    # --- the task graph ---------------------------------------------------------------------------
 
     def _add_step(self, step: int, in_flight: int, serial: bool) -> None:
         graph, first = self.graph, step * HOME_PRIORITY
         idle = self.compute_lane[self.home]
         before = [self.marks[step - in_flight][1]] if step >= in_flight else []
         begin = origin = graph.add(idle, 0.0, after=before, priority=first)
-        in_turns = self.compiled.together and (serial or in_flight == 1 or not step)  # requests at once: the first
+        # requests at once: the first
+        in_turns = self.compiled.together and (serial or in_flight == 1 or not step)
         if step and in_turns:
             origin = graph.add(idle, 0.0, after=[begin, self.marks[-1][1]], priority=first)
         tasks: dict[tuple[str, int], int] = {}
-        arrivals: dict[tuple[str, str, str], int] = {}  # (from, to, name) -> the task that brings it
+        # (from, to, name) -> the task that brings it
+        arrivals: dict[tuple[str, str, str], int] = {}
         for feed in self.compiled.feeds:
             arrivals[self.home, feed.device, feed.value] = graph.add(
-                self.send_lane[self.home], feed.nbytes, after=[begin], priority=first + feed.priority,
+                self.send_lane[self.home],
+                feed.nbytes,
+                after=[begin],
+                priority=first + feed.priority,
                 route=self._route(self.home, feed.device),
-            )  # fmt: skip
+            )
         for device, program in self.compiled.programs.items():
             for item in program.instructions:
                 if item.op != "recv":
@@ -119,7 +142,11 @@ class Simulation:
                         arrivals[device, item.attrs["peer"], item.attrs["name"]] = task
         for device, program in self.compiled.programs.items():
             makers: dict[str, int] = {}
-            ended = sorted(t for (name, _), t in self.tasks[-1].items() if name == device) if serial and step else []
+            ended = (
+                sorted(t for (name, _), t in self.tasks[-1].items() if name == device)
+                if serial and step
+                else []
+            )
             for item in program.instructions:
                 if item.op == "recv":
                     tasks[device, item.id] = arrivals[item.attrs["peer"], device, item.outputs[0]]
@@ -129,14 +156,18 @@ class Simulation:
                 if item.op == "recv":
                     continue
                 task = tasks[device, item.id]
-                waits = {makers[value] for value in item.inputs} | {tasks[device, i] for i in item.after} or {origin}
+                waits = {makers[value] for value in item.inputs} | {
+                    tasks[device, i] for i in item.after
+                } or {origin}
                 if not item.after and item.op != "send":
                     waits.update(ended)
                 if in_turns and program.release_s and program.release_s[item.id]:
                     waits.add(self._timer(origin, program.release_s[item.id]))
                 for other in sorted(waits):
                     graph.wait(task, other)
-        end = graph.add(idle, 0.0, after=sorted({*tasks.values(), *arrivals.values(), begin}), priority=first)
+        end = graph.add(
+            idle, 0.0, after=sorted({*tasks.values(), *arrivals.values(), begin}), priority=first
+        )
         self.tasks.append(tasks)
         self.marks.append((begin, end))
 
@@ -144,15 +175,22 @@ class Simulation:
         note = self.compiled.notes[device][item.id]
         if item.op == "send":
             route = self._route(device, item.attrs["peer"])
-            return self.graph.add(self.send_lane[device], note.nbytes, priority=item.priority, route=route)
+            return self.graph.add(
+                self.send_lane[device], note.nbytes, priority=item.priority, route=route
+            )
         seconds = instruction_s(self.table, self.devices[device], item, note)
         return self.graph.add(self.compute_lane[device], seconds, priority=item.priority)
 
     def _timer(self, since: int, seconds: float) -> int:
-        """A task that is done so long after task `since` and keeps no lane: the latency of a path without media."""
+        """A task that is done so long after task `since` and keeps no lane: the latency of a path
+        without media.
+        """
         return self.graph.add(
-            self.send_lane[self.home] + 1, 0.0, after=[since], route=self.graph.add_route((), seconds)
-        )  # fmt: skip
+            self.send_lane[self.home] + 1,
+            0.0,
+            after=[since],
+            route=self.graph.add_route((), seconds),
+        )
 
     def _route(self, source: str, target: str) -> int:
         if (source, target) not in self.routes:
@@ -165,7 +203,7 @@ class Simulation:
             self.routes[source, target] = route
         return self.routes[source, target]
 
-    # --- the trace ----------------------------------------------------------------------------------------------------
+    # --- the trace --------------------------------------------------------------------------------
 
     def trace(self) -> Trace:
         """All events, times, joules and peaks of the simulated steps."""
@@ -177,7 +215,9 @@ class Simulation:
                 busy[event.device] += event.stop_s - event.start_s
         energy = {}
         for name, device in self.devices.items():
-            radio = union_s([(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"])
+            radio = union_s(
+                [(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"]
+            )
             joules = cost.energy_j(device, stop_s, busy[name], radio)
             if joules is not None:
                 energy[name] = joules
@@ -189,7 +229,8 @@ class Simulation:
             energy_j=energy,
             energy_source=dict.fromkeys(energy, "estimated"),
             peak_bytes={
-                name: peak_bytes(self.table, self.compiled, name, self._spans(name, times)) for name in self.devices
+                name: peak_bytes(self.table, self.compiled, name, self._spans(name, times))
+                for name in self.devices
             },
         )
 
@@ -228,13 +269,18 @@ class Simulation:
                         nbytes=note.nbytes if item.op in NETWORK else 0,
                     )
                     events.append(event)
-        return tuple(sorted(events, key=lambda e: (e.start_s, e.device, e.lane, e.instruction, e.step)))
+        return tuple(
+            sorted(events, key=lambda e: (e.start_s, e.device, e.lane, e.instruction, e.step))
+        )
 
 
 def steady_s(trace: Trace, in_flight: int = 1) -> float:
-    """Seconds from one answer to the next once the pipeline is full and before it drains (`middle_s`)."""
+    """Seconds from one answer to the next once the pipeline is full and before it drains
+    (`middle_s`).
+    """
     ends: dict[int, float] = {}
     for event in trace.events:
         ends[event.step] = max(ends.get(event.step, 0.0), event.stop_s)
-    busiest_s = max(trace.busy_s.values(), default=0.0) / len(ends)  # no rate lasts at which a device cannot keep up
+    # no rate lasts at which a device cannot keep up
+    busiest_s = max(trace.busy_s.values(), default=0.0) / len(ends)
     return max(middle_s(list(ends.values()), in_flight), busiest_s)

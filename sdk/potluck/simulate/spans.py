@@ -15,7 +15,8 @@ def union_s(spans: Iterable[Span]) -> float:
 
 
 def middle_s(ends_s: Sequence[float], in_flight: int) -> float:
-    """Seconds per answer without the first and the last `in_flight` answers: these fill the pipeline and drain it.
+    """Seconds per answer without the first and the last `in_flight` answers: these fill the
+    pipeline and drain it.
 
     >>> middle_s([1.0, 2.0, 4.0, 6.0, 6.5, 7.0], 2)
     2.0
@@ -23,11 +24,17 @@ def middle_s(ends_s: Sequence[float], in_flight: int) -> float:
     ordered = sorted(ends_s)
     first = min(in_flight, len(ordered)) - 1
     last = max(len(ordered) - in_flight - 1, first)
-    return (ordered[last] - ordered[first]) / (last - first) if last > first else ordered[last] / len(ordered)
+    return (
+        (ordered[last] - ordered[first]) / (last - first)
+        if last > first
+        else ordered[last] / len(ordered)
+    )
 
 
 def in_turn_s(spans: Sequence[Span]) -> tuple[float, ...]:
-    """Seconds of each step (start, stop): from its start, or from the end of the one before if that was later."""
+    """Seconds of each step (start, stop): from its start, or from the end of the one before if that
+    was later.
+    """
     seconds, before_s = [], float("-inf")
     for start_s, stop_s in spans:
         seconds.append(stop_s - max(start_s, before_s))
@@ -42,5 +49,9 @@ def most_at_once(spans: Sequence[Span]) -> int:
     2
     """
     return max(
-        (sum(stop_s > start_s for _, stop_s in spans[: i + 1]) for i, (start_s, _) in enumerate(spans)), default=1
+        (
+            sum(stop_s > start_s for _, stop_s in spans[: i + 1])
+            for i, (start_s, _) in enumerate(spans)
+        ),
+        default=1,
     )

@@ -1,5 +1,5 @@
-"""An agent that was taken over, on this machine. It works as it should until a moment comes, and then does one row of
-`DOES`.
+"""An agent that was taken over, on this machine. It works as it should until a moment comes, and
+then does one row of `DOES`.
 
     with TakenOver("timeline: infinite") as agent:
         link.ask(Join(device="a", address=agent.address, key=agent.key))
@@ -56,7 +56,13 @@ HONEST = "honest"
 POLL_MS = 50
 _OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
 _NO_RUN: dict[str, Any] = {"run": "", "program": "probe"}
-_STATEMENT: dict[str, Any] = {"name": "a", "memory_bytes": 2**20, "backends": {}, "dtypes": [], "operators": []}
+_STATEMENT: dict[str, Any] = {
+    "name": "a",
+    "memory_bytes": 2**20,
+    "backends": {},
+    "dtypes": [],
+    "operators": [],
+}
 
 Frames = list[Any]
 Said = tuple[Channel, Frames]
@@ -79,7 +85,10 @@ def _data(message: Message, *buffers: bytes) -> Said:
 
 
 def _pong(clock_s: float) -> Does:
-    return Does(Ping, lambda ping: [(Channel.PULSE, [header(NUMBER_OF[Pong], seq=ping.seq, clock_s=clock_s)])])
+    return Does(
+        Ping,
+        lambda ping: [(Channel.PULSE, [header(NUMBER_OF[Pong], seq=ping.seq, clock_s=clock_s)])],
+    )
 
 
 def _timeline(document: bytes) -> Does:
@@ -87,7 +96,9 @@ def _timeline(document: bytes) -> Does:
 
 
 def _statement(document: bytes) -> Does:
-    return Does(Hello, lambda _: _control(*encode(Welcome(major=VERSION[0], minor=VERSION[1]), [document])))
+    return Does(
+        Hello, lambda _: _control(*encode(Welcome(major=VERSION[0], minor=VERSION[1]), [document]))
+    )
 
 
 def _place(order: Execute) -> dict[str, Any]:
@@ -105,7 +116,9 @@ def _measured(**fields: Any) -> Does:
 
 DOES: dict[str, Does] = {
     **{f"statement: {name}": _statement(document) for name, document in DOCUMENTS.items()},
-    "statement: a million operators": _statement(json.dumps(_STATEMENT | {"operators": ["x"] * 10**6}).encode()),
+    "statement: a million operators": _statement(
+        json.dumps(_STATEMENT | {"operators": ["x"] * 10**6}).encode()
+    ),
     **{f"timeline: {name}": _timeline(document) for name, document in DOCUMENTS.items()},
     "timeline: infinite times": _timeline(b"[[0,1e999,1e999]]"),
     "timeline: infinite instructions": _timeline(b"[[1e999,0,1]]"),
@@ -114,38 +127,88 @@ DOES: dict[str, Does] = {
     "clock: infinite": _pong(float("inf")),
     "clock: at the end of time": _pong(2.0**53),
     "timeline: eight megabytes of lists": _timeline(b"[" + b"[]," * 2_600_000 + b"[]]"),
-    "failed in hidden words": Does(Execute, lambda o: _control(*encode(
-        Failed(**_place(o), cause="\u202e", text="\u202e\u2066\u200b" * 20)))),
-    "header: nested": Does(Prepare, lambda _: _control(nested_header(NUMBER_OF[Prepared], "epoch"))),
+    "failed in hidden words": Does(
+        Execute,
+        lambda o: _control(
+            *encode(Failed(**_place(o), cause="\u202e", text="\u202e\u2066\u200b" * 20))
+        ),
+    ),
+    "header: nested": Does(
+        Prepare, lambda _: _control(nested_header(NUMBER_OF[Prepared], "epoch"))
+    ),
     "header: no msgpack": Does(Prepare, lambda _: _control(b"\xc1" * 100)),
     "a message of the notebook's": Does(Prepare, lambda _: _control(*encode(Commit(run="r")))),
-    "refused in a terminal's words": Does(Prepare, lambda o: _control(*encode(
-        Refused(about=NUMBER_OF[Prepare], code="\x1b[2J", text="\x1b]0;mine\x07" * 20, run=o.run, epoch=o.epoch)))),
-    "goodbye in a terminal's words": Does(Prepare, lambda _: _control(*encode(Goodbye(reason="\x1b[2J")))),
+    "refused in a terminal's words": Does(
+        Prepare,
+        lambda o: _control(
+            *encode(
+                Refused(
+                    about=NUMBER_OF[Prepare],
+                    code="\x1b[2J",
+                    text="\x1b]0;mine\x07" * 20,
+                    run=o.run,
+                    epoch=o.epoch,
+                )
+            )
+        ),
+    ),
+    "goodbye in a terminal's words": Does(
+        Prepare, lambda _: _control(*encode(Goodbye(reason="\x1b[2J")))
+    ),
     "measured: other batch sizes": _measured(rows=(7, 8)),
     "measured: nothing": _measured(),
-    "probed: nothing": Does(Probe, lambda order: _control(*encode(Probed(task=order.task, peer=order.peer)))),
-    "value: other bytes than its shape": Does(Execute, lambda o: [_data(_value(o, shape=(3,)), bytes(8))]),
+    "probed: nothing": Does(
+        Probe, lambda order: _control(*encode(Probed(task=order.task, peer=order.peer)))
+    ),
+    "value: other bytes than its shape": Does(
+        Execute, lambda o: [_data(_value(o, shape=(3,)), bytes(8))]
+    ),
     "value: of four gigabytes": Does(
-        Execute, lambda o: [_data(_value(o, shape=(2**30,), nbytes=2**32), bytes(8))]),
-    "value: begun twice, and a chunk too many": Does(Execute, lambda o: [
-        _data(_value(o, chunk_bytes=4), bytes(4)), _data(_value(o, chunk_bytes=4), bytes(4)),
-        _data(Chunk(index=1), bytes(4)), _data(Chunk(index=2), bytes(4)), _data(_value(o, chunk_bytes=0), bytes(8))]),
-    "value: of no run, a hundred of four gigabytes": Does(Execute, lambda o: [
-        _data(_value(o, **_NO_RUN, transfer=t, shape=(2**30,), nbytes=2**32, chunk_bytes=8), bytes(8))
-        for t in range(100)]),
-    "value: of no run, more than anybody waits for": Does(Execute, lambda o: [
-        _data(_value(o, **_NO_RUN, transfer=t), bytes(8)) for t in range(2000)]),
-    "value: of a run that nobody has": Does(Execute, lambda o: [_data(_value(o, run="another"), bytes(8))]),
-    "value: larger than was foretold": Does(Execute, lambda o: [
-        _data(_value(o, shape=(2**20,), nbytes=2**22, chunk_bytes=2**21), bytes(2**21))]),
-    "value: nobody asked for it": Does(Execute, lambda o: [
-        _data(_value(o, name="z"), bytes(8)), _data(Chunk(), bytes(8))]),
-    "credit: more than was sent": Does(Value, lambda v: [_data(Credit(transfer=v.transfer, received_bytes=2**53))]),
-    "credit: done without anything": Does(Value, lambda v: [_data(Credit(transfer=v.transfer, done=True))]),
-    "rejected: what it may not reject": Does(Value, lambda v: [
-        _data(Rejected(transfer=v.transfer, code="\x1b", text="no"))]),
-}  # fmt: skip
+        Execute, lambda o: [_data(_value(o, shape=(2**30,), nbytes=2**32), bytes(8))]
+    ),
+    "value: begun twice, and a chunk too many": Does(
+        Execute,
+        lambda o: [
+            _data(_value(o, chunk_bytes=4), bytes(4)),
+            _data(_value(o, chunk_bytes=4), bytes(4)),
+            _data(Chunk(index=1), bytes(4)),
+            _data(Chunk(index=2), bytes(4)),
+            _data(_value(o, chunk_bytes=0), bytes(8)),
+        ],
+    ),
+    "value: of no run, a hundred of four gigabytes": Does(
+        Execute,
+        lambda o: [
+            _data(
+                _value(o, **_NO_RUN, transfer=t, shape=(2**30,), nbytes=2**32, chunk_bytes=8),
+                bytes(8),
+            )
+            for t in range(100)
+        ],
+    ),
+    "value: of no run, more than anybody waits for": Does(
+        Execute, lambda o: [_data(_value(o, **_NO_RUN, transfer=t), bytes(8)) for t in range(2000)]
+    ),
+    "value: of a run that nobody has": Does(
+        Execute, lambda o: [_data(_value(o, run="another"), bytes(8))]
+    ),
+    "value: larger than was foretold": Does(
+        Execute,
+        lambda o: [_data(_value(o, shape=(2**20,), nbytes=2**22, chunk_bytes=2**21), bytes(2**21))],
+    ),
+    "value: nobody asked for it": Does(
+        Execute, lambda o: [_data(_value(o, name="z"), bytes(8)), _data(Chunk(), bytes(8))]
+    ),
+    "credit: more than was sent": Does(
+        Value, lambda v: [_data(Credit(transfer=v.transfer, received_bytes=2**53))]
+    ),
+    "credit: done without anything": Does(
+        Value, lambda v: [_data(Credit(transfer=v.transfer, done=True))]
+    ),
+    "rejected: what it may not reject": Does(
+        Value, lambda v: [_data(Rejected(transfer=v.transfer, code="\x1b", text="no"))]
+    ),
+}
 
 
 def honest(order: Message, buffers: Any) -> list[Said]:
@@ -166,11 +229,18 @@ def honest(order: Message, buffers: Any) -> list[Said]:
             return _control(*encode(Dropped(run=order.run, epoch=order.epoch)))
         case Measure():
             times = (0.1,) * len(order.rows)
-            told = Measured(task=order.task, rows=order.rows, forward_s=times, memory_bytes=(1,) * len(times),
-                            backward_s=times if order.train else ())  # fmt: skip
+            told = Measured(
+                task=order.task,
+                rows=order.rows,
+                forward_s=times,
+                memory_bytes=(1,) * len(times),
+                backward_s=times if order.train else (),
+            )
             return _control(*encode(told))
         case Probe():
-            return _control(*encode(Probed(task=order.task, peer=order.peer, seconds=(0.1,) * order.repeats)))
+            return _control(
+                *encode(Probed(task=order.task, peer=order.peer, seconds=(0.1,) * order.repeats))
+            )
         case Execute():
             done = encode(Done(**_place(order)), [b"[[0,1.0,2.0]]"])
             return [_data(_value(order), bytes(8)), *_control(*done)]
@@ -180,7 +250,9 @@ def honest(order: Message, buffers: Any) -> list[Said]:
 
 
 class TakenOver:
-    """Such an agent in a thread of this process; it lets every notebook in. `row`: what it does, or `HONEST`.
+    """Such an agent in a thread of this process; it lets every notebook in.
+
+    `row`: what it does, or `HONEST`.
 
     `did` is set once it has done that.
     """
@@ -199,7 +271,12 @@ class TakenOver:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._stopping.set()
         self._thread.join()
         self._context.destroy(0)
@@ -209,12 +286,12 @@ class TakenOver:
         while True:
             routers = {channel: self._context.socket(zmq.ROUTER) for channel in _OFFSETS}
             for router in routers.values():
-                router.linger, router.curve_server, router.curve_secretkey, router.curve_publickey = (
-                    0,
-                    1,
-                    secret,
-                    public,
-                )
+                (
+                    router.linger,
+                    router.curve_server,
+                    router.curve_secretkey,
+                    router.curve_publickey,
+                ) = (0, 1, secret, public)
             port = routers[Channel.CONTROL].bind_to_random_port("tcp://127.0.0.1")
             try:
                 for channel in (Channel.DATA, Channel.PULSE):

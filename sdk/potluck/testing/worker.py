@@ -1,8 +1,10 @@
-"""A worker that was taken over. It works as it should until a moment comes, and then does one row of `DOES`.
+"""A worker that was taken over. It works as it should until a moment comes, and then does one row
+of `DOES`.
 
     python -m potluck.testing.worker FILE start --name jetson ...
 
-starts a real agent whose workers are such ones; each reads from FILE, when it is started, the name of its row.
+starts a real agent whose workers are such ones; each reads from FILE, when it is started, the name
+of its row.
 """
 
 import json
@@ -59,12 +61,16 @@ def _done(order: Message, document: bytes = b"[]", **fields: object) -> bytes:
     return _frames(header(NUMBER_OF[Computed], **(known | fields)), document)
 
 
-def _export(offset: object = 0, nbytes: object = 8, dtype: object = "float32", shape: object = (2,)) -> Does:
+def _export(
+    offset: object = 0, nbytes: object = 8, dtype: object = "float32", shape: object = (2,)
+) -> Does:
     """A row of exports with one thing wrong."""
 
     def says(order: Message) -> bytes:
         keys = getattr(order, "exports", ()) or ("nobody/asked",)
-        return _done(order, json.dumps([[key, offset, nbytes, dtype, shape] for key in keys]).encode())
+        return _done(
+            order, json.dumps([[key, offset, nbytes, dtype, shape] for key in keys]).encode()
+        )
 
     return Does(Compute, says)
 
@@ -79,7 +85,10 @@ def _times(start_s: object, stop_s: object) -> Does:
 
 def _measured(**fields: object) -> Does:
     number = NUMBER_OF[MeasuredTask]
-    return Does(MeasureTask, lambda order: _frames(header(number, task=getattr(order, "task", ""), **fields)))
+    return Does(
+        MeasureTask,
+        lambda order: _frames(header(number, task=getattr(order, "task", ""), **fields)),
+    )
 
 
 DOES: dict[str, Does] = {
@@ -92,7 +101,9 @@ DOES: dict[str, Does] = {
     "exports: other bytes than its shape": _export(nbytes=4096),
     "exports: an unknown type": _export(dtype="object"),
     "exports: a shape of a thousand": _export(shape=(1,) * 1000),
-    "exports: nobody asked for it": Does(Compute, lambda o: _done(o, b'[["a/b/c/d/e",0,8,"float32",[2]]]')),
+    "exports: nobody asked for it": Does(
+        Compute, lambda o: _done(o, b'[["a/b/c/d/e",0,8,"float32",[2]]]')
+    ),
     "times: infinite": _times(0.0, float("inf")),
     "times: no numbers": _times(float("nan"), float("nan")),
     "times: in a thousand years": _times(0.0, 1e11),
@@ -100,11 +111,15 @@ DOES: dict[str, Does] = {
     "measured: other batch sizes": _measured(rows=[7] * 100, forward_s=[0.1] * 100),
     "measured: nothing": _measured(),
     "measured: time runs backwards": _measured(rows=[1], forward_s=[-1.0], memory_bytes=[1]),
-    "frees what it never had": Does(Compute, lambda o: _done(o, freed=[0, 0, 64, 2**53]) + pack(Freed(offset=1))),
+    "frees what it never had": Does(
+        Compute, lambda o: _done(o, freed=[0, 0, 64, 2**53]) + pack(Freed(offset=1))
+    ),
     "answers what nobody asked": Does(
         Compute, lambda o: pack(ComputeFailed(tag=2**53)) + pack(SegmentLoaded(slot="x"))
     ),
-    "a header that is nested": Does(Compute, lambda _: _frames(nested_header(NUMBER_OF[Computed], "tag"), b"[]")),
+    "a header that is nested": Does(
+        Compute, lambda _: _frames(nested_header(NUMBER_OF[Computed], "tag"), b"[]")
+    ),
     "a message of the agent's": Does(Compute, lambda _: pack(Configure())),
     "a message of the network's": Does(LoadSegment, lambda _: _frames(header(1, major=1))),
     "a frame of four gigabytes": Does(LoadSegment, lambda _: struct.pack(">II", 1, 2**32 - 1)),
@@ -124,12 +139,18 @@ def honest(order: Message) -> bytes:
         case Compute():
             now_s = time.monotonic()
             rows = [[key, 64 * index, 8, "float32", [2]] for index, key in enumerate(order.exports)]
-            return pack(Computed(tag=order.tag, start_s=now_s, stop_s=now_s), [json.dumps(rows).encode()])
+            return pack(
+                Computed(tag=order.tag, start_s=now_s, stop_s=now_s), [json.dumps(rows).encode()]
+            )
         case MeasureTask():
             times = (0.1,) * len(order.rows)
             back = times if order.train else ()
             told = MeasuredTask(
-                task=order.task, rows=order.rows, forward_s=times, backward_s=back, memory_bytes=(1,) * len(times)
+                task=order.task,
+                rows=order.rows,
+                forward_s=times,
+                backward_s=back,
+                memory_bytes=(1,) * len(times),
             )
             return pack(told)
     return b""

@@ -1,4 +1,6 @@
-"""Bytes that are wrong in ways that parsers fall over: nested, infinite, half, repeated, of another kind."""
+"""Bytes that are wrong in ways that parsers fall over: nested, infinite, half, repeated, of another
+kind.
+"""
 
 import msgpack
 

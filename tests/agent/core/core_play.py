@@ -1,6 +1,8 @@
-"""A core under attack: notebooks, members and a worker that say what they like, and a look at all that it does.
+"""A core under attack: notebooks, members and a worker that say what they like, and a look at all
+that it does.
 
-Every message that the core wants sent is made as the edge would make it, and every place lies in its memory.
+Every message that the core wants sent is made as the edge would make it, and every place lies in
+its memory.
 """
 
 import json
@@ -49,13 +51,25 @@ ARENA_BYTES = 4096
 RUNS, PROGRAMS, STEPS, VALUES = ("r", "r", "s"), ("p", "p", "q"), (0, 0, 1, 2), ("x", "y", "a", "b")
 TASKS, SEGMENTS = ("t", "u"), ("s0", "s1")
 ROSTER = [{"name": "phone", "key": MEMBER_KEY, "address": "127.0.0.1:47600"}]
-NAMES = {"run": RUNS, "program": (*PROGRAMS, "probe"), "name": VALUES, "task": TASKS, "peer": ("phone", "home", "x")}
-NAMES |= {"kind": ("aten", "onnx"), "dtype": ("float32", "int8", "bool", "x"), "home": ("h",), "source": ("measured",)}
+NAMES = {
+    "run": RUNS,
+    "program": (*PROGRAMS, "probe"),
+    "name": VALUES,
+    "task": TASKS,
+    "peer": ("phone", "home", "x"),
+}
+NAMES |= {
+    "kind": ("aten", "onnx"),
+    "dtype": ("float32", "int8", "bool", "x"),
+    "home": ("h",),
+    "source": ("measured",),
+}
 NAMES |= {"cause": ("out-of-memory", "bad-input", "x"), "code": ("memory", "state", "x")}
 NAMES |= {"slot": ("r/1/s0", "r/1/s1", "s/1/s0", "t"), "prefix": ("r/1/",), "value": ("r/1/p/0/x",)}
 CONTROLS = [e for e in m.MESSAGES.values() if e.channel is m.Channel.CONTROL]
 FROM_WORKER = [e for e in m.MESSAGES.values() if e.channel is m.Channel.WORKER]
-REQUESTS = (1, 4, 12, 12, 14, 16, 16, 16, 16, 19, 20, 20, 22, 24)  # what notebooks say, the usual more often
+# what notebooks say, the usual more often
+REQUESTS = (1, 4, 12, 12, 14, 16, 16, 16, 16, 19, 20, 20, 22, 24)
 RUN_ATTRS = {"segment": "s0", "key": "k", "train": True, "rows": [0, 1, 1], "micro_batch": 0}
 
 
@@ -65,24 +79,34 @@ def message(kind: type, rng: random.Random, **known: Any) -> m.Message:
     for field in fields(kind):
         low = -1 if field.default == -1 else 0
         if field.type is int:
-            values[field.name] = rng.choice((low, 0, 1, 1, 1, 2)) if rng.random() < 0.9 else rng.choice(NUMBERS)
+            values[field.name] = (
+                rng.choice((low, 0, 1, 1, 1, 2)) if rng.random() < 0.9 else rng.choice(NUMBERS)
+            )
         elif field.type is float:
             values[field.name] = rng.choice((0.0, 0.5, 1.0, -1.0, 2.0**53, -(2.0**53)))
         elif field.type is bool:
             values[field.name] = rng.random() < 0.5
         elif field.type is str:
-            values[field.name] = rng.choice(NAMES.get(field.name, ("", "x"))) if rng.random() < 0.95 else "n" * 512
+            values[field.name] = (
+                rng.choice(NAMES.get(field.name, ("", "x"))) if rng.random() < 0.95 else "n" * 512
+            )
         elif field.type == tuple[int, ...]:
-            values[field.name] = tuple(rng.choice((0, 1, 2, 8)) for _ in range(rng.choice((0, 1, 1, 2))))
+            values[field.name] = tuple(
+                rng.choice((0, 1, 2, 8)) for _ in range(rng.choice((0, 1, 1, 2)))
+            )
         elif field.type == tuple[float, ...]:
-            values[field.name] = tuple(rng.choice((0.0, 1.0, -1.0)) for _ in range(rng.choice((0, 1, 2, 70))))
+            values[field.name] = tuple(
+                rng.choice((0.0, 1.0, -1.0)) for _ in range(rng.choice((0, 1, 2, 70)))
+            )
     return kind(**(values | known))
 
 
 class CorePlay:
     """A core with a session, a roster and a plan. `hostile`: its worker has been taken over."""
 
-    def __init__(self, rng: random.Random, *, hostile: bool, make_core: Callable[[Settings], Core] = Core) -> None:
+    def __init__(
+        self, rng: random.Random, *, hostile: bool, make_core: Callable[[Settings], Core] = Core
+    ) -> None:
         self.core = make_core(settings(inbound_bytes=ARENA_BYTES, grace_s=5.0))
         self.now_s, self.hostile = 10.0, hostile
         self.orders: list[ToWorker] = []  # that the worker has not answered
@@ -101,7 +125,14 @@ class CorePlay:
         if rng.random() < 0.8:
             for name, sender in (("x", OWNER_SENDER), ("y", MEMBER_SENDER)):
                 value = m.Value(
-                    transfer=0, run="r", epoch=1, program="p", name=name, shape=(2,), nbytes=8, chunk_bytes=8
+                    transfer=0,
+                    run="r",
+                    epoch=1,
+                    program="p",
+                    name=name,
+                    shape=(2,),
+                    nbytes=8,
+                    chunk_bytes=8,
                 )
                 self.do(FromPeer(sender, value, (bytes(8),)))
 
@@ -133,9 +164,16 @@ class CorePlay:
         assert part.arena == "zeros" or part.offset + part.nbytes <= ARENA_BYTES
         return bytes(part.nbytes)
 
-    # --- moves --------------------------------------------------------------------------------------------------------
+    # --- moves ------------------------------------------------------------------------------------
 
-    MOVES = ((40, "_worker"), (28, "_data"), (16, "_control"), (6, "_plan"), (3, "_edge"), (7, "_time"))
+    MOVES = (
+        (40, "_worker"),
+        (28, "_data"),
+        (16, "_control"),
+        (6, "_plan"),
+        (3, "_edge"),
+        (7, "_time"),
+    )
 
     def move(self, rng: random.Random) -> None:
         """One event."""
@@ -149,7 +187,13 @@ class CorePlay:
         key = rng.choice((OWNER_KEY, MEMBER_KEY))
         lost = LinkReset(key, incoming=rng.random() < 0.5, outgoing=rng.random() < 0.5)
         return rng.choice(
-            (lost, MemberLost(MEMBER_KEY), PeerRevoked(OWNER_KEY), Undone(self.last, "why"), self._death())
+            (
+                lost,
+                MemberLost(MEMBER_KEY),
+                PeerRevoked(OWNER_KEY),
+                Undone(self.last, "why"),
+                self._death(),
+            )
         )
 
     def _death(self) -> WorkerDied:
@@ -177,11 +221,23 @@ class CorePlay:
         return FromPeer(self._sender(rng), message(m.Prepare, rng, epoch=epoch), buffers)
 
     def plan(self, rng: random.Random) -> tuple[bytes, ...]:
-        """The buffers of a `Prepare` that holds: values from home and a member, tasks, a segment, values out."""
-        rows = [recv("x"), recv("y", "phone"), add("x", "y", "a"), cut("a", "b", priority=rng.choice((0, -1, 5)))]
+        """The buffers of a `Prepare` that holds: values from home and a member, tasks, a segment,
+        values out.
+        """
+        rows = [
+            recv("x"),
+            recv("y", "phone"),
+            add("x", "y", "a"),
+            cut("a", "b", priority=rng.choice((0, -1, 5))),
+        ]
         rows.append(["run", ["a"], ["c"], [], 0, RUN_ATTRS | {"segment": rng.choice(SEGMENTS)}])
         rows.append(["backward", [], ["d"], [4], 0, {"segment": "s0", "key": "k", "scale": 1.0}])
-        rows += [send("a", "phone"), send("a"), send("x", "phone", name="z"), send("b", to=rng.choice(("1/q", "9/p")))]
+        rows += [
+            send("a", "phone"),
+            send("a"),
+            send("x", "phone", name="z"),
+            send("b", to=rng.choice(("1/q", "9/p"))),
+        ]
         rows = rows[: rng.choice((3, 4, 6, 8, 10))]
         other = [recv("b", "phone"), send("b")]
         programs = [{"name": "p", "instructions": rows}, {"name": "q", "instructions": other}]
@@ -189,7 +245,10 @@ class CorePlay:
             programs[0]["release_s"] = [0.5] * len(rows)
             programs[0]["pace_bytes_per_s"] = [1e6] * len(rows)
         named = [{"name": name, "kind": "aten"} for name in SEGMENTS[: rng.choice((0, 1, 2))]]
-        return (json.dumps({"segments": named, "programs": programs}).encode(), *[b"{}"] * len(named))
+        return (
+            json.dumps({"segments": named, "programs": programs}).encode(),
+            *[b"{}"] * len(named),
+        )
 
     def _data(self, rng: random.Random) -> Any:
         sender = self._sender(rng)
@@ -197,20 +256,42 @@ class CorePlay:
             key, value = rng.choice(self.sent)
             sender = next((s for s in (OWNER_SENDER, MEMBER_SENDER) if s.key == key), sender)
             if rng.random() < 0.8:
-                return FromPeer(sender, m.Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True))
-            return FromPeer(sender, message(rng.choice((m.Credit, m.Rejected)), rng, transfer=value.transfer))
+                return FromPeer(
+                    sender,
+                    m.Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True),
+                )
+            return FromPeer(
+                sender, message(rng.choice((m.Credit, m.Rejected)), rng, transfer=value.transfer)
+            )
         if rng.random() < 0.2:
             return FromPeer(sender, message(m.Chunk, rng), (bytes(rng.choice((0, 4, 8))),))
         self._n_transfers += rng.random() < 0.9
         name = rng.choice(VALUES)
-        known = {"shape": (2,), "nbytes": 8, "chunk_bytes": rng.choice((4, 8)), "dtype": "float32", "name": name}
+        known = {
+            "shape": (2,),
+            "nbytes": 8,
+            "chunk_bytes": rng.choice((4, 8)),
+            "dtype": "float32",
+            "name": name,
+        }
         if rng.random() < 0.2:
             known = {}
-        value = message(m.Value, rng, run="r", epoch=1, program=rng.choice(PROGRAMS), step=rng.choice(STEPS), **{
-            "transfer": self._n_transfers, **known})  # fmt: skip
-        return FromPeer(MEMBER_SENDER if name in "yb" else OWNER_SENDER, value, (bytes(min(8, value.chunk_bytes)),))
+        value = message(
+            m.Value,
+            rng,
+            run="r",
+            epoch=1,
+            program=rng.choice(PROGRAMS),
+            step=rng.choice(STEPS),
+            **{"transfer": self._n_transfers, **known},
+        )
+        return FromPeer(
+            MEMBER_SENDER if name in "yb" else OWNER_SENDER,
+            value,
+            (bytes(min(8, value.chunk_bytes)),),
+        )
 
-    # --- the worker ---------------------------------------------------------------------------------------------------
+    # --- the worker -------------------------------------------------------------------------------
 
     def _worker(self, rng: random.Random) -> Any:
         return self._taken_over(rng) if self.hostile and rng.random() < 0.5 else self._honest(rng)
@@ -220,7 +301,10 @@ class CorePlay:
         if not self.orders:
             offset = rng.choice((0, 64, 128, 4096))
             return rng.choice(
-                (FromWorker(m.WorkerReady(), (json.dumps(CAN).encode(),)), FromWorker(m.Freed(offset=offset)))
+                (
+                    FromWorker(m.WorkerReady(), (json.dumps(CAN).encode(),)),
+                    FromWorker(m.Freed(offset=offset)),
+                )
             )
         order = self.orders.pop(0).message
         match order:
@@ -228,17 +312,24 @@ class CorePlay:
                 return FromWorker(m.SegmentLoaded(slot=order.slot))
             case m.Compute() if rng.random() < 0.9:
                 rows = [[key, self._place(), 8, "float32", [2]] for key in order.exports]
-                done = m.Computed(tag=order.tag, start_s=self.now_s, stop_s=self.now_s + 0.01, memory_bytes=8)
+                done = m.Computed(
+                    tag=order.tag, start_s=self.now_s, stop_s=self.now_s + 0.01, memory_bytes=8
+                )
                 return FromWorker(done, (json.dumps(rows).encode(),))
             case m.MeasureTask():
                 times = tuple(0.1 for _ in order.rows)
                 told = m.MeasuredTask(
-                    task=order.task, rows=order.rows, forward_s=times, backward_s=times if order.train else (),
+                    task=order.task,
+                    rows=order.rows,
+                    forward_s=times,
+                    backward_s=times if order.train else (),
                     memory_bytes=tuple(1 for _ in order.rows),
-                )  # fmt: skip
+                )
                 return FromWorker(told)
         slot = getattr(order, "slot", "")
-        return FromWorker(m.ComputeFailed(tag=getattr(order, "tag", -1), slot=slot, cause="bad-input", text="why"))
+        return FromWorker(
+            m.ComputeFailed(tag=getattr(order, "tag", -1), slot=slot, cause="bad-input", text="why")
+        )
 
     def _place(self) -> int:
         self._offset = (self._offset + 64) % ARENA_BYTES

@@ -1,4 +1,5 @@
-"""A core to talk to in tests: an owner, a worker that does what it is told, and whole lists of actions.
+"""A core to talk to in tests: an owner, a worker that does what it is told, and whole lists of
+actions.
 
 Whatever the core says to an owner is held against the session tables.
 """
@@ -44,7 +45,13 @@ from potluck_wire.messages import (
 from potluck_wire.session import AGENT, CONTROLLER, Session
 from potluck_wire.version import VERSION
 
-OWNER_KEY, OTHER_KEY, MEMBER_KEY, OWN_KEY, STRANGER_KEY = ("A" * 40, "B" * 40, "C" * 40, "D" * 40, "E" * 40)
+OWNER_KEY, OTHER_KEY, MEMBER_KEY, OWN_KEY, STRANGER_KEY = (
+    "A" * 40,
+    "B" * 40,
+    "C" * 40,
+    "D" * 40,
+    "E" * 40,
+)
 OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
 OTHER_SENDER = Sender(OTHER_KEY, OWNER, "tablet")
 MEMBER_SENDER = Sender(MEMBER_KEY, MEMBER, "phone")
@@ -55,7 +62,13 @@ EIGHT = b"12345678"
 
 
 def settings(**changes: Any) -> Settings:
-    known = {"name": "jetson", "key": OWN_KEY, "memory_bytes": 1000, "inbound_bytes": 4096, "outbound_bytes": 4096}
+    known = {
+        "name": "jetson",
+        "key": OWN_KEY,
+        "memory_bytes": 1000,
+        "inbound_bytes": 4096,
+        "outbound_bytes": 4096,
+    }
     return Settings(**(known | changes))
 
 
@@ -71,13 +84,19 @@ class Talk:
         actions = self.core.handle(event, self.now_s)
         for action in actions:
             session = self._sessions.get(action.key) if isinstance(action, ToPeer) else None
-            if session is not None and MESSAGES[NUMBER_OF[type(action.message)]].channel is Channel.CONTROL:
+            if (
+                session is not None
+                and MESSAGES[NUMBER_OF[type(action.message)]].channel is Channel.CONTROL
+            ):
                 session.advance(action.message, AGENT)
         return actions
 
     def hear(self, message: Message, *buffers: Any, sender: Sender = OWNER_SENDER) -> list[Action]:
         """What the core does about a message of a peer."""
-        if sender.key in self._sessions and MESSAGES[NUMBER_OF[type(message)]].channel is Channel.CONTROL:
+        if (
+            sender.key in self._sessions
+            and MESSAGES[NUMBER_OF[type(message)]].channel is Channel.CONTROL
+        ):
             with suppress(WireError):  # then the core has to refuse it, which the session allows
                 self._sessions[sender.key].advance(message, CONTROLLER)
         return self._handle(FromPeer(sender, message, buffers))
@@ -111,9 +130,17 @@ class Talk:
         return self
 
     def load(
-        self, *rows: list[Any], epoch: int = 1, run: str = "r", segments: tuple[str, ...] = (), **more: Any
+        self,
+        *rows: list[Any],
+        epoch: int = 1,
+        run: str = "r",
+        segments: tuple[str, ...] = (),
+        **more: Any,
     ) -> "Talk":
-        """An epoch with one program `p` of these rows, in force; `more` is said in its `Prepare`."""
+        """An epoch with one program `p` of these rows, in force.
+
+        `more` is said in its `Prepare`.
+        """
         self.hear(Prepare(run=run, epoch=epoch, **more), *plan(*rows, segments=segments))
         for name in segments:
             self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"))
@@ -135,9 +162,22 @@ def recv(value: str, peer: str = "home") -> list[Any]:
 
 
 def send(
-    value: str, peer: str = "home", *, name: str = "", priority: int = 0, after: tuple[int, ...] = (), **more: str
+    value: str,
+    peer: str = "home",
+    *,
+    name: str = "",
+    priority: int = 0,
+    after: tuple[int, ...] = (),
+    **more: str,
 ) -> list[Any]:
-    return ["send", [value], [], list(after), priority, {"peer": peer, "name": name or value, **more}]
+    return [
+        "send",
+        [value],
+        [],
+        list(after),
+        priority,
+        {"peer": peer, "name": name or value, **more},
+    ]
 
 
 def add(first: str, second: str, total: str) -> list[Any]:
@@ -164,7 +204,9 @@ def value(name="x", *, transfer=1, epoch=1, step=0, nbytes=8, program="p", run="
 
 def compute(tag, op, inputs, outputs, *, exports=(), frees=(), attrs=b"{}", step=0):
     prefix = f"r/1/p/{step}/"
-    inputs, outputs, exports, frees = ([prefix + name for name in names] for names in (inputs, outputs, exports, frees))
+    inputs, outputs, exports, frees = (
+        [prefix + name for name in names] for names in (inputs, outputs, exports, frees)
+    )
     order = Compute(
         tag=tag,
         op=op,
@@ -179,7 +221,9 @@ def compute(tag, op, inputs, outputs, *, exports=(), frees=(), attrs=b"{}", step
 
 
 def exported(*rows):
-    return json.dumps([[f"r/1/p/0/{name}", offset, 8, "float32", [2]] for name, offset in rows]).encode()
+    return json.dumps(
+        [[f"r/1/p/0/{name}", offset, 8, "float32", [2]] for name, offset in rows]
+    ).encode()
 
 
 def credit(transfer=1, nbytes=8, done=True):
@@ -195,4 +239,6 @@ def forget(step=0):
 
 
 def refused(request, code, text, *, key=OWNER_KEY, run="", epoch=0, **sizes):
-    return ToPeer(key, Refused(about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch, **sizes))
+    return ToPeer(
+        key, Refused(about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch, **sizes)
+    )

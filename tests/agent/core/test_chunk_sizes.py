@@ -1,4 +1,6 @@
-"""How large the chunks to a receiver are: by how fast its link has shown to be, the usual ones when it is new."""
+"""How large the chunks to a receiver are: by how fast its link has shown to be, the usual ones when
+it is new.
+"""
 
 import pytest
 
@@ -24,7 +26,9 @@ class Sending:
     def begin(self, key=NEAR, nbytes=LARGE):
         """Post a value; returns its header, which says how large its chunks are."""
         value = Value(dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-        self.outgoing.add(Transfer(key=key, value=value, place=Span("zeros", 0, nbytes), priority=0, about=key))
+        self.outgoing.add(
+            Transfer(key=key, value=value, place=Span("zeros", 0, nbytes), priority=0, about=key)
+        )
         sent = self.outgoing.pump(self.now_s)
         if not sent:  # paced: it is on the air
             self.now_s = self.outgoing.wake_s()
@@ -38,7 +42,9 @@ class Sending:
         while not there_already and self.sent_bytes < nbytes:
             credit = Credit(transfer=header.transfer, received_bytes=self.sent_bytes, done=False)
             assert self.outgoing.credited(key, credit, self.now_s) is None
-            self.sent_bytes += sum(action.buffers[0].nbytes for action in self.outgoing.pump(self.now_s))
+            self.sent_bytes += sum(
+                action.buffers[0].nbytes for action in self.outgoing.pump(self.now_s)
+            )
         self.now_s += nbytes / bytes_per_s
         credit = Credit(transfer=header.transfer, received_bytes=nbytes, done=True)
         assert self.outgoing.credited(key, credit, self.now_s) is not None
@@ -78,7 +84,10 @@ def test_each_receiver_is_judged_by_its_own_link():
     sending = Sending()
     sending.transfer(1e12, key=NEAR)
     sending.transfer(1e6, key=FAR)
-    assert (sending.begin(NEAR).chunk_bytes, sending.begin(FAR).chunk_bytes) == (MAX_CHUNK_BYTES, CHUNK_BYTES)
+    assert (sending.begin(NEAR).chunk_bytes, sending.begin(FAR).chunk_bytes) == (
+        MAX_CHUNK_BYTES,
+        CHUNK_BYTES,
+    )
 
 
 def test_a_value_of_one_chunk_says_nothing_of_the_link():

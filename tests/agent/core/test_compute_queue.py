@@ -18,7 +18,10 @@ def make():
     """A lane and a program of so many slices."""
     attrs = {"dim": 0, "start": 0, "stop": 1}
     rows = [Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "home"})]
-    rows += [Instruction(id=i, op="slice", inputs=("x",), outputs=(f"y{i}",), attrs=attrs) for i in range(1, N + 1)]
+    rows += [
+        Instruction(id=i, op="slice", inputs=("x",), outputs=(f"y{i}",), attrs=attrs)
+        for i in range(1, N + 1)
+    ]
     return ComputeQueue(), lay_out(Program(name="p", instructions=tuple(rows)))
 
 
@@ -49,7 +52,8 @@ def test_gives_two_until_it_knows_how_long_they_take():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "n"), [(1.0, DEPTH), (AHEAD_S, DEPTH), (AHEAD_S / 4, 4), (AHEAD_S / 10.5, 11), (0.0, N)]
+    ("seconds", "n"),
+    [(1.0, DEPTH), (AHEAD_S, DEPTH), (AHEAD_S / 4, 4), (AHEAD_S / 10.5, 11), (0.0, N)],
 )
 def test_gives_as_many_short_ones_as_keep_the_worker_busy_for_a_moment(seconds, n):
     lane, layout = make()

@@ -2,7 +2,16 @@
 
 import pytest
 from tests.agent.core.core_talk import MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
-from tests.agent.core.test_core_work import EIGHT, RUN, compute, credit, cut_attrs, exported, forget, value
+from tests.agent.core.test_core_work import (
+    EIGHT,
+    RUN,
+    compute,
+    credit,
+    cut_attrs,
+    exported,
+    forget,
+    value,
+)
 
 from potluck_agent.core.events import Store, ToPeer, ToWorker
 from potluck_wire.messages import (
@@ -21,7 +30,9 @@ from potluck_wire.messages import (
 )
 
 ABORT = Abort(run="r", epoch=1, program="p")
-CANCELLED = Failed(run="r", epoch=1, program="p", cause=FailureCause.CANCELLED, text="it was aborted")
+CANCELLED = Failed(
+    run="r", epoch=1, program="p", cause=FailureCause.CANCELLED, text="it was aborted"
+)
 
 
 def test_it_ends_alone_and_the_next_one_goes_on():
@@ -38,7 +49,10 @@ def test_it_ends_alone_and_the_next_one_goes_on():
 
 def test_its_values_are_given_back_where_they_are_computed_sent_or_early():
     talk = (
-        Talk(inbound_bytes=64).begin().roster().load(recv("x"), cut("x", "a"), send("a"), recv("y"), send("y", "phone"))
+        Talk(inbound_bytes=64)
+        .begin()
+        .roster()
+        .load(recv("x"), cut("x", "a"), send("a"), recv("y"), send("y", "phone"))
     )
     talk.hear(RUN)
     talk.hear(value(), EIGHT)
@@ -47,11 +61,17 @@ def test_its_values_are_given_back_where_they_are_computed_sent_or_early():
     talk.work(Freed(offset=0))
 
     talk.hear(value("y", step=1, transfer=2), EIGHT)  # of one that never begins
-    assert talk.hear(Abort(run="r", epoch=1, program="p", step=1))[0].message.cause == FailureCause.CANCELLED
-    assert talk.hear(value("y", step=2, transfer=3, nbytes=32), bytes(32))[0] == Store(0, bytes(32))  # all is free
+    assert (
+        talk.hear(Abort(run="r", epoch=1, program="p", step=1))[0].message.cause
+        == FailureCause.CANCELLED
+    )
+    # all is free
+    assert talk.hear(value("y", step=2, transfer=3, nbytes=32), bytes(32))[0] == Store(0, bytes(32))
 
 
-@pytest.mark.parametrize("ends", [lambda t: t.hear(ABORT), lambda t: t.work(ComputeFailed(tag=1, cause="bad-input"))])
+@pytest.mark.parametrize(
+    "ends", [lambda t: t.hear(ABORT), lambda t: t.work(ComputeFailed(tag=1, cause="bad-input"))]
+)
 def test_what_has_half_arrived_counts_as_received_and_its_room_is_free(ends):
     talk = Talk(inbound_bytes=128).begin().load(recv("x"), cut("x", "a"), recv("y"))
     talk.hear(RUN)
@@ -70,7 +90,9 @@ def test_what_comes_later_counts_as_received_and_is_not_kept():
 def test_one_that_is_over_was_answered_already():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
     talk.hear(RUN)
-    assert talk.hear(value(), EIGHT)[-1] == compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())
+    assert talk.hear(value(), EIGHT)[-1] == compute(
+        1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs()
+    )
     assert isinstance(talk.work(Computed(tag=1), b"[]")[0].message, Done)
     assert talk.hear(ABORT) == []
 

@@ -1,4 +1,6 @@
-"""A step that is asked for while the one before is under way: when it begins, and what becomes of it."""
+"""A step that is asked for while the one before is under way: when it begins, and what becomes of
+it.
+"""
 
 import pytest
 from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
@@ -24,7 +26,15 @@ EXPORTS = b'[["r/1/p/0/a",0,4,"float32",[1]]]'
 
 def value(step):
     return Value(
-        transfer=step + 1, run="r", epoch=1, program="p", step=step, name="x", shape=(2,), nbytes=8, chunk_bytes=64
+        transfer=step + 1,
+        run="r",
+        epoch=1,
+        program="p",
+        step=step,
+        name="x",
+        shape=(2,),
+        nbytes=8,
+        chunk_bytes=64,
     )
 
 
@@ -34,7 +44,11 @@ def execute(step, after_step=-1):
 
 def steps(actions):
     """Of which steps tasks go to the worker."""
-    return [a.message.step for a in actions if isinstance(a, ToWorker) and isinstance(a.message, Compute)]
+    return [
+        a.message.step
+        for a in actions
+        if isinstance(a, ToWorker) and isinstance(a.message, Compute)
+    ]
 
 
 def answers(actions):
@@ -56,8 +70,12 @@ def talk():
 def test_begins_once_the_worker_has_all_that_is_left_of_the_one_before(talk):
     actions = talk.work(Computed(tag=1), EXPORTS)
     assert steps(actions) == []  # its value is still on the way
-    (transfer,) = [a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]
-    actions = talk.hear(Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER)
+    (transfer,) = [
+        a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY
+    ]
+    actions = talk.hear(
+        Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER
+    )
     assert (steps(actions), answers(actions)) == ([1], [])
     actions = talk.work(Computed(tag=2), b"[]")
     assert (steps(actions), answers(actions)) == ([1], [(Done, 0)])
@@ -65,9 +83,13 @@ def test_begins_once_the_worker_has_all_that_is_left_of_the_one_before(talk):
 
 def test_begins_when_the_one_before_is_done(talk):
     actions = talk.work(Computed(tag=1), EXPORTS)
-    (transfer,) = [a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]
+    (transfer,) = [
+        a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY
+    ]
     assert steps(talk.work(Computed(tag=2), b"[]")) == []
-    actions = talk.hear(Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER)
+    actions = talk.hear(
+        Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER
+    )
     assert (steps(actions), answers(actions)) == ([1, 1], [(Done, 0)])
 
 
@@ -88,15 +110,19 @@ def test_begins_at_once_where_nothing_is_before_it():
 def test_is_cancelled_with_the_one_before(talk, fail):
     actions = fail(talk)
     assert (steps(actions), answers(actions)) == ([], [(Failed, 0), (Failed, 1)])
-    (*_, last) = [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)]
+    (*_, last) = [
+        a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)
+    ]
     assert (last.cause, last.text) == (FailureCause.CANCELLED, "step 0 failed before it")
 
 
-# --- several of them --------------------------------------------------------------------------------------------------
+# --- several of them ------------------------------------------------------------------------------
 
 
 def begun(n_steps, *asked):
-    """Values of so many steps are here, step 0 is under way, and (step, after_step) are asked for."""
+    """Values of so many steps are here, step 0 is under way, and (step, after_step) are asked
+    for.
+    """
     talk = Talk().begin().roster().load(*ROWS)
     for step in range(n_steps):
         talk.hear(value(step), b"12345678")
@@ -107,7 +133,9 @@ def begun(n_steps, *asked):
 
 
 def worked_through(talk):
-    """Every task is done and every value arrives, until nothing more happens: the steps in their order, and answers."""
+    """Every task is done and every value arrives, until nothing more happens: the steps in their
+    order, and answers.
+    """
     order, told, done = [], [], set()
     tasks = {1: 0, 2: 0}
     while set(tasks) - done:
@@ -119,7 +147,9 @@ def worked_through(talk):
         for sent in [a.message for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]:
             arrived = Credit(transfer=sent.transfer, received_bytes=4, done=True)
             actions = actions + talk.hear(arrived, sender=MEMBER_SENDER)
-        for task in [a.message for a in actions if isinstance(a, ToWorker) and isinstance(a.message, Compute)]:
+        for task in [
+            a.message for a in actions if isinstance(a, ToWorker) and isinstance(a.message, Compute)
+        ]:
             tasks[task.tag] = task.step
         order += steps(actions)
         told += answers(actions)
@@ -148,7 +178,11 @@ def test_all_that_wait_are_cancelled_with_the_one_before_them(crowd):
     asked, _ = CROWDS[crowd]
     actions = begun(3, *asked).work(ComputeFailed(tag=1, cause=FailureCause.ARITHMETIC, text="no"))
     assert steps(actions) == []
-    assert sorted(answers(actions), key=lambda answer: answer[1]) == [(Failed, 0), (Failed, 1), (Failed, 2)]
+    assert sorted(answers(actions), key=lambda answer: answer[1]) == [
+        (Failed, 0),
+        (Failed, 1),
+        (Failed, 2),
+    ]
 
 
 def test_one_that_is_aborted_while_it_waits_is_answered_once():

@@ -1,4 +1,6 @@
-"""Chains as long as a peer likes, where each link leads to the next: the core goes along them, and never deeper."""
+"""Chains as long as a peer likes, where each link leads to the next: the core goes along them, and
+never deeper.
+"""
 
 import sys
 
@@ -76,7 +78,10 @@ def test_executions_that_end_for_one_anothers_room_all_end():
     talk = Talk(inbound_bytes=64).begin().load(recv("x"))
     for step in range(n_steps):
         talk.hear(Execute(run="r", epoch=1, program="p", step=step))
-        talk.hear(value(step=step, transfer=step + 1, chunk_bytes=4 if not step else 64), bytes(4 if not step else 8))
+        talk.hear(
+            value(step=step, transfer=step + 1, chunk_bytes=4 if not step else 64),
+            bytes(4 if not step else 8),
+        )
     actions = shallow(talk, Chunk(transfer=1, index=1), bytes(4))
     assert [done.step for done in told(actions, Done)] == list(range(n_steps))
     assert not told(actions, Failed)

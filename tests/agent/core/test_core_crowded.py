@@ -1,4 +1,6 @@
-"""What a notebook may have waiting at one agent: it is refused what is too much, by name, and never more is held."""
+"""What a notebook may have waiting at one agent: it is refused what is too much, by name, and never
+more is held.
+"""
 
 import json
 
@@ -43,7 +45,11 @@ WAITS = recv("x")  # a program that waits for a value
 
 def codes(actions):
     """Refusal codes, and the texts say what to do."""
-    refused = [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Refused | Rejected)]
+    refused = [
+        a.message
+        for a in actions
+        if isinstance(a, ToPeer) and isinstance(a.message, Refused | Rejected)
+    ]
     assert all("again" in m.text or "drop" in m.text for m in refused if m.code == RefusalCode.BUSY)
     return [m.code for m in refused]
 
@@ -69,23 +75,36 @@ def busy_talk():
 FLOODS = {  # what is asked -> most of it that may wait
     "measurements": (lambda t, i: t.hear(Measure(task=f"t{i}", rows=(1,)), b"{}"), MAX_MEASURES),
     "large measurements": (
-        lambda t, i: t.hear(Measure(task=f"t{i}", rows=(1,)), HEAVY), MAX_BEHIND_BYTES // MAX_BUFFER_BYTES + 1,
+        lambda t, i: t.hear(Measure(task=f"t{i}", rows=(1,)), HEAVY),
+        MAX_BEHIND_BYTES // MAX_BUFFER_BYTES + 1,
     ),
-    "probes": (lambda t, i: t.hear(Probe(task=f"t{i}", peer="home", nbytes=8, repeats=64)), MAX_PROBES),
-    "executions": (lambda t, i: t.hear(Execute(run="r", epoch=1, program="p", step=i)), MAX_EXECUTIONS),
+    "probes": (
+        lambda t, i: t.hear(Probe(task=f"t{i}", peer="home", nbytes=8, repeats=64)),
+        MAX_PROBES,
+    ),
+    "executions": (
+        lambda t, i: t.hear(Execute(run="r", epoch=1, program="p", step=i)),
+        MAX_EXECUTIONS,
+    ),
     "executions behind one another": (
-        lambda t, i: t.hear(Execute(run="r", epoch=1, program="p", step=i, after_step=i - 1)), MAX_EXECUTIONS,
+        lambda t, i: t.hear(Execute(run="r", epoch=1, program="p", step=i, after_step=i - 1)),
+        MAX_EXECUTIONS,
     ),
     "executions behind one": (
-        lambda t, i: t.hear(Execute(run="r", epoch=1, program="p", step=i, after_step=0)), MAX_EXECUTIONS,
+        lambda t, i: t.hear(Execute(run="r", epoch=1, program="p", step=i, after_step=0)),
+        MAX_EXECUTIONS,
     ),
-    "plans, each dropped at once": (lambda t, i: dropped(t, i, [HEAVY] * 7), MAX_BEHIND_BYTES // (7 * 8191 * KIB) + 1),
+    "plans, each dropped at once": (
+        lambda t, i: dropped(t, i, [HEAVY] * 7),
+        MAX_BEHIND_BYTES // (7 * 8191 * KIB) + 1,
+    ),
     "empty plans, each dropped at once": (lambda t, i: dropped(t, i, []), MIB // ORDER_BYTES),
     "executions, each aborted at once": (lambda t, i: aborted(t, i), MIB // ORDER_BYTES),
-}  # fmt: skip
+}
 
 
-LONG = ("empty plans, each dropped at once", "executions, each aborted at once")  # so they get a smaller share
+# so they get a smaller share
+LONG = ("empty plans, each dropped at once", "executions, each aborted at once")
 
 
 def dropped(talk, index, segments):
@@ -128,7 +147,8 @@ def test_what_waits_is_less_when_the_worker_has_come_to_it():
     n_taken = until_busy(lambda i: talk.hear(Measure(task=f"t{i}", rows=(1,)), HEAVY), 100)
     times = {"rows": (1,), "forward_s": (0.1,), "memory_bytes": (1,)}
     talk.work(MeasuredTask(task="heavy", **times))
-    assert codes(talk.hear(Measure(task="more", rows=(1,)), HEAVY)) == [RefusalCode.BUSY]  # that was a small one
+    # that was a small one
+    assert codes(talk.hear(Measure(task="more", rows=(1,)), HEAVY)) == [RefusalCode.BUSY]
     talk.work(MeasuredTask(task="t0", **times))
     assert codes(talk.hear(Measure(task="more", rows=(1,)), HEAVY)) == []
     for task in [f"t{i}" for i in range(1, n_taken)] + ["more"]:
@@ -146,7 +166,10 @@ def test_one_notebook_leaves_the_other_its_measurements_and_probes():
     talk = busy_talk()
     talk.hear(Drop(run="r", epoch=-1))  # beside a run nobody else may measure
     talk.hear(Hello(major=1), sender=OTHER_SENDER)
-    for ask in (lambda i: Probe(task=f"t{i}", peer="home", repeats=1), lambda i: Measure(task=f"t{i}", rows=(1,))):
+    for ask in (
+        lambda i: Probe(task=f"t{i}", peer="home", repeats=1),
+        lambda i: Measure(task=f"t{i}", rows=(1,)),
+    ):
         buffers = [b"{}"] * isinstance(ask(0), Measure)
         until_busy(lambda i, ask=ask, buffers=buffers: talk.hear(ask(i), *buffers), 300)
         assert codes(talk.hear(ask(10**6), *buffers, sender=OTHER_SENDER)) == []
@@ -177,7 +200,10 @@ def test_plans_have_an_end():
 def test_the_answers_that_are_kept_have_an_end():
     n_rows = 20_000
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"), *[["add", ["x"], [f"{i:x}"], [], 0, {}] for i in range(2)]))
+    talk.hear(
+        Prepare(run="r", epoch=1),
+        *plan(recv("x"), *[["add", ["x"], [f"{i:x}"], [], 0, {}] for i in range(2)]),
+    )
     talk.hear(Commit(run="r", epoch=1))
     run = talk.core._work.plans.runs["r"]
     for step in range(40):
@@ -185,13 +211,24 @@ def test_the_answers_that_are_kept_have_an_end():
         name = next(iter(talk.core._work._executions))
         del talk.core._work._executions[name]
         run.answered(name, (Done(), (bytes(50 * n_rows),)))
-        assert sum(len(answer[1][0]) for answer in run.answers.values() if answer) <= KEPT_ANSWERS_BYTES
+        assert (
+            sum(len(answer[1][0]) for answer in run.answers.values() if answer)
+            <= KEPT_ANSWERS_BYTES
+        )
     assert run.answers[name] is not None
 
 
 def test_aborted_sends_to_nobody_are_not_kept():
-    """The home's data connection does not stand, so nothing leaves; what is aborted is not among what waits."""
-    talk = Talk().begin().roster().load(WAITS, ["send", ["x"], [], [], 0, {"peer": "home", "name": "x"}])
+    """The home's data connection does not stand, so nothing leaves.
+
+    What is aborted is not among what waits.
+    """
+    talk = (
+        Talk()
+        .begin()
+        .roster()
+        .load(WAITS, ["send", ["x"], [], [], 0, {"peer": "home", "name": "x"}])
+    )
     talk.core._outgoing.lose(OWNER_KEY)
     for step in range(50):
         talk.hear(Execute(run="r", epoch=1, program="p", step=step))
@@ -202,13 +239,22 @@ def test_aborted_sends_to_nobody_are_not_kept():
 
 
 def test_ordinary_work_is_far_from_all_of_it():
-    """A pipeline of 64 micro-batches on a worker that is behind, two steps at once, and a switch of plans."""
+    """A pipeline of 64 micro-batches on a worker that is behind, two steps at once, and a switch of
+    plans.
+    """
     talk = Talk(memory_bytes=10**9, inbound_bytes=MIB).begin().roster()
-    rows = [recv(f"x{i}") for i in range(64)] + [["add", [f"x{i}"], [f"y{i}"], [], i, {}] for i in range(64)]
+    rows = [recv(f"x{i}") for i in range(64)] + [
+        ["add", [f"x{i}"], [f"y{i}"], [], i, {}] for i in range(64)
+    ]
     talk.load(*rows)
     for step in range(2):
-        assert codes(talk.hear(Execute(run="r", epoch=1, program="p", step=step, after_step=step - 1))) == []
+        assert (
+            codes(talk.hear(Execute(run="r", epoch=1, program="p", step=step, after_step=step - 1)))
+            == []
+        )
         for i in range(64):
-            assert codes(talk.hear(value(f"x{i}", step=step, transfer=1 + i + 64 * step), EIGHT)) == []
+            assert (
+                codes(talk.hear(value(f"x{i}", step=step, transfer=1 + i + 64 * step), EIGHT)) == []
+            )
     assert codes(talk.hear(Prepare(run="r", epoch=2), *plan(*rows, segments=("s",)))) == []
     assert talk.core._laborer.behind_bytes < MAX_BEHIND_BYTES / 100

@@ -1,4 +1,6 @@
-"""Two cores over links that break at random: every value arrives once, whole, and every place is given back."""
+"""Two cores over links that break at random: every value arrives once, whole, and every place is
+given back.
+"""
 
 import random
 from collections import deque
@@ -8,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.agent.core.core_talk import OWNER_KEY, Talk, plan, recv, send, settings
 
-from potluck_agent.core.events import MEMBER, OWNER, FromPeer, FromWorker, LinkReset, Sender, Span, Store, ToPeer
+from potluck_agent.core.events import (
+    MEMBER,
+    OWNER,
+    FromPeer,
+    FromWorker,
+    LinkReset,
+    Sender,
+    Span,
+    Store,
+    ToPeer,
+)
 from potluck_agent.core.machine import Core
 from potluck_wire.documents import dump
 from potluck_wire.frames import decode, encode
@@ -35,18 +47,25 @@ ARENA_BYTES = 2**20
 
 
 class World:
-    """A notebook and two devices; `links[a, b]` holds the data messages on their way from a to b."""
+    """A notebook and two devices; `links[a, b]` holds the data messages on their way from a to
+    b.
+    """
 
     def __init__(self, seed: int, nbytes: int) -> None:
         self.rng, self.nbytes, self.now_s = random.Random(seed), nbytes, 0.0
-        self.cores = {key: Core(settings(name=NAMES[key], key=key, inbound_bytes=ARENA_BYTES)) for key in (LEFT, RIGHT)}
+        self.cores = {
+            key: Core(settings(name=NAMES[key], key=key, inbound_bytes=ARENA_BYTES))
+            for key in (LEFT, RIGHT)
+        }
         self.arenas = {key: bytearray(ARENA_BYTES) for key in self.cores}
         self.links: dict[tuple[str, str], deque] = {}
         self.done: dict[tuple[str, int], int] = {}
         self.home: dict[int, bytearray] = {}
         self.coming: dict[int, tuple[Value, bytearray]] = {}
         self.data = {step: self.rng.randbytes(nbytes) for step in range(N_STEPS)}
-        rows = [{"name": name, "key": key, "address": "127.0.0.1:47600"} for key, name in NAMES.items()]
+        rows = [
+            {"name": name, "key": key, "address": "127.0.0.1:47600"} for key, name in NAMES.items()
+        ]
         for key, core in self.cores.items():
             self.control(key, Hello(major=1))
             self.act(key, core.handle(FromWorker(WorkerReady(), (b"{}",)), self.now_s))
@@ -56,7 +75,9 @@ class World:
         self.control(RIGHT, Prepare(run="r", epoch=1), *plan(recv("x", "left"), send("x")))
 
     def control(self, key, message, *buffers):
-        self.act(key, self.cores[key].handle(FromPeer(Sender(HOME, OWNER), message, buffers), self.now_s))
+        self.act(
+            key, self.cores[key].handle(FromPeer(Sender(HOME, OWNER), message, buffers), self.now_s)
+        )
 
     def act(self, key, actions):
         """Carry out a core's actions; what it sends goes through real frames."""
@@ -66,7 +87,9 @@ class World:
                     self.arenas[key][offset : offset + len(data)] = data
                 case ToPeer(key=to, message=Done() as done):
                     self.done[key, done.step] = self.done.get((key, done.step), 0) + 1
-                case ToPeer(key=to, message=message) if MESSAGES[NUMBER_OF[type(message)]].channel is Channel.DATA:
+                case ToPeer(key=to, message=message) if (
+                    MESSAGES[NUMBER_OF[type(message)]].channel is Channel.DATA
+                ):
                     frames = encode(message, [self.read(key, part) for part in action.buffers])
                     self.links.setdefault((key, to), deque()).append(frames)
 
@@ -121,14 +144,21 @@ class World:
                 self.links.setdefault((HOME, source), deque()).append(encode(credit))
 
     def break_link(self):
-        """The connection from left to right is a new one; everything on the old one, both ways, is lost."""
+        """The connection from left to right is a new one.
+
+        Everything on the old one, both ways, is lost.
+        """
         self.links.pop((LEFT, RIGHT), None)
         self.links.pop((RIGHT, LEFT), None)
         self.act(RIGHT, self.cores[RIGHT].handle(LinkReset(LEFT, outgoing=False), self.now_s))
         self.act(LEFT, self.cores[LEFT].handle(LinkReset(RIGHT, incoming=False), self.now_s))
 
 
-@given(seed=st.integers(0, 2**32), nbytes=st.sampled_from([0, 1, 100_000, 300_000]), n_breaks=st.integers(0, 8))
+@given(
+    seed=st.integers(0, 2**32),
+    nbytes=st.sampled_from([0, 1, 100_000, 300_000]),
+    n_breaks=st.integers(0, 8),
+)
 def test_every_value_arrives_once_and_whole_however_often_a_link_breaks(seed, nbytes, n_breaks):
     world = World(seed, nbytes)
     world.start()

@@ -1,4 +1,6 @@
-"""A value for another program leaves its own one behind: that goes on, whatever becomes of the value."""
+"""A value for another program leaves its own one behind: that goes on, whatever becomes of the
+value.
+"""
 
 import pytest
 from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, recv, send
@@ -21,15 +23,24 @@ def let_go(**changes):
 def test_it_is_for_the_same_step_of_the_other_program_and_its_own_one_is_done():
     _, actions = let_go()
     sent = Value(
-        transfer=1, run="r", epoch=4, program="follow", name="follow:x", shape=(2,), nbytes=8, chunk_bytes=CHUNK_BYTES
-    )  # fmt: skip
+        transfer=1,
+        run="r",
+        epoch=4,
+        program="follow",
+        name="follow:x",
+        shape=(2,),
+        nbytes=8,
+        chunk_bytes=CHUNK_BYTES,
+    )
     assert ToPeer(MEMBER_KEY, sent, (Span("inbound", 0, 8),)) in actions
     assert any(isinstance(action.message, Done) for action in actions if isinstance(action, ToPeer))
 
 
 ENDS = {
     "it has arrived": lambda talk: talk.hear(credit(), sender=MEMBER_SENDER),
-    "it is not wanted": lambda talk: talk.hear(Rejected(transfer=1, code="old-epoch"), sender=MEMBER_SENDER),
+    "it is not wanted": lambda talk: talk.hear(
+        Rejected(transfer=1, code="old-epoch"), sender=MEMBER_SENDER
+    ),
     "the receiver is gone": lambda talk: talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s),
 }
 

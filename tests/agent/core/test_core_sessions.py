@@ -19,7 +19,15 @@ from tests.agent.core.core_talk import (
     send,
 )
 
-from potluck_agent.core.events import KillWorker, Member, PeerRevoked, SetMembers, StartWorker, ToPeer, ToWorker
+from potluck_agent.core.events import (
+    KillWorker,
+    Member,
+    PeerRevoked,
+    SetMembers,
+    StartWorker,
+    ToPeer,
+    ToWorker,
+)
 from potluck_agent.core.members import read_address, read_roster
 from potluck_wire import statement
 from potluck_wire.errors import WireError
@@ -60,7 +68,10 @@ def test_welcome_waits_for_the_worker():
     early = talk.hear(Meter(period_s=1.0))
     assert early == [refused(Meter, RefusalCode.STATE, "Meter while the session is opening")]
     (welcome,) = talk.work(WorkerReady(), READY)
-    assert (welcome.key, welcome.message) == (OWNER_KEY, Welcome(major=VERSION[0], minor=VERSION[1], name="jetson"))
+    assert (welcome.key, welcome.message) == (
+        OWNER_KEY,
+        Welcome(major=VERSION[0], minor=VERSION[1], name="jetson"),
+    )
     said = statement.read(welcome.buffers[0])
     assert (said["name"], said["memory_bytes"], said["operators"]) == ("jetson", 1000, ["aten.add"])
 
@@ -69,7 +80,9 @@ def test_second_hello_is_welcomed_at_once_and_keeps_the_runs():
     talk = Talk().begin().load(recv("x"))
     (welcome,) = talk.hear(Hello(major=1))
     assert isinstance(welcome.message, Welcome)
-    assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
+    assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
+        ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))
+    ]
 
 
 def test_another_major_version_is_refused_and_starts_nothing():
@@ -81,7 +94,11 @@ def test_another_major_version_is_refused_and_starts_nothing():
 @pytest.mark.parametrize("entry", MESSAGES.values(), ids=lambda entry: entry.type.__name__)
 def test_member_may_send_values_and_nothing_else(entry):
     talk = Talk().begin().roster()
-    actions = talk.hear(entry.type(), *[b""] * entry.buffers[0], sender=MEMBER_SENDER) if on_network(entry) else []
+    actions = (
+        talk.hear(entry.type(), *[b""] * entry.buffers[0], sender=MEMBER_SENDER)
+        if on_network(entry)
+        else []
+    )
     if entry.channel is Channel.DATA:
         assert all(isinstance(action, ToPeer) and action.key == MEMBER_KEY for action in actions)
     else:
@@ -144,13 +161,19 @@ def test_refuses_rosters_that_do_not_hold(rows):
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [("a.local:1", ("a.local", 1)), ("[fe80::1]:47600", ("fe80::1", 47600)), ("10.0.0.1:65532", ("10.0.0.1", 65532))],
+    [
+        ("a.local:1", ("a.local", 1)),
+        ("[fe80::1]:47600", ("fe80::1", 47600)),
+        ("10.0.0.1:65532", ("10.0.0.1", 65532)),
+    ],
 )
 def test_reads_addresses(text, address):
     assert read_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "x", "x:", ":1", "x:0", "x:65533", "x:-1", "a b:1", "x/y:1", "ipc://x:1", 5])
+@pytest.mark.parametrize(
+    "text", ["", "x", "x:", ":1", "x:0", "x:65533", "x:-1", "a b:1", "x/y:1", "ipc://x:1", 5]
+)
 def test_refuses_addresses(text):
     with pytest.raises(WireError):
         read_address(text)
@@ -163,22 +186,32 @@ def test_one_notebook_at_a_time():
     text = "another notebook's run is on"
     assert actions == [refused(Prepare, RefusalCode.BUSY, text, key=OTHER_KEY, run="s", epoch=1)]
     assert talk.hear(Execute(run="r", epoch=1, program="p"), sender=OTHER_SENDER) == [
-        refused(Execute, RefusalCode.UNKNOWN_RUN, "no run r is loaded", key=OTHER_KEY, run="r", epoch=1)
+        refused(
+            Execute, RefusalCode.UNKNOWN_RUN, "no run r is loaded", key=OTHER_KEY, run="r", epoch=1
+        )
     ]
 
 
 def test_nothing_is_measured_beside_another_notebooks_run():
     talk = Talk().begin().load(recv("x"))
     talk.hear(Hello(major=1), sender=OTHER_SENDER)
-    asked = [(Measure(task="t", rows=(1,)), (b"{}",)), (Probe(task="t", peer="home", nbytes=8, repeats=1), ())]
+    asked = [
+        (Measure(task="t", rows=(1,)), (b"{}",)),
+        (Probe(task="t", peer="home", nbytes=8, repeats=1), ()),
+    ]
     for message, buffers in asked:
-        text = "another notebook's run is on, and would slow what is measured; ask again when it is over"
+        text = (
+            "another notebook's run is on, and would slow what is measured; ask again when "
+            "it is over"
+        )
         refusal = [refused(type(message), RefusalCode.BUSY, text, key=OTHER_KEY)]
         assert talk.hear(message, *buffers, sender=OTHER_SENDER) == refusal
         assert not any(map(is_refusal, talk.hear(message, *buffers)))  # whose run it is may measure
     talk.hear(Drop(run="r", epoch=-1))
     for message, buffers in asked:
-        assert not any(map(is_refusal, talk.hear(replace(message, task="u"), *buffers, sender=OTHER_SENDER)))
+        assert not any(
+            map(is_refusal, talk.hear(replace(message, task="u"), *buffers, sender=OTHER_SENDER))
+        )
 
 
 def is_refusal(action):
@@ -210,7 +243,9 @@ def test_weights_that_name_no_segment_are_refused(weights):
     document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
     (answer,) = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
     assert answer.message.code == RefusalCode.DOCUMENT
-    assert "segments[0].weights of the plan must be those of NAME or EPOCH/NAME" in answer.message.text
+    assert (
+        "segments[0].weights of the plan must be those of NAME or EPOCH/NAME" in answer.message.text
+    )
 
 
 def test_prepare_loads_every_segment_once_and_then_says_so():
@@ -235,7 +270,8 @@ def test_a_plan_that_does_not_fit_says_needed_and_available(minor):
     talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
     actions = talk.hear(Prepare(run="s", epoch=1, memory_bytes=600), *plan(recv("x")))
     text = "600 bytes needed, 400 bytes available"
-    sizes = {"needed_bytes": 600, "available_bytes": 400} if (1, minor) >= REFUSED_BYTES else {}  # others know no such
+    # others know no such
+    sizes = {"needed_bytes": 600, "available_bytes": 400} if (1, minor) >= REFUSED_BYTES else {}
     assert actions == [refused(Prepare, RefusalCode.MEMORY, text, run="s", epoch=1, **sizes)]
     assert talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x"))) == [
         ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
@@ -267,7 +303,9 @@ def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
     talk.hear(Prepare(run="r", epoch=2), *plan(recv("x")))
     assert talk.hear(Commit(run="r", epoch=2))[0] == ToWorker(Forget(prefix="r/1/"))
     text = "epoch 2 is in force"
-    assert talk.hear(Commit(run="r", epoch=1)) == [refused(Commit, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)]
+    assert talk.hear(Commit(run="r", epoch=1)) == [
+        refused(Commit, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
+    ]
     assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
         refused(Prepare, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
     ]
@@ -277,7 +315,9 @@ def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
 
 
 @pytest.mark.parametrize(
-    ("alone", "left"), [(300, 700), (0, 100), (1000, 100)], ids=["less", "as prepared", "never more"]
+    ("alone", "left"),
+    [(300, 700), (0, 100), (1000, 100)],
+    ids=["less", "as prepared", "never more"],
 )
 def test_a_commit_gives_back_what_was_only_for_the_time_beside_the_plan_before(alone, left):
     """The device has 1,000 bytes; the plan was prepared with 900 for itself and the one before."""
@@ -303,7 +343,10 @@ def test_a_plan_that_is_loaded_while_a_newer_one_comes_into_force_is_refused():
 
 def test_dropping_twice_is_fine():
     talk = Talk().begin().load(recv("x"))
-    assert talk.hear(Drop(run="r")) == [ToWorker(Forget(prefix="r/1/")), ToPeer(OWNER_KEY, Dropped(run="r"))]
+    assert talk.hear(Drop(run="r")) == [
+        ToWorker(Forget(prefix="r/1/")),
+        ToPeer(OWNER_KEY, Dropped(run="r")),
+    ]
     assert talk.hear(Drop(run="r")) == [ToPeer(OWNER_KEY, Dropped(run="r"))]
 
 

@@ -1,7 +1,21 @@
-"""Values on their way through the core, as lists of actions: credit, urgency, pace, and broken connections."""
+"""Values on their way through the core, as lists of actions: credit, urgency, pace, and broken
+connections.
+"""
 
 import pytest
-from tests.agent.core.core_talk import EIGHT, MEMBER_KEY, OWNER_KEY, RUN, Talk, credit, cut, forget, recv, send, value
+from tests.agent.core.core_talk import (
+    EIGHT,
+    MEMBER_KEY,
+    OWNER_KEY,
+    RUN,
+    Talk,
+    credit,
+    cut,
+    forget,
+    recv,
+    send,
+    value,
+)
 
 from potluck_agent.core.events import LinkReset, MemberLost, Span, Store, ToPeer
 from potluck_wire.limits import CHUNK_BYTES, WINDOW_BYTES, WINDOW_CHUNKS
@@ -69,16 +83,22 @@ def test_a_probe_is_repeated_and_timed():
     (again,) = talk.hear(credit(1, 100))
     assert again.message.transfer == 2
     talk.now_s += 0.25
-    assert talk.hear(credit(2, 100)) == [ToPeer(OWNER_KEY, Probed(task="t", peer="home", seconds=(0.5, 0.25)))]
+    assert talk.hear(credit(2, 100)) == [
+        ToPeer(OWNER_KEY, Probed(task="t", peer="home", seconds=(0.5, 0.25)))
+    ]
 
 
 def test_a_probe_is_taken_credited_and_thrown_away():
     talk = Talk().begin()
-    probe = Value(transfer=3, program="probe", name="t", dtype="uint8", shape=(5,), nbytes=5, chunk_bytes=64)
+    probe = Value(
+        transfer=3, program="probe", name="t", dtype="uint8", shape=(5,), nbytes=5, chunk_bytes=64
+    )
     assert talk.hear(probe, b"12345") == [ToPeer(OWNER_KEY, credit(3, 5))]
 
 
-@pytest.mark.parametrize("wrong", [credit(1, 9**9, False), Credit(transfer=1, received_bytes=3, done=True)])
+@pytest.mark.parametrize(
+    "wrong", [credit(1, 9**9, False), Credit(transfer=1, received_bytes=3, done=True)]
+)
 def test_credit_that_cannot_be_ends_that_value_only(wrong):
     talk = Talk().begin().load(recv("x"), send("x"))
     talk.hear(RUN)
@@ -121,7 +141,9 @@ def test_a_device_whose_only_work_is_a_long_transfer_gets_on():
     talk, told = Talk().begin().load(recv("x")), []
     talk.hear(RUN)
     for message in (value(nbytes=192), Chunk(transfer=1, index=1), Chunk(transfer=1, index=2)):
-        (pong,) = [action.message for action in talk.hear(Ping()) if isinstance(action.message, Pong)]
+        (pong,) = [
+            action.message for action in talk.hear(Ping()) if isinstance(action.message, Pong)
+        ]
         told.append((pong.busy, pong.progress))
         talk.hear(message, b"x" * 64)
     assert told == [(True, told[0][1] + n) for n in range(3)]
@@ -140,7 +162,9 @@ def test_a_value_that_never_finds_room_is_rejected_in_the_end():
     assert talk.hear(value(step=1, transfer=2), EIGHT) == []
     assert talk.tick(30.0) == []
     text = "no room for 8 bytes"
-    assert talk.tick(0.5) == [ToPeer(OWNER_KEY, Rejected(transfer=2, code=RefusalCode.MEMORY, text=text))]
+    assert talk.tick(0.5) == [
+        ToPeer(OWNER_KEY, Rejected(transfer=2, code=RefusalCode.MEMORY, text=text))
+    ]
 
 
 def test_a_member_that_stays_away_ends_what_waits_for_it():

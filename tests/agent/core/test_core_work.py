@@ -59,10 +59,19 @@ def test_a_value_is_stored_computed_with_sent_and_given_back():
     ]
     assert talk.work(Freed(offset=0)) == []
     talk.now_s = 11.0
-    out = Value(transfer=1, run="r", epoch=1, program="p", name="out", shape=(2,), nbytes=8, chunk_bytes=CHUNK_BYTES)
-    assert talk.work(Computed(tag=1, start_s=10.25, stop_s=10.5, memory_bytes=99), exported(("a", 64))) == [
-        ToPeer(OWNER_KEY, out, (Span("outbound", 64, 8),))
-    ]
+    out = Value(
+        transfer=1,
+        run="r",
+        epoch=1,
+        program="p",
+        name="out",
+        shape=(2,),
+        nbytes=8,
+        chunk_bytes=CHUNK_BYTES,
+    )
+    assert talk.work(
+        Computed(tag=1, start_s=10.25, stop_s=10.5, memory_bytes=99), exported(("a", 64))
+    ) == [ToPeer(OWNER_KEY, out, (Span("outbound", 64, 8),))]
     talk.now_s = 12.0
     done = Done(run="r", epoch=1, program="p", busy_s=0.25, peak_bytes=99)
     times = b"[[0,10.0,10.0],[1,10.25,10.5],[2,11.0,12.0]]"
@@ -72,7 +81,8 @@ def test_a_value_is_stored_computed_with_sent_and_given_back():
         forget(),
     ]
     assert talk.hear(RUN) == [ToPeer(OWNER_KEY, done, (times,))]  # executed once, answered again
-    assert talk.hear(value(transfer=2), EIGHT) == [ToPeer(OWNER_KEY, credit(2))]  # applied once, acknowledged again
+    # applied once, acknowledged again
+    assert talk.hear(value(transfer=2), EIGHT) == [ToPeer(OWNER_KEY, credit(2))]
 
 
 def test_values_may_come_before_their_execution():
@@ -82,7 +92,9 @@ def test_values_may_come_before_their_execution():
         ToPeer(OWNER_KEY, credit()),
         ToWorker(Put(value="r/1/p/0/x", offset=0, nbytes=8, shape=(2,))),
     ]
-    assert talk.hear(RUN) == [compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())]
+    assert talk.hear(RUN) == [
+        compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())
+    ]
 
 
 def test_early_values_of_a_dropped_plan_are_given_back():
@@ -90,7 +102,9 @@ def test_early_values_of_a_dropped_plan_are_given_back():
     talk.hear(value(), EIGHT)
     assert talk.hear(value(step=1, transfer=2), EIGHT) == []  # no room, no credit
     assert talk.hear(Drop(run="r")) == [
-        ToPeer(OWNER_KEY, Rejected(transfer=2, code=RefusalCode.UNKNOWN_RUN, text="the run has ended")),
+        ToPeer(
+            OWNER_KEY, Rejected(transfer=2, code=RefusalCode.UNKNOWN_RUN, text="the run has ended")
+        ),
         ToWorker(Forget(prefix="r/1/")),
         ToPeer(OWNER_KEY, Dropped(run="r")),
     ]
@@ -99,7 +113,9 @@ def test_early_values_of_a_dropped_plan_are_given_back():
 
 
 def test_tasks_are_queued_ahead_when_their_inputs_are_on_the_way():
-    talk = Talk().begin().load(recv("x"), cut("x", "a"), cut("x", "b"), add("a", "b", "c"), send("c"))
+    talk = (
+        Talk().begin().load(recv("x"), cut("x", "a"), cut("x", "b"), add("a", "b", "c"), send("c"))
+    )
     talk.hear(RUN)
     *_, first, second = talk.hear(value(), EIGHT)
     assert first == compute(1, "slice", ["x"], ["a"], attrs=cut_attrs())
@@ -116,19 +132,33 @@ def test_the_most_urgent_ready_task_goes_first():
     actions = talk.hear(value(), EIGHT)
     for tag in (1, 2):
         actions += talk.work(Computed(tag=tag), b"[]")
-    order = [action.message.outputs[0] for action in actions if isinstance(getattr(action, "message", 0), Compute)]
+    order = [
+        action.message.outputs[0]
+        for action in actions
+        if isinstance(getattr(action, "message", 0), Compute)
+    ]
     assert order == [f"r/1/p/0/v{i}" for i in (3, 2, 1, 0)]
 
 
 def test_after_a_send_means_after_its_acknowledgement():
-    talk = Talk().begin().load(recv("x"), send("x"), ["slice", ["x"], ["a"], [1], 0, {"dim": 0, "start": 0, "stop": 1}])
+    talk = (
+        Talk()
+        .begin()
+        .load(
+            recv("x"), send("x"), ["slice", ["x"], ["a"], [1], 0, {"dim": 0, "start": 0, "stop": 1}]
+        )
+    )
     talk.hear(RUN)
     *_, sent = talk.hear(value(), EIGHT)
     assert sent.buffers == (Span("inbound", 0, 8),)
-    assert talk.hear(credit()) == [compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())]
+    assert talk.hear(credit()) == [
+        compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())
+    ]
 
 
-@pytest.mark.parametrize("told", [(Freed(offset=0),), (Computed(tag=1, freed=(0,)), b"[]")], ids=["alone", "at once"])
+@pytest.mark.parametrize(
+    "told", [(Freed(offset=0),), (Computed(tag=1, freed=(0,)), b"[]")], ids=["alone", "at once"]
+)
 def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(told):
     talk = Talk(inbound_bytes=64).begin().load(recv("x"), cut("x", "a"), send("x"))
     talk.hear(RUN)
@@ -153,7 +183,10 @@ def test_a_value_that_nobody_uses_is_given_back_at_once():
 
 
 def test_segments_are_named_by_run_and_epoch():
-    rows = [["gradients", [], ["g"], [], 0, {"segment": name, "share_frac": 1.0}] for name in ("s", "7/s")]
+    rows = [
+        ["gradients", [], ["g"], [], 0, {"segment": name, "share_frac": 1.0}]
+        for name in ("s", "7/s")
+    ]
     rows[1][2] = ["h"]
     talk = Talk().begin().load(*rows, segments=("s",))
     slots = [action.message.slot for action in talk.hear(RUN)]
@@ -167,7 +200,7 @@ def test_a_prepared_epoch_may_execute_before_it_is_in_force():
     assert talk.hear(value(), EIGHT)[-2].message == Done(run="r", epoch=1, program="p")
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def test_a_failed_task_ends_its_execution_and_no_other():
@@ -175,7 +208,9 @@ def test_a_failed_task_ends_its_execution_and_no_other():
     for step in (0, 1):
         talk.hear(Execute(run="r", epoch=1, program="p", step=step))
         talk.hear(value(step=step, transfer=step + 1), EIGHT)
-    failed = Failed(run="r", epoch=1, program="p", instruction=1, cause=FailureCause.INPUT, text="bad shape")
+    failed = Failed(
+        run="r", epoch=1, program="p", instruction=1, cause=FailureCause.INPUT, text="bad shape"
+    )
     assert talk.work(ComputeFailed(tag=1, cause=FailureCause.INPUT, text="bad shape")) == [
         ToPeer(OWNER_KEY, failed),
         forget(),
@@ -194,7 +229,8 @@ def test_tasks_of_a_failed_execution_that_were_with_the_worker_give_their_places
 
 
 @pytest.mark.parametrize(
-    ("code", "cause"), [(RefusalCode.MEMORY, FailureCause.MEMORY), (RefusalCode.OLD_EPOCH, FailureCause.PEER_LOST)]
+    ("code", "cause"),
+    [(RefusalCode.MEMORY, FailureCause.MEMORY), (RefusalCode.OLD_EPOCH, FailureCause.PEER_LOST)],
 )
 def test_a_rejected_value_ends_the_execution_and_names_the_receiver(code, cause):
     talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
@@ -226,13 +262,15 @@ def test_what_comes_after_a_crash_is_rejected():
     assert talk.core.handle(WorkerDied(FailureCause.CRASHED, "died"), talk.now_s) == [
         ToPeer(
             OWNER_KEY,
-            Rejected(transfer=1, code=RefusalCode.UNKNOWN_RUN, text="the worker of this device is gone"),
+            Rejected(
+                transfer=1, code=RefusalCode.UNKNOWN_RUN, text="the worker of this device is gone"
+            ),
         )
     ]
     assert talk.hear(Chunk(transfer=1, index=1), b"x" * 64) == []
 
 
-# --- values that do not belong ----------------------------------------------------------------------------------------
+# --- values that do not belong --------------------------------------------------------------------
 
 UNWANTED = [
     ("unknown run", value(run="other"), RefusalCode.UNKNOWN_RUN),
@@ -268,7 +306,10 @@ def test_rejects_values_of_another_notebook():
 def test_takes_values_of_a_member_only_under_its_own_name():
     talk = Talk().begin().roster().load(recv("x"), recv("z", "phone"))
     assert isinstance(talk.hear(value("x"), EIGHT, sender=MEMBER_SENDER)[0].message, Rejected)
-    assert talk.hear(value("z"), EIGHT, sender=MEMBER_SENDER)[:2] == [Store(0, EIGHT), ToPeer(MEMBER_KEY, credit())]
+    assert talk.hear(value("z"), EIGHT, sender=MEMBER_SENDER)[:2] == [
+        Store(0, EIGHT),
+        ToPeer(MEMBER_KEY, credit()),
+    ]
 
 
 @pytest.mark.parametrize(("index", "nbytes"), [(2, 64), (0, 64), (1, 63), (1, 65)])

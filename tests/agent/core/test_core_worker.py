@@ -1,9 +1,31 @@
-"""The core and its worker, as lists of actions: crashes, hangs, and what is measured on the owner's behalf."""
+"""The core and its worker, as lists of actions: crashes, hangs, and what is measured on the owner's
+behalf.
+"""
 
 import pytest
-from tests.agent.core.core_talk import OWNER_KEY, READY, RUN, Talk, cut, plan, recv, refused, send, value
+from tests.agent.core.core_talk import (
+    OWNER_KEY,
+    READY,
+    RUN,
+    Talk,
+    cut,
+    plan,
+    recv,
+    refused,
+    send,
+    value,
+)
 
-from potluck_agent.core.events import KillWorker, ReadMeter, Span, StartWorker, Store, ToPeer, ToWorker, WorkerDied
+from potluck_agent.core.events import (
+    KillWorker,
+    ReadMeter,
+    Span,
+    StartWorker,
+    Store,
+    ToPeer,
+    ToWorker,
+    WorkerDied,
+)
 from potluck_wire.messages import (
     Chunk,
     Commit,
@@ -31,14 +53,16 @@ from potluck_wire.messages import (
     WorkerReady,
 )
 
-# --- the worker -------------------------------------------------------------------------------------------------------
+# --- the worker -----------------------------------------------------------------------------------
 
 
 def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
     talk = Talk().begin().load(recv("x"), cut("x", "a"), send("a"))
     talk.hear(Execute(run="r", epoch=1, program="p", step=4))
     actions = talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
-    failed = Failed(run="r", epoch=1, program="p", step=4, cause=FailureCause.CRASHED, text="SIGSEGV")
+    failed = Failed(
+        run="r", epoch=1, program="p", step=4, cause=FailureCause.CRASHED, text="SIGSEGV"
+    )
     assert actions == [ToPeer(OWNER_KEY, failed)]
     (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=4))
     why = "run r went with the worker: SIGSEGV"
@@ -54,9 +78,25 @@ def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
         (
             True,
             None,
-            refused(Prepare, RefusalCode.UNKNOWN_RUN, "run r went with the worker: SIGSEGV", run="r", epoch=2),
+            refused(
+                Prepare,
+                RefusalCode.UNKNOWN_RUN,
+                "run r went with the worker: SIGSEGV",
+                run="r",
+                epoch=2,
+            ),
         ),
-        (True, 1, refused(Prepare, RefusalCode.UNKNOWN_RUN, "run r went with the worker: SIGSEGV", run="r", epoch=2)),
+        (
+            True,
+            1,
+            refused(
+                Prepare,
+                RefusalCode.UNKNOWN_RUN,
+                "run r went with the worker: SIGSEGV",
+                run="r",
+                epoch=2,
+            ),
+        ),
         (True, -1, StartWorker()),
         (False, 1, StartWorker()),  # it was to take part later: its notebook may try again
     ],
@@ -95,13 +135,17 @@ def test_a_hung_worker_is_killed_after_the_time_it_may_be_silent():
     talk.hear(Execute(run="r", epoch=1, program="p"))
     assert talk.tick(100.0) == []  # nothing was asked of it
     (*_, compute) = talk.hear(
-        Value(run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64), b"12345678"
+        Value(run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64),
+        b"12345678",
     )
     assert isinstance(compute.message, Compute)
     assert talk.tick(30.0) == []
     kill, failed = talk.tick(0.5)
     assert kill == KillWorker("the worker was silent for 30 s")
-    assert (failed.message.cause, failed.message.text) == (FailureCause.HUNG, "the worker was silent for 30 s")
+    assert (failed.message.cause, failed.message.text) == (
+        FailureCause.HUNG,
+        "the worker was silent for 30 s",
+    )
 
 
 NOISE = {  # what nobody asked for, or asked for no more
@@ -152,14 +196,20 @@ def test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says():
     assert KillWorker("the worker was silent for 30 s") in talk.tick(0.5)
 
 
-HOLDERS = {  # who holds the place of x, which is 128 bytes at 0: its program, and what has come of it
+# who holds the place of x, which is 128 bytes at 0: its program, and what has come of it
+HOLDERS = {
     "it is still coming in": ([recv("x"), cut("x", "a")], 1),
     "it is to be sent on": ([recv("x"), send("x", "phone")], 2),
-    "it is to be sent on, and the worker has let go already": ([recv("x"), cut("x", "a"), send("x", "phone")], 2),
+    "it is to be sent on, and the worker has let go already": (
+        [recv("x"), cut("x", "a"), send("x", "phone")],
+        2,
+    ),
 }
 
 
-@pytest.mark.parametrize("freed", [Freed(offset=0), Computed(tag=9, freed=(0,))], ids=["alone", "with a task"])
+@pytest.mark.parametrize(
+    "freed", [Freed(offset=0), Computed(tag=9, freed=(0,))], ids=["alone", "with a task"]
+)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, freed):
     rows, n_chunks = HOLDERS[holder]
@@ -169,7 +219,8 @@ def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, f
         talk.hear(Chunk(transfer=1, index=index), bytes(64))
     for _ in range(3):
         talk.work(freed, *[b"[]"] * isinstance(freed, Computed))
-    assert talk.hear(value(step=1, transfer=2, nbytes=128), bytes(64))[0] == Store(128, bytes(64))  # not over x
+    # not over x
+    assert talk.hear(value(step=1, transfer=2, nbytes=128), bytes(64))[0] == Store(128, bytes(64))
     if n_chunks == 1:
         assert talk.hear(Chunk(transfer=1, index=1), bytes(64))[0] == Store(64, bytes(64))
     else:
@@ -177,7 +228,7 @@ def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, f
         assert sent[0].buffers == (Span("inbound", 0, 128),)
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def test_measure_is_handed_on_and_answered():
@@ -186,8 +237,15 @@ def test_measure_is_handed_on_and_answered():
     assert talk.hear(request, b"graph") == [
         ToWorker(MeasureTask(task="t", train=True, rows=(1, 2), repeats=3), (b"graph",))
     ]
-    numbers = {"rows": (1, 2), "forward_s": (0.1, 0.2), "backward_s": (0.2, 0.3), "memory_bytes": (5, 6)}
-    assert talk.work(MeasuredTask(task="t", **numbers)) == [ToPeer(OWNER_KEY, Measured(task="t", **numbers))]
+    numbers = {
+        "rows": (1, 2),
+        "forward_s": (0.1, 0.2),
+        "backward_s": (0.2, 0.3),
+        "memory_bytes": (5, 6),
+    }
+    assert talk.work(MeasuredTask(task="t", **numbers)) == [
+        ToPeer(OWNER_KEY, Measured(task="t", **numbers))
+    ]
     assert talk.work(MeasuredTask(task="t", **numbers)) == []
 
 
@@ -201,14 +259,21 @@ def test_a_layer_that_cannot_be_measured_is_refused():
 
 @pytest.mark.parametrize(
     "request_",
-    [Measure(rows=(1,)), Measure(task="t"), Measure(task="t", rows=(0,)), Measure(task="t", kind="x", rows=(1,))],
+    [
+        Measure(rows=(1,)),
+        Measure(task="t"),
+        Measure(task="t", rows=(0,)),
+        Measure(task="t", kind="x", rows=(1,)),
+    ],
 )
 def test_refuses_measures_that_make_no_sense(request_):
     (answer,) = Talk().begin().hear(request_, b"graph")
     assert answer.message.code == RefusalCode.DOCUMENT
 
 
-@pytest.mark.parametrize("request_", [Probe(task="t", peer="nobody"), Probe(task="t", peer="home", repeats=65)])
+@pytest.mark.parametrize(
+    "request_", [Probe(task="t", peer="nobody"), Probe(task="t", peer="home", repeats=65)]
+)
 def test_refuses_probes_that_make_no_sense(request_):
     (answer,) = Talk().begin().hear(request_)
     assert answer.message.code == RefusalCode.DOCUMENT

@@ -1,4 +1,6 @@
-"""Credit always comes back: whatever overtakes whatever, a sender never waits for bytes that were taken in long ago."""
+"""Credit always comes back: whatever overtakes whatever, a sender never waits for bytes that were
+taken in long ago.
+"""
 
 import pytest
 from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
@@ -11,7 +13,8 @@ from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB, WINDOW_BYTES,
 from potluck_wire.messages import Chunk, Compute, Computed, Credit, Execute, Release, Value
 
 RECEIVER, SENDER = "R" * 40, "S" * 40
-RATE = 1e8  # paced: one chunk is on the air at a time, so that a more urgent value overtakes at any chunk
+# paced: one chunk is on the air at a time, so that a more urgent value overtakes at any chunk
+RATE = 1e8
 NBYTES = 4 * MIB
 
 
@@ -19,7 +22,10 @@ class Pair:
     """A sender and a receiver with nothing between them but the air."""
 
     def __init__(self, link_bytes_per_s=RATE):
-        self.outgoing, self.incoming = SendQueue(link_bytes_per_s=link_bytes_per_s), ReceiveBuffers(1024 * MIB)
+        self.outgoing, self.incoming = (
+            SendQueue(link_bytes_per_s=link_bytes_per_s),
+            ReceiveBuffers(1024 * MIB),
+        )
         self.now_s, self.credits, self.arrived, self.chunk_bytes = 0.0, [], [], []
         self.outgoing.reach(RECEIVER)
 
@@ -27,10 +33,15 @@ class Pair:
         """Send this value when its turn comes."""
         value = Value(run="r", name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         place = Span("zeros", 0, nbytes)
-        self.outgoing.add(Transfer(key=RECEIVER, value=value, place=place, priority=priority, about="r"))
+        self.outgoing.add(
+            Transfer(key=RECEIVER, value=value, place=place, priority=priority, about="r")
+        )
 
     def carry(self):
-        """One chunk crosses the air and credit comes back at once; False where nothing was to be sent."""
+        """One chunk crosses the air and credit comes back at once.
+
+        False where nothing was to be sent.
+        """
         sent = self.outgoing.pump(self.now_s)
         if not sent and self.outgoing.wake_s() is not None:
             self.now_s = self.outgoing.wake_s()
@@ -58,7 +69,12 @@ def test_large_chunks_of_overtaking_values_never_wait_for_credit_that_nobody_owe
     pair = Pair(link_bytes_per_s=0.0)
     pair.post("first", priority=0, nbytes=MIB)  # shows how fast the link is
     assert pair.carry()
-    sizes = {"large": PARTS * MAX_CHUNK_BYTES, "small": MIB + 1, "middle": PARTS * MIB, "odd": 3 * MIB - 7}
+    sizes = {
+        "large": PARTS * MAX_CHUNK_BYTES,
+        "small": MIB + 1,
+        "middle": PARTS * MIB,
+        "odd": 3 * MIB - 7,
+    }
     for priority, (name, nbytes) in enumerate(sizes.items()):
         pair.post(name, priority=-priority, nbytes=nbytes)
         assert pair.carry()
@@ -90,20 +106,30 @@ def test_credit_is_one_message_for_half_of_the_window():
     pair.post("v", priority=0, nbytes=2 * window_bytes)
     while pair.carry():
         pass
-    assert [credit.received_bytes for credit in pair.credits] == [k * window_bytes // 2 for k in range(1, 5)]
+    assert [credit.received_bytes for credit in pair.credits] == [
+        k * window_bytes // 2 for k in range(1, 5)
+    ]
     assert [credit.done for credit in pair.credits] == [False, False, False, True]
 
 
-@pytest.mark.parametrize(("bytes_per_s", "window_bytes"), [(1e6, WINDOW_CHUNKS * CHUNK_BYTES), (1e12, WINDOW_BYTES)])
+@pytest.mark.parametrize(
+    ("bytes_per_s", "window_bytes"), [(1e6, WINDOW_CHUNKS * CHUNK_BYTES), (1e12, WINDOW_BYTES)]
+)
 def test_the_window_is_some_chunks_of_what_the_link_carries(bytes_per_s, window_bytes):
     outgoing, nbytes = SendQueue(), 4 * WINDOW_BYTES
     outgoing.reach(RECEIVER)
     seen = Value(name="seen", dtype="uint8", shape=(MIB,), nbytes=MIB)
-    outgoing.add(Transfer(key=RECEIVER, value=seen, place=Span("zeros", 0, MIB), priority=0, about="r"))
+    outgoing.add(
+        Transfer(key=RECEIVER, value=seen, place=Span("zeros", 0, MIB), priority=0, about="r")
+    )
     outgoing.pump(0.0)
-    outgoing.credited(RECEIVER, Credit(transfer=1, received_bytes=MIB, done=True), MIB / bytes_per_s)
+    outgoing.credited(
+        RECEIVER, Credit(transfer=1, received_bytes=MIB, done=True), MIB / bytes_per_s
+    )
     bulky = Value(name="bulky", dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-    outgoing.add(Transfer(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r"))
+    outgoing.add(
+        Transfer(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r")
+    )
     assert sum(action.buffers[0].nbytes for action in outgoing.pump(1.0)) == window_bytes
 
 
@@ -120,7 +146,9 @@ class Patient:
     def take(self, value, now_s=0.0, may_wait=True):
         """Which transfers credit comes back for."""
         data = bytes(min(value.nbytes, value.chunk_bytes))
-        step = self.incoming.begin(SENDER, value, data, "r", sink=False, now_s=now_s, may_wait=may_wait)
+        step = self.incoming.begin(
+            SENDER, value, data, "r", sink=False, now_s=now_s, may_wait=may_wait
+        )
         return credited(step.actions)
 
 
@@ -151,7 +179,10 @@ def test_credit_waits_for_a_while_at_most():
 
 def test_credit_for_half_of_the_window_does_not_wait():
     patient = Patient()
-    got = [patient.take(small(transfer, chunk_bytes=CHUNK_BYTES)) for transfer in range(1, WINDOW_CHUNKS // 2 + 1)]
+    got = [
+        patient.take(small(transfer, chunk_bytes=CHUNK_BYTES))
+        for transfer in range(1, WINDOW_CHUNKS // 2 + 1)
+    ]
     assert got == [[], [], [], [1, 2, 3, 4]]
     assert patient.incoming.wake_s() is None
 
@@ -165,7 +196,9 @@ def test_credit_that_waits_goes_with_credit_that_does_not():
 def test_credit_for_a_value_in_chunks_does_not_wait():
     patient = Patient()
     patient.take(small(1, chunk_bytes=CHUNK_BYTES // 2))
-    assert credited(patient.incoming.chunk(SENDER, Chunk(transfer=1, index=1), bytes(CHUNK_BYTES // 2)).actions) == [1]
+    assert credited(
+        patient.incoming.chunk(SENDER, Chunk(transfer=1, index=1), bytes(CHUNK_BYTES // 2)).actions
+    ) == [1]
 
 
 def test_credit_that_waits_is_forgotten_with_its_connection():
@@ -203,7 +236,11 @@ def begun(rows, *, along=True, **settings):
 
 
 def to_phone(actions):
-    return [action.message for action in actions if isinstance(action, ToPeer) and action.key == MEMBER_KEY]
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, ToPeer) and action.key == MEMBER_KEY
+    ]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +253,14 @@ def to_phone(actions):
         ((recv("x", "phone"), ["add", ["x"], ["dx"], [], 0, {}], send("dx", "phone")), {}, False),
         (training("x", "dx")[:-1], {}, False),
     ],
-    ids=["training", "an older phone", "told times", "a link of its own", "no training", "nothing goes back"],
+    ids=[
+        "training",
+        "an older phone",
+        "told times",
+        "a link of its own",
+        "no training",
+        "nothing goes back",
+    ],
 )
 def test_credit_waits_in_training_while_more_goes_to_and_fro(rows, settings, waits):
     talk = begun(rows, **settings)
@@ -233,7 +277,9 @@ def test_credit_waits_in_training_while_more_goes_to_and_fro(rows, settings, wai
     [({"incoming": False}, (7,)), ({"outgoing": False}, None), ({}, ())],
     ids=["ours", "theirs", "both"],
 )
-def test_credit_that_went_with_a_value_is_told_again_as_long_as_the_sender_waits_for_it(reset, again):
+def test_credit_that_went_with_a_value_is_told_again_as_long_as_the_sender_waits_for_it(
+    reset, again
+):
     talk = begun(training("x", "dx"))
     talk.hear(X, b"1234", sender=MEMBER_SENDER)
     talk.work(Computed(tag=1), b"[]")
@@ -256,10 +302,20 @@ def test_a_value_acknowledges_what_went_the_other_way():
     a = Value(transfer=1, shape=(1,), nbytes=4, chunk_bytes=64, name="a", **PLACE)
     talk.hear(a, b"1234")
     (y,) = to_phone(talk.work(Computed(tag=1), b'[["r/1/p/0/y",0,4,"float32",[1]]]'))
-    dy = Value(transfer=3, shape=(1,), nbytes=4, chunk_bytes=64, name="dy", received=(y.transfer, 99), **PLACE)
+    dy = Value(
+        transfer=3,
+        shape=(1,),
+        nbytes=4,
+        chunk_bytes=64,
+        name="dy",
+        received=(y.transfer, 99),
+        **PLACE,
+    )
     actions = talk.hear(dy, b"1234", sender=MEMBER_SENDER)
     assert [action.message.offset for action in actions if is_to_worker(action, Release)] == [0]
-    assert [action.message.op for action in actions if is_to_worker(action, Compute)] == ["backward"]
+    assert [action.message.op for action in actions if is_to_worker(action, Compute)] == [
+        "backward"
+    ]
 
 
 def is_to_worker(action, kind):

@@ -41,12 +41,17 @@ def converse(controller, agent, *, to_agent=lambda m: m, to_controller=lambda m:
 
 
 def test_the_right_code_pairs_both():
-    assert converse(*sides()) == (Paired(name="jetson", key=DEVICE), Paired(name="ada", key=NOTEBOOK))
+    assert converse(*sides()) == (
+        Paired(name="jetson", key=DEVICE),
+        Paired(name="ada", key=NOTEBOOK),
+    )
 
 
 def test_a_token_pairs_too():
     token = new_token()
-    assert converse(*sides(controller_secret=token, agent_secret=token))[1] == Paired(name="ada", key=NOTEBOOK)
+    assert converse(*sides(controller_secret=token, agent_secret=token))[1] == Paired(
+        name="ada", key=NOTEBOOK
+    )
 
 
 def swap(kind, **changes):
@@ -66,7 +71,9 @@ TAMPERED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "secrets", "between"), TAMPERED, ids=[what for what, *_ in TAMPERED])
+@pytest.mark.parametrize(
+    ("what", "secrets", "between"), TAMPERED, ids=[what for what, *_ in TAMPERED]
+)
 def test_whatever_is_exchanged_on_the_way_ends_the_attempt(what, secrets, between):
     controller, agent = sides(**secrets)
     with pytest.raises(PairingFailed) as failure:
@@ -148,7 +155,7 @@ def test_codes_differ():
     assert all(read_secret(secret) == secret for secret in (new_code(), new_token()))
 
 
-# --- the desk ---------------------------------------------------------------------------------------------------------
+# --- the desk -------------------------------------------------------------------------------------
 
 
 def desk(*, window_s=PAIRING_WINDOW_S):
@@ -189,7 +196,9 @@ def test_one_success_and_it_is_closed_again():
 
 def test_three_tries_in_all_then_even_the_right_code_is_refused():
     made = desk()
-    assert [visit(made, float(i), "00000000") for i in range(3)] == [(("wrong-code"), left) for left in (2, 1, 0)]
+    assert [visit(made, float(i), "00000000") for i in range(3)] == [
+        (("wrong-code"), left) for left in (2, 1, 0)
+    ]
     assert visit(made, 4.0) == ("closed", 0)
 
 
@@ -231,7 +240,9 @@ def test_a_slow_visitor_is_overdue_after_each_step():
     assert made.overdue(4.0 + PAIRING_STEP_S)
 
 
-@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(2000), b"\xff" * 64, b"\0\0\0\1\0\0\xff\xff"])
+@pytest.mark.parametrize(
+    "junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(2000), b"\xff" * 64, b"\0\0\0\1\0\0\xff\xff"]
+)
 def test_bytes_that_are_no_message_cost_a_try(junk):
     made = desk()
     made.arrive(0.0)

@@ -4,7 +4,18 @@ import random
 
 import pytest
 from tests.agent.core.core_play import CorePlay
-from tests.agent.core.core_talk import EIGHT, OWNER_KEY, OWNER_SENDER, RUN, Talk, add, recv, send, settings, value
+from tests.agent.core.core_talk import (
+    EIGHT,
+    OWNER_KEY,
+    OWNER_SENDER,
+    RUN,
+    Talk,
+    add,
+    recv,
+    send,
+    settings,
+    value,
+)
 
 from potluck_agent.core.events import FromPeer, Report, Store, ToPeer, ToWorker, Undone
 from potluck_agent.core.machine import Core
@@ -47,7 +58,12 @@ class Tape:
 
     @property
     def outlines(self):
-        return [each for entry in map(unpack, self.entries) if isinstance(entry, Answered) for each in entry.outlines]
+        return [
+            each
+            for entry in map(unpack, self.entries)
+            if isinstance(entry, Answered)
+            for each in entry.outlines
+        ]
 
 
 def differences(steps):
@@ -70,7 +86,12 @@ def test_whatever_happened_happens_again(hostile):
 
 
 def at_work(tape):
-    talk = tape.talk().begin().roster().load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a"))
+    talk = (
+        tape.talk()
+        .begin()
+        .roster()
+        .load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a"))
+    )
     talk.core.reach(OWNER_KEY)
     talk.hear(RUN)
     talk.hear(value(), EIGHT)
@@ -83,10 +104,17 @@ def test_what_else_the_loop_tells_the_core_is_replayed_too():
     talk.core.malformed(OWNER_KEY, Channel.CONTROL, WireError(WireCode.SIZE, "too long"))
     talk.core.fault("a visitor of the pairing port", TypeError("unhashable"))
     talk.tick()
-    talk.core.survive(FromPeer(OWNER_SENDER, Chunk(transfer=1), (b"",)), TypeError("unhashable"), talk.now_s)
+    talk.core.survive(
+        FromPeer(OWNER_SENDER, Chunk(transfer=1), (b"",)), TypeError("unhashable"), talk.now_s
+    )
     steps = tape.replayed()
     assert differences(steps) == []
-    assert {type(step.entry).__name__ for step in steps} >= {"Reached", "Malformed", "Faulted", "Survived"}
+    assert {type(step.entry).__name__ for step in steps} >= {
+        "Reached",
+        "Malformed",
+        "Faulted",
+        "Survived",
+    }
 
 
 def test_an_error_that_was_survived_is_raised_and_survived_again(monkeypatch):
@@ -120,7 +148,9 @@ def test_any_other_answer_is_noticed_where_it_is(which):
     tape = Tape()
     at_work(tape)
     answered = [
-        i for i, entry in enumerate(map(unpack, tape.entries)) if isinstance(entry, Answered) and entry.outlines
+        i
+        for i, entry in enumerate(map(unpack, tape.entries))
+        if isinstance(entry, Answered) and entry.outlines
     ]
     place = answered[which]
     tape.entries[place] = pack(Answered((outline(Report("something else")),)))
@@ -161,7 +191,9 @@ def test_a_number_that_cannot_be_kept_is_an_error_of_the_recorder():
         pack(Handled(1.0, Undone(UNDONE[0], "why")))
 
 
-@pytest.mark.parametrize("action", [UNDONE[0], ToWorker(Compute(tag=2**70)), Report("\ud800"), Store(2**70, b"")])
+@pytest.mark.parametrize(
+    "action", [UNDONE[0], ToWorker(Compute(tag=2**70)), Report("\ud800"), Store(2**70, b"")]
+)
 def test_what_cannot_be_kept_of_an_action_does_not_fail_the_core(action):
     assert open_outline(outline(action)) == (type(action).__name__, "", None, [])
 
@@ -182,7 +214,13 @@ def test_other_bytes_are_no_entry(data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x01", b"\x94\xa6ToPeer\xa1k\x92\x01\xa1x\x90", b"\x94\xa6ToPeer\xa1k\x92\xcc\xff\xa1x\x90"]
+    "data",
+    [
+        b"",
+        b"\x01",
+        b"\x94\xa6ToPeer\xa1k\x92\x01\xa1x\x90",
+        b"\x94\xa6ToPeer\xa1k\x92\xcc\xff\xa1x\x90",
+    ],
 )
 def test_other_bytes_are_no_outline(data):
     with pytest.raises(RecordingError, match="an action that this version does not know"):
@@ -210,7 +248,9 @@ def test_a_recording_that_makes_no_sense_says_why(entries, text):
     tape = Tape()
     tape.core(settings())
     began = unpack(tape.entries[0])
-    fitting = [began if isinstance(entry, Began) and entry.settings is None else entry for entry in entries]
+    fitting = [
+        began if isinstance(entry, Began) and entry.settings is None else entry for entry in entries
+    ]
     with pytest.raises(RecordingError, match=text):
         list(replay(fitting))
 

@@ -1,4 +1,6 @@
-"""Sends that wait for their release time or keep a pace: hints, which delay and never stop anything."""
+"""Sends that wait for their release time or keep a pace: hints, which delay and never stop
+anything.
+"""
 
 import json
 
@@ -101,7 +103,9 @@ def test_a_pace_is_no_brake_where_all_is_there_already():
     for name in ("first", "second"):
         out.add(parcel(name, nbytes=10_000, pace_bytes_per_s=1e3), 5.0)
     (first,) = out.pump(5.0)
-    out.credited(NEAR, Credit(transfer=first.message.transfer, received_bytes=10_000, done=True), 5.1)
+    out.credited(
+        NEAR, Credit(transfer=first.message.transfer, received_bytes=10_000, done=True), 5.1
+    )
     assert names(out.pump(5.1)) == ["second"]
 
 
@@ -113,12 +117,18 @@ def execute(talk, begin_s):
     talk.hear(Prepare(run="r", epoch=1), json.dumps(document).encode())
     talk.hear(Commit(run="r", epoch=1))
     talk.hear(Execute(run="r", epoch=1, program="p", begin_s=begin_s))
-    x = Value(transfer=1, run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64)
+    x = Value(
+        transfer=1, run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64
+    )
     return talk.hear(x, b"12345678")
 
 
 def sent(actions):
-    return [a for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY and isinstance(a.message, Value)]
+    return [
+        a
+        for a in actions
+        if isinstance(a, ToPeer) and a.key == MEMBER_KEY and isinstance(a.message, Value)
+    ]
 
 
 @pytest.mark.parametrize(

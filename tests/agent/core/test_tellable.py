@@ -1,4 +1,6 @@
-"""A plan that an agent accepts is one of which it can make every message: to its worker, to peers, and home."""
+"""A plan that an agent accepts is one of which it can make every message: to its worker, to peers,
+and home.
+"""
 
 import json
 
@@ -17,7 +19,13 @@ from potluck_wire.messages import Done, Prepare, Prepared, RefusalCode
 from potluck_wire.program import MAX_INSTRUCTIONS, from_json
 
 LONGEST = "n" * 64
-RUN = {"segment": LONGEST, "key": "k" * 200, "train": True, "rows": [0, 1, MAX_INT], "micro_batch": MAX_INT}
+RUN = {
+    "segment": LONGEST,
+    "key": "k" * 200,
+    "train": True,
+    "rows": [0, 1, MAX_INT],
+    "micro_batch": MAX_INT,
+}
 LARGE = {
     "an add of 1,300 long names": [
         *[recv(f"{i:0200}") for i in range(1300)],
@@ -28,9 +36,16 @@ LARGE = {
         ["run", [f"i{i}" for i in range(4096)], [f"o{i}" for i in range(4096)], [], 0, RUN],
     ],
     "the states of a whole segment": [
-        ["state", [], [f"{i:0200}" for i in range(1000)], [], 0, {"segment": "s", "names": ["w"] * 1000}],
+        [
+            "state",
+            [],
+            [f"{i:0200}" for i in range(1000)],
+            [],
+            0,
+            {"segment": "s", "names": ["w"] * 1000},
+        ]
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LARGE)
@@ -43,7 +58,9 @@ def test_a_plan_that_its_worker_could_not_be_told_is_refused_when_it_is_prepared
 def test_a_plan_of_many_short_names_is_accepted():
     names = [f"w{i}" for i in range(1000)]
     (answer,) = (
-        Talk().begin().hear(Prepare(run="r", epoch=1), *plan(*map(recv, names), ["add", names, ["y"], [], 0, {}]))
+        Talk()
+        .begin()
+        .hear(Prepare(run="r", epoch=1), *plan(*map(recv, names), ["add", names, ["y"], [], 0, {}]))
     )
     assert answer.message == Prepared(run="r", epoch=1)
 
@@ -62,7 +79,10 @@ def names_of(count, length, what):
     step=st.sampled_from([0, MAX_INT]),
 )
 def test_every_message_of_an_accepted_program_can_be_made(n_in, n_out, length, run, epoch, step):
-    """All values are used once more and sent, at the worst; times and shapes are the longest that a worker may tell."""
+    """All values are used once more and sent, at the worst.
+
+    Times and shapes are the longest that a worker may tell.
+    """
     values, made = names_of(n_in, length, "i"), names_of(n_out, length, "o")
     rows = [recv(value) for value in values]
     rows.append(["run", values, made, [], 0, RUN])
@@ -77,7 +97,9 @@ def test_every_message_of_an_accepted_program_can_be_made(n_in, n_out, length, r
     _, frees = execution.queued(n_in)
     order = compute_of(execution, n_in, MAX_INT, frees, is_told_times=True)
     encode(order, (layout.attrs[n_in],))
-    exports = [[key, 0, 2**50, "bfloat16", [1] * (MAX_DIMENSIONS - 1) + [2**49]] for key in order.exports]
+    exports = [
+        [key, 0, 2**50, "bfloat16", [1] * (MAX_DIMENSIONS - 1) + [2**49]] for key in order.exports
+    ]
     located = execution.exported(n_in, json.dumps(exports).encode(), MAX_INT)
     for index in range(n_in + 1, len(rows)):
         value = rows[index][1][0]

@@ -1,4 +1,6 @@
-"""Meters over invented trees of /sys: exact watts and joules, wrap-around, and why a meter is missing."""
+"""Meters over invented trees of /sys: exact watts and joules, wrap-around, and why a meter is
+missing.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,11 @@ def plant(root, files):
 
 
 def package(count_uj, zone=RAPL, name="package-0", range_uj=1_000_000):
-    return {f"{zone}/name": name, f"{zone}/energy_uj": count_uj, f"{zone}/max_energy_range_uj": range_uj}
+    return {
+        f"{zone}/name": name,
+        f"{zone}/energy_uj": count_uj,
+        f"{zone}/max_energy_range_uj": range_uj,
+    }
 
 
 # --- counting ---
@@ -32,7 +38,11 @@ def package(count_uj, zone=RAPL, name="package-0", range_uj=1_000_000):
 def test_power_is_integrated_by_trapezoids():
     watts = iter([4.0, 8.0, 2.0])
     gauge = PowerGauge("g", 0.1, lambda: next(watts))
-    assert [gauge.advance(now_s) for now_s in (10.0, 12.0, 13.0)] == [(4.0, None), (8.0, 12.0), (2.0, 5.0)]
+    assert [gauge.advance(now_s) for now_s in (10.0, 12.0, 13.0)] == [
+        (4.0, None),
+        (8.0, 12.0),
+        (2.0, 5.0),
+    ]
 
 
 def test_a_counter_wraps_at_its_range():
@@ -55,7 +65,11 @@ def test_a_counter_without_range_that_falls_has_begun_again():
 def test_the_same_moment_twice_divides_by_nothing():
     counts = iter([1.0, 3.0, 4.0])
     gauge = CounterGauge("g", 0.1, lambda: next(counts), 100.0)
-    assert [gauge.advance(now_s) for now_s in (0.0, 1.0, 1.0)] == [(None, None), (2.0, 2.0), (2.0, 1.0)]
+    assert [gauge.advance(now_s) for now_s in (0.0, 1.0, 1.0)] == [
+        (None, None),
+        (2.0, 2.0),
+        (2.0, 1.0),
+    ]
 
 
 # --- the model ---
@@ -71,7 +85,9 @@ def test_the_model_adds_idle_busy_and_radio(busy_s, radio_s, watts):
     assert model.advance(110.0, busy_s, radio_s) == (watts, 10 * watts)
 
 
-@pytest.mark.parametrize("power", [(3.0, 2.0, 0.0), (-1.0, 2.0, 0.0), (1.0, 2.0, -1.0), (1.0, float("nan"), 0.0)])
+@pytest.mark.parametrize(
+    "power", [(3.0, 2.0, 0.0), (-1.0, 2.0, 0.0), (1.0, 2.0, -1.0), (1.0, float("nan"), 0.0)]
+)
 def test_impossible_powers_are_refused(power):
     with pytest.raises(ValueError, match="expected 0 <= idle <= max"):
         Model(*power)
@@ -82,7 +98,13 @@ def test_an_emulated_device_is_simulated_even_where_a_meter_is(tmp_path):
     meter = meters.open_meter(power=(1.0, 5.0, 2.0), emulated=True, root=tmp_path)
     meter.read(0.0, 0.0, 0.0)
     sample = meter.read(2.0, 1.0, 0.0)
-    expected = {"watts": 3.0, "joules": 6.0, "source": "simulated", "meter": "model", "resolution_w": 0.0}
+    expected = {
+        "watts": 3.0,
+        "joules": 6.0,
+        "source": "simulated",
+        "meter": "model",
+        "resolution_w": 0.0,
+    }
     assert sample == meters.Sample(**expected)
 
 
@@ -98,11 +120,15 @@ def test_a_real_device_without_a_meter_is_estimated(tmp_path):
 def test_rapl_adds_packages_and_memory_and_nothing_twice(tmp_path):
     base = "sys/class/powercap"
     plant(tmp_path, package(100_000) | package(500_000, f"{base}/intel-rapl:1", "package-1"))
-    plant(tmp_path, package(0, f"{base}/intel-rapl:0:0", "core") | package(0, f"{base}/intel-rapl:2", "psys"))
+    plant(
+        tmp_path,
+        package(0, f"{base}/intel-rapl:0:0", "core") | package(0, f"{base}/intel-rapl:2", "psys"),
+    )
     plant(tmp_path, package(0, f"{base}/intel-rapl:0:1", "dram"))
     meter = meters.open_meter(root=tmp_path)
     assert meter.read(0.0, 0.0, 0.0).joules == 0.0
-    plant(tmp_path, package(900_000) | package(250_000, f"{base}/intel-rapl:1", "package-1"))  # the second has wrapped
+    # the second has wrapped
+    plant(tmp_path, package(900_000) | package(250_000, f"{base}/intel-rapl:1", "package-1"))
     plant(tmp_path, package(50_000, f"{base}/intel-rapl:0:1", "dram"))
     sample = meter.read(2.0, 0.0, 0.0)
     assert sample.joules == pytest.approx(0.8 + 0.75 + 0.05)
@@ -211,7 +237,11 @@ def test_a_monitor_that_tells_no_number_is_explained(tmp_path):
 
 @pytest.mark.parametrize(
     "files",
-    [{"power_now": 7_500_000}, {"current_now": 1_500_000, "voltage_now": 5_000_000}, {"power_now": -7_500_000}],
+    [
+        {"power_now": 7_500_000},
+        {"current_now": 1_500_000, "voltage_now": 5_000_000},
+        {"power_now": -7_500_000},
+    ],
 )
 def test_a_discharging_battery_is_the_whole_device(tmp_path, files):
     files = {"type": "Battery", "status": "Discharging"} | files
@@ -225,12 +255,18 @@ def test_a_charger_silences_the_battery_and_the_model_speaks_until_it_is_gone(tm
     plant(tmp_path, {f"{BATTERY}/{name}": value for name, value in files.items()})
     meter = meters.open_meter(power=(2.0, 4.0, 0.0), root=tmp_path)
     said, joules = [], []
-    for now_s, status in enumerate(("Discharging", "Discharging", "Charging", "Discharging", "Discharging")):
+    for now_s, status in enumerate(
+        ("Discharging", "Discharging", "Charging", "Discharging", "Discharging")
+    ):
         plant(tmp_path, {f"{BATTERY}/status": status})
         sample = meter.read(float(now_s), 0.0, 0.0)
         said.append((sample.source, sample.meter))
         joules.append(sample.joules)
-    measured, modelled, mixed = ("measured", "battery"), ("estimated", "model"), ("estimated", "battery")
+    measured, modelled, mixed = (
+        ("measured", "battery"),
+        ("estimated", "model"),
+        ("estimated", "battery"),
+    )
     assert said == [measured, measured, modelled, mixed, mixed]
     assert joules == [0.0, 8.0, 10.0, 12.0, 20.0]
 
@@ -305,13 +341,18 @@ def test_nvml_counts_energy_where_there_is_a_counter():
 
 
 def test_nvml_integrates_power_where_there_is_none():
-    first, second = nvml.find(library(powers_mw=[iter([0, 10_000, 30_000]), iter([0, 5_000, 5_000])])).gauges
+    first, second = nvml.find(
+        library(powers_mw=[iter([0, 10_000, 30_000]), iter([0, 5_000, 5_000])])
+    ).gauges
     assert [first.advance(now_s) for now_s in (0.0, 2.0)] == [(10.0, None), (30.0, 40.0)]
     assert [second.advance(now_s) for now_s in (0.0, 2.0)] == [(5.0, None), (5.0, 10.0)]
 
 
 def test_nvml_without_driver_or_gpu_is_explained():
-    assert "no NVIDIA driver answers" in nvml.find(library(init=NVMLError("Driver Not Loaded"))).finding.reason
+    assert (
+        "no NVIDIA driver answers"
+        in nvml.find(library(init=NVMLError("Driver Not Loaded"))).finding.reason
+    )
     assert nvml.find(library()).finding.reason == "the driver shows no GPU"
 
 

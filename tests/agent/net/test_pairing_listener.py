@@ -13,10 +13,14 @@ from potluck_wire.limits import PAIRING_TRIES
 
 @pytest.mark.parametrize("n_wrong", range(PAIRING_TRIES))
 def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path, n_wrong):
-    """The command that shows a code closes the window when it ends, also after a success: that is no wrong try."""
+    """The command that shows a code closes the window when it ends, also after a success: that is
+    no wrong try.
+    """
     noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        listener = PairingListener(server, Poller(), desk, lambda _: True, tmp_path, noted.append, lambda *_: None)
+        listener = PairingListener(
+            server, Poller(), desk, lambda _: True, tmp_path, noted.append, lambda *_: None
+        )
         control_files.ask_window(tmp_path, "12345678", 180.0)
         listener.tick(0.0)
         for at_s in range(n_wrong):

@@ -1,4 +1,6 @@
-"""Links to other devices: names of hosts are resolved elsewhere, a few at once, and never where pulses are answered."""
+"""Links to other devices: names of hosts are resolved elsewhere, a few at once, and never where
+pulses are answered.
+"""
 
 import threading
 
@@ -15,7 +17,9 @@ from potluck_agent.net.resolving import AT_ONCE, UNKNOWN, Resolver, resolve
 
 
 class Names:
-    """A name server that answers when it is told to, and writes down who asked, and in which thread."""
+    """A name server that answers when it is told to, and writes down who asked, and in which
+    thread.
+    """
 
     def __init__(self, **known):
         self.known, self.may_answer = known, threading.Event()
@@ -41,7 +45,12 @@ def open_links():
     def make(names):
         events = []
         links = PeerConnections(
-            context, sources, Identity(public=public, secret=secret), events.append, pytest.fail, Resolver(names)
+            context,
+            sources,
+            Identity(public=public, secret=secret),
+            events.append,
+            pytest.fail,
+            Resolver(names),
         )
         opened.append(links)
         return links, events
@@ -71,7 +80,8 @@ def test_a_name_is_resolved_away_from_the_loop_and_then_connected(open_links):
     names.answer()
     links.tick(2.0)
     assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]
-    assert events == [LinkReset(MEMBER_KEY, incoming=False)]  # what was for it meanwhile goes out again
+    # what was for it meanwhile goes out again
+    assert events == [LinkReset(MEMBER_KEY, incoming=False)]
     assert threading.current_thread() not in names.threads
 
 

@@ -1,4 +1,6 @@
-"""One wait over sockets and descriptors misses nothing, whatever was sent or left unread in between."""
+"""One wait over sockets and descriptors misses nothing, whatever was sent or left unread in
+between.
+"""
 
 import os
 
@@ -44,7 +46,8 @@ def test_what_comes_while_something_is_sent_is_seen(pair):
     for _ in range(50):
         theirs.send(b"question")
         sources.use(ours)
-        ours.send(b"by the way")  # takes note of the question, so that the descriptor is quiet again
+        # takes note of the question, so that the descriptor is quiet again
+        ours.send(b"by the way")
         assert theirs.recv() == b"by the way"
         assert until_ready(sources) == {ours}
         assert ours.recv() == b"question"

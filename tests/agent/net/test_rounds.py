@@ -1,4 +1,6 @@
-"""How much of one peer the loop takes before it looks at the others: by the number of messages, and by their bytes."""
+"""How much of one peer the loop takes before it looks at the others: by the number of messages, and
+by their bytes.
+"""
 
 import json
 import sys
@@ -70,18 +72,25 @@ def rows_until(nbytes, first, row):
 
 PLANS = {  # of what a plan may have most
     "instructions": lambda n: rows_until(n, [], lambda i: recv(f"{i:x}")),
-    "inputs": lambda n: rows_until(n, [recv("x")], lambda i: ["add", ["x"] * 201, [f"{i:x}"], [], 0, {}]),
-    "inputs of one": lambda n: rows_until(n, [recv("x")], lambda i: ["add", ["x"] * 1400, [f"{i:x}"], [], 0, {}]),
-    "instructions before it": lambda n: rows_until(n, [recv("x")], lambda i: [*recv(f"{i:x}")[:3], [0] * 500, 0, {
-        "peer": "home"}]),
-}  # fmt: skip
+    "inputs": lambda n: rows_until(
+        n, [recv("x")], lambda i: ["add", ["x"] * 201, [f"{i:x}"], [], 0, {}]
+    ),
+    "inputs of one": lambda n: rows_until(
+        n, [recv("x")], lambda i: ["add", ["x"] * 1400, [f"{i:x}"], [], 0, {}]
+    ),
+    "instructions before it": lambda n: rows_until(
+        n, [recv("x")], lambda i: [*recv(f"{i:x}")[:3], [0] * 500, 0, {"peer": "home"}]
+    ),
+}
 
 
 @pytest.mark.parametrize("most", PLANS)
 def test_the_work_of_reading_a_plan_is_bounded_by_its_bytes(most):
     """In calls of functions, which are what takes time, and are the same on each machine."""
     rows = PLANS[most](300 * KIB)
-    document = json.dumps({"segments": [], "programs": [{"name": "p", "instructions": rows}]}, separators=(",", ":"))
+    document = json.dumps(
+        {"segments": [], "programs": [{"name": "p", "instructions": rows}]}, separators=(",", ":")
+    )
     n_calls = 0
 
     def count(frame, event, argument):

@@ -20,7 +20,14 @@ def changed(index, value):
 
 
 def test_admits_a_trusted_key_and_hangs_it_on_every_message():
-    assert server_sockets.zap_reply(REQUEST, {KEY}.__contains__) == [b"1.0", b"7", b"200", b"", KEY.encode(), b""]
+    assert server_sockets.zap_reply(REQUEST, {KEY}.__contains__) == [
+        b"1.0",
+        b"7",
+        b"200",
+        b"",
+        KEY.encode(),
+        b"",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +81,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
         context.destroy(0)
 
 
-# --- the self-test ----------------------------------------------------------------------------------------------------
+# --- the self-test --------------------------------------------------------------------------------
 
 
 def knock():
@@ -126,7 +133,9 @@ def test_a_weakened_socket_keeps_the_agent_from_starting(monkeypatch, option, va
 
 def test_an_authenticator_that_says_yes_keeps_the_agent_from_starting(monkeypatch):
     sound = server_sockets.zap_reply
-    monkeypatch.setattr(server_sockets, "zap_reply", lambda frames, admits: sound(frames, lambda key: True))
+    monkeypatch.setattr(
+        server_sockets, "zap_reply", lambda frames, admits: sound(frames, lambda key: True)
+    )
     with pytest.raises(AgentError, match="a stranger came in"):
         knock()
 

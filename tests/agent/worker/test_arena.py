@@ -51,9 +51,15 @@ def test_a_full_arena_says_what_was_needed_and_what_is_free():
     places = [allocator.allocate(ALIGN) for _ in range(4)]
     allocator.free(places[0])
     allocator.free(places[2])
-    with pytest.raises(ArenaFull, match="65 bytes needed in one piece, 128 free, largest piece 64") as caught:
+    with pytest.raises(
+        ArenaFull, match="65 bytes needed in one piece, 128 free, largest piece 64"
+    ) as caught:
         allocator.allocate(65)
-    assert (caught.value.needed_bytes, caught.value.free_bytes, caught.value.largest_bytes) == (65, 128, 64)
+    assert (caught.value.needed_bytes, caught.value.free_bytes, caught.value.largest_bytes) == (
+        65,
+        128,
+        64,
+    )
 
 
 def test_freeing_twice_is_refused():

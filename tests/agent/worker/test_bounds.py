@@ -32,7 +32,9 @@ def link():
 
 
 def gone(pid):
-    """Wait until a process that is not our child has ended (its last parent may be slow to bury it)."""
+    """Wait until a process that is not our child has ended (its last parent may be slow to bury
+    it).
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         while process.status() != psutil.STATUS_ZOMBIE:
@@ -66,16 +68,26 @@ def test_a_worker_that_dies_says_how(link, number, cause, words):
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.2])
 def test_a_worker_that_closes_its_pipe_before_it_ends_has_its_own_last_word(linger_s):
-    """Python closes sockets some time before the process is gone: that is no reason to say that somebody killed it."""
+    """Python closes sockets some time before the process is gone: that is no reason to say that
+    somebody killed it.
+    """
     ours, theirs = socket.socketpair()
-    script = f"import os, sys, time; os.close({theirs.fileno()}); time.sleep({linger_s}); sys.exit('No module named x')"
+    script = (
+        f"import os, sys, time; os.close({theirs.fileno()}); time.sleep({linger_s}); "
+        "sys.exit('No module named x')"
+    )
     line = [sys.executable, "-c", script]
-    process = subprocess.Popen(line, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        line, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, start_new_session=True
+    )
     os.set_blocking(process.stderr.fileno(), False)
     theirs.close()
     ours.setblocking(False)
     link = WorkerLink(process, ours, Arena(64), Arena(64))
-    assert last_words(link) == (FailureCause.CRASHED, "the worker crashed (exit code 1): No module named x")
+    assert last_words(link) == (
+        FailureCause.CRASHED,
+        "the worker crashed (exit code 1): No module named x",
+    )
     link.kill()
 
 
@@ -145,7 +157,11 @@ def test_a_ready_worker_is_in_its_bounds(tmp_path, monkeypatch):
         assert process.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
         assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
         assert process.rlimit(psutil.RLIMIT_DATA)[1] < 1 << 30
-        inherited = [path for path in map(_target, Path(f"/proc/{talk.link.pid}/fd").iterdir()) if "potluck" in path]
+        inherited = [
+            path
+            for path in map(_target, Path(f"/proc/{talk.link.pid}/fd").iterdir())
+            if "potluck" in path
+        ]
         assert all(path.startswith("/memfd:potluck") for path in inherited)
         if talk.statement["bounds"]["network"] == "cut off":
             assert os.readlink(f"/proc/{talk.link.pid}/ns/net") != os.readlink("/proc/self/ns/net")
@@ -161,7 +177,8 @@ def _target(path):
         return ""
 
 
-# Run in a process of its own, as the worker does: isolate, then confine, then try what must not be possible.
+# Run in a process of its own, as the worker does: isolate, then confine, then try what must not be
+# possible.
 TRIALS = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
@@ -191,7 +208,10 @@ print(bounds["network"], file=sys.stderr)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux limits")
 def test_files_memory_and_network_are_out_of_reach(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", TRIALS, SOURCE, str(tmp_path / "file")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", TRIALS, SOURCE, str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     *tried, network = done.stderr.splitlines()
     assert tried[:3] == ["write OSError", "relative FileNotFoundError", "memory MemoryError"]
@@ -216,7 +236,9 @@ time.sleep(600)
 @pytest.mark.parametrize("when", ["starting", "ready"])
 def test_killing_the_agent_leaves_no_worker_and_no_file(tmp_path, when):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    agent = subprocess.Popen([sys.executable, "-c", AGENT, SOURCE, when], stdout=subprocess.PIPE, env=environment)
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, SOURCE, when], stdout=subprocess.PIPE, env=environment
+    )
     try:
         worker = int(agent.stdout.readline())
     finally:

@@ -11,7 +11,13 @@ def test_a_task_lasts_the_slowdown_times_the_quickest_of_its_kind():
     stretch = Stretch(8.0)
     #         warm-up  settled  disturbed     settled
     taken_s = (0.500, 0.010, 0.012, 0.400, 0.010)
-    assert [stretch.target_s(RUN, taken) / 8 for taken in taken_s] == [0.5, 0.010, 0.010, 0.010, 0.010]
+    assert [stretch.target_s(RUN, taken) / 8 for taken in taken_s] == [
+        0.5,
+        0.010,
+        0.010,
+        0.010,
+        0.010,
+    ]
 
 
 def test_kinds_do_not_mix_and_are_forgotten_with_their_segment():

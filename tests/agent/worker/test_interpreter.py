@@ -1,4 +1,6 @@
-"""The interpreter and what it trains: refusals at loading, errors that name the node, state, dropout, optimizers."""
+"""The interpreter and what it trains: refusals at loading, errors that name the node, state,
+dropout, optimizers.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,9 @@ BATCH = (Symbol(name="batch", input=0, dim=0, hint=2),)
 SHAPE = ("batch", 4)
 
 
-def graph(*nodes: Node, out: Ref | None = None, shape: tuple = SHAPE, dtype: str = "float32", **rest) -> Graph:
+def graph(
+    *nodes: Node, out: Ref | None = None, shape: tuple = SHAPE, dtype: str = "float32", **rest
+) -> Graph:
     inputs = rest.pop("inputs", (Input(name="x", dtype="float32", shape=SHAPE, gradient=True),))
     state = len(rest.get("parameters", ())) + len(rest.get("buffers", ()))
     ref = out or Ref(len(inputs) + state + len(nodes) - 1)
@@ -39,7 +43,10 @@ def graph(*nodes: Node, out: Ref | None = None, shape: tuple = SHAPE, dtype: str
 
 def node(op: str, *args: Argument, number: int = 0, **kwargs: Argument) -> Node:
     return Node(
-        number=number, op=f"aten.{op}" if "." in op else f"aten.{op}.default", args=args, kwargs=tuple(kwargs.items())
+        number=number,
+        op=f"aten.{op}" if "." in op else f"aten.{op}.default",
+        args=args,
+        kwargs=tuple(kwargs.items()),
     )
 
 
@@ -98,7 +105,9 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_refuses_to_make_what_no_memory_holds(bomb):
     shapes = {"picture": (1, 1, 4, 4), "tall": (2**20, 1), "wide": (1, 2**20)}
-    parameters = tuple(Parameter(name=name, dtype="float32", shape=shape) for name, shape in shapes.items())
+    parameters = tuple(
+        Parameter(name=name, dtype="float32", shape=shape) for name, shape in shapes.items()
+    )
     segment = Segment(graph(bomb, parameters=parameters))
     with pytest.raises(SegmentError) as caught:
         segment.forward((torch.zeros(2, 4),))
@@ -110,7 +119,12 @@ def test_refuses_to_make_what_no_memory_holds(bomb):
 @pytest.mark.parametrize("shape", [(2**50,), (2**41, 2), (0, 2**31, 2**31)])
 def test_refuses_parameters_that_no_memory_holds(shape):
     with pytest.raises(SegmentError) as caught:
-        Segment(graph(node("relu", Ref(0)), parameters=(Parameter(name="w", dtype="float32", shape=shape),)))
+        Segment(
+            graph(
+                node("relu", Ref(0)),
+                parameters=(Parameter(name="w", dtype="float32", shape=shape),),
+            )
+        )
     assert caught.value.cause == "out-of-memory"
     assert caught.value.text.startswith("w: ")
     assert "allocate" not in caught.value.text
@@ -209,7 +223,7 @@ def test_any_operator_with_any_arguments_runs_or_refuses(op, args, train):
     assert cause in ("", "document", "bad-input", "arithmetic", "out-of-memory")
 
 
-# --- state and learning -----------------------------------------------------------------------------------------------
+# --- state and learning ---------------------------------------------------------------------------
 
 
 def test_state_is_written_and_read_by_name():
@@ -255,7 +269,10 @@ def test_refuses_unknown_optimizers_and_settings(options):
 
 OPTIMIZERS = {
     "sgd": ({"name": "sgd", "lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": ({"name": "momentum", "lr": 0.1, "momentum": 0.8}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8)),
+    "momentum": (
+        {"name": "momentum", "lr": 0.1, "momentum": 0.8},
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8),
+    ),
     "adamw": (
         {"name": "adamw", "lr": 0.1, "beta1": 0.8, "beta2": 0.99},
         lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.8, 0.99)),
@@ -266,7 +283,9 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("piece_numbers", [optimizers.PIECE_NUMBERS, 8])
 @pytest.mark.parametrize(("options", "make"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizers_are_torchs_own_and_their_state_moves(options, make, piece_numbers, monkeypatch):
-    """Half of the steps on one segment, the rest on another that got its state: the same as torch's optimizer."""
+    """Half of the steps on one segment, the rest on another that got its state: the same as torch's
+    optimizer.
+    """
     monkeypatch.setattr(optimizers, "PIECE_NUMBERS", piece_numbers)
     first, second, net = Segment(LINEAR), Segment(LINEAR), torch.nn.Linear(4, 4)
     first.write("w", net.weight.detach())
@@ -328,19 +347,26 @@ def test_backward_needs_its_forward_and_fitting_gradients():
 
 
 def test_a_skip_over_the_segment_gets_its_gradient():
-    """A value that merely passes through hands its gradient on, added to what the segment itself makes of it."""
+    """A value that merely passes through hands its gradient on, added to what the segment itself
+    makes of it.
+    """
     skip = graph(node("mul.Tensor", Ref(0), 3.0))
     both = Graph(
-        symbols=skip.symbols, inputs=skip.inputs, nodes=skip.nodes,
-        outputs=(*skip.outputs, Output(name="x", ref=Ref(0), dtype="float32", shape=SHAPE, gradient=True)),
-    )  # fmt: skip
+        symbols=skip.symbols,
+        inputs=skip.inputs,
+        nodes=skip.nodes,
+        outputs=(
+            *skip.outputs,
+            Output(name="x", ref=Ref(0), dtype="float32", shape=SHAPE, gradient=True),
+        ),
+    )
     segment = Segment(both)
     segment.forward((torch.ones(2, 4),), key="k", train=True)
     (back,) = segment.backward("k", (torch.ones(2, 4), torch.full((2, 4), 10.0)))
     assert torch.equal(back, torch.full((2, 4), 13.0))
 
 
-# --- dropout ----------------------------------------------------------------------------------------------------------
+# --- dropout --------------------------------------------------------------------------------------
 
 DROPOUTS = {
     "dropout": graph(node("dropout", Ref(0), 0.5, True, number=5)),
@@ -361,14 +387,20 @@ DROPOUTS = {
 @pytest.mark.parametrize("dropping", DROPOUTS.values(), ids=DROPOUTS)
 def test_dropout_does_not_depend_on_the_split(dropping):
     x = torch.randn(8, 4)
-    whole = Segment(dropping, seed=3).forward((x,), train=True, rows=(0, 8, 8), step=2, micro_batch=1)[0]
+    whole = Segment(dropping, seed=3).forward(
+        (x,), train=True, rows=(0, 8, 8), step=2, micro_batch=1
+    )[0]
     parts = [
-        Segment(dropping, seed=3).forward((x[a:b],), train=True, rows=(a, b, 8), step=2, micro_batch=1)[0]
+        Segment(dropping, seed=3).forward(
+            (x[a:b],), train=True, rows=(a, b, 8), step=2, micro_batch=1
+        )[0]
         for a, b in ((0, 3), (3, 8))
     ]
     assert torch.equal(torch.cat(parts), whole)
     for other in ({"step": 3, "micro_batch": 1}, {"step": 2, "micro_batch": 0}):
-        assert not torch.equal(Segment(dropping, seed=3).forward((x,), train=True, rows=(0, 8, 8), **other)[0], whole)
+        assert not torch.equal(
+            Segment(dropping, seed=3).forward((x,), train=True, rows=(0, 8, 8), **other)[0], whole
+        )
 
 
 def test_dropout_keeps_the_mean_and_is_off_in_inference():
@@ -385,7 +417,7 @@ def test_refuses_rows_that_are_none():
         Segment(LINEAR).forward((torch.ones(2, 4),), rows=(3, 1, 8))
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def test_made_up_inputs_fit_and_kept_bytes_grow_with_rows():
@@ -398,10 +430,15 @@ def test_made_up_inputs_fit_and_kept_bytes_grow_with_rows():
 
 @pytest.mark.parametrize("op", TRAINING_ARGUMENT)
 def test_what_makes_an_operator_train_stands_in_its_place(op):
-    """By name it would be missed where a segment runs for evaluation, which changes no buffer and draws no number."""
+    """By name it would be missed where a segment runs for evaluation, which changes no buffer and
+    draws no number.
+    """
     place, _ = TRAINING_ARGUMENT[op]
     named = OVERLOADS[op]._schema.arguments[place].name
-    arguments = [Ref(0) if str(a.real_type) == "Tensor" else None for a in OVERLOADS[op]._schema.arguments[:place]]
+    arguments = [
+        Ref(0) if str(a.real_type) == "Tensor" else None
+        for a in OVERLOADS[op]._schema.arguments[:place]
+    ]
     value = 0.5 if named == "dropout_p" else True
     with pytest.raises(SegmentError, match=f"{named} must stand in its place|is not a|lacks"):
         Interpreter(graph(Node(number=0, op=op, args=tuple(arguments), kwargs=((named, value),))))

@@ -1,4 +1,7 @@
-"""What a worker held for a model, it holds no longer once the model is gone; and what it kept nevertheless shows."""
+"""What a worker held for a model, it holds no longer once the model is gone.
+
+And what it kept nevertheless shows.
+"""
 
 import gc
 
@@ -30,13 +33,22 @@ from potluck_wire.messages import (
 )
 
 ROWS = 8
-ADAMW = {"name": "adamw", "lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+ADAMW = {
+    "name": "adamw",
+    "lr": 0.01,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
 REPEATS = 3
 SLACK_BYTES = 256 * 2**10  # what libraries keep at first use, and objects of Python
 
 
 class Saving(nn.Module):
-    """Operators whose backward takes their own output: autograd keeps it together with the graph that made it."""
+    """Operators whose backward takes their own output: autograd keeps it together with the graph
+    that made it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +61,9 @@ class Saving(nn.Module):
         return self.last(nn.functional.adaptive_avg_pool2d(y, 4).flatten(1))
 
 
-NETWORKS = CASES | {"saving": Case(Saving, nn.CrossEntropyLoss(), CASES["cnn"].inputs, CASES["cnn"].targets)}
+NETWORKS = CASES | {
+    "saving": Case(Saving, nn.CrossEntropyLoss(), CASES["cnn"].inputs, CASES["cnn"].targets)
+}
 
 
 def graph_of(case):
@@ -105,7 +119,11 @@ def test_kept_bytes_are_those_that_autograd_keeps(name):
     counted_bytes = made.kept_bytes(inputs)
     assert counted_bytes > 0
     if memory.COUNTED == "every allocation":  # inputs are counted as kept, but were there before
-        assert held_bytes - SLACK_BYTES <= counted_bytes <= held_bytes + sum(x.nbytes for x in inputs) + SLACK_BYTES
+        assert (
+            held_bytes - SLACK_BYTES
+            <= counted_bytes
+            <= held_bytes + sum(x.nbytes for x in inputs) + SLACK_BYTES
+        )
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +135,9 @@ def worker():
 
 def wide():
     """Weights of a MiB, so that one leak stands out of what libraries keep."""
-    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.Softmax(1), nn.Linear(512, 10))
+    return nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.Softmax(1), nn.Linear(512, 10)
+    )
 
 
 WIDE = Case(wide, nn.CrossEntropyLoss(), lambda n: torch.randn(n, 64), CASES["cnn"].targets)
@@ -161,14 +181,17 @@ TALL = segment.dumps(
         inputs=(Input(name="x", dtype="float32", shape=("batch", 1024)),),
         parameters=(Parameter(name="w", dtype="float32", shape=(12288, 1024)),),
         nodes=(Node(number=0, op="aten.linear.default", args=(Ref(0), Ref(1))),),
-        outputs=(Output(name="y", ref=Ref(2), dtype="float32", shape=("batch", 12288), gradient=True),),
+        outputs=(
+            Output(name="y", ref=Ref(2), dtype="float32", shape=("batch", 12288), gradient=True),
+        ),
         symbols=(Symbol(name="batch", input=0, dim=0),),
     )
 )
 
 
 def test_a_step_of_adamw_needs_no_more_than_weights_gradients_and_moments():
-    weight_bytes = 48 * MIB  # one tensor; with two temporary ones of its size the worker would be out of memory
+    # one tensor; with two temporary ones of its size the worker would be out of memory
+    weight_bytes = 48 * MIB
     talk = begin(memory_bytes=4 * weight_bytes + 8 * MIB)
     try:
         talk.link.send(LoadSegment(slot="r/0/s", seed=0), [TALL])
@@ -179,7 +202,12 @@ def test_a_step_of_adamw_needs_no_more_than_weights_gradients_and_moments():
             run = {"key": "k", "train": True, "rows": [0, 1, 1]}
             talk.compute("run", run, slot="r/0/s", inputs=("r/0/p/0/x",), outputs=("r/0/p/0/y",))
             talk.compute("backward", {"key": "k"}, slot="r/0/s", inputs=("r/0/p/0/g",))
-            talk.send("step", {"optimizer": ADAMW}, slot="r/0/s", frees=("r/0/p/0/x", "r/0/p/0/y", "r/0/p/0/g"))
+            talk.send(
+                "step",
+                {"optimizer": ADAMW},
+                slot="r/0/s",
+                frees=("r/0/p/0/x", "r/0/p/0/y", "r/0/p/0/g"),
+            )
             held = talk.expect(Computed)[0].memory_bytes
         assert 3 * weight_bytes <= held <= 4 * weight_bytes + MIB
     finally:
@@ -214,7 +242,9 @@ def test_a_leak_shows_as_memory_held_until_it_is_mended(monkeypatch):
     engine.handle(*measure(document))
     before_bytes = rest_bytes()
     leaked, count = [], Segment.kept_bytes
-    monkeypatch.setattr(Segment, "kept_bytes", lambda *these: leaked.append(torch.ones(MIB)) or count(*these))
+    monkeypatch.setattr(
+        Segment, "kept_bytes", lambda *these: leaked.append(torch.ones(MIB)) or count(*these)
+    )
     engine.handle(*measure(document))
     assert rest_bytes() - before_bytes == pytest.approx(leaked[0].nbytes, abs=SLACK_BYTES)
     leaked.clear()

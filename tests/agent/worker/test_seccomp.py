@@ -1,4 +1,6 @@
-"""What a worker that was taken over cannot do to its agent, which has the same user: signals, limits, orphans."""
+"""What a worker that was taken over cannot do to its agent, which has the same user: signals,
+limits, orphans.
+"""
 
 import subprocess
 import sys
@@ -11,20 +13,32 @@ from tests.agent.worker.worker_talk import begin, numbers
 
 from potluck_agent.worker import seccomp
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux filters system calls")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="Linux filters system calls"
+)
 
-# --- the filter, as the kernel runs it --------------------------------------------------------------------------------
+# --- the filter, as the kernel runs it ------------------------------------------------------------
 
 OWN, AGENT = 4711, 4710
 ALLOWED, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
-F_GETFL, F_SETOWN, F_SETSIG, F_SETOWN_EX, FIONREAD, FIOSETOWN, SIOCSPGRP = 3, 8, 10, 15, 0x541B, 0x8901, 0x8902
+F_GETFL, F_SETOWN, F_SETSIG, F_SETOWN_EX, FIONREAD, FIOSETOWN, SIOCSPGRP = (
+    3,
+    8,
+    10,
+    15,
+    0x541B,
+    0x8901,
+    0x8902,
+)
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PTHREAD, SIGCHLD, KILL = 0x3D0F00, 17, 9
 
 
 def answer(steps, audit, number, *arguments):
     """What these steps return for a call."""
-    shown = {0: number, 4: audit} | {16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate(arguments)}
+    shown = {0: number, 4: audit} | {
+        16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate(arguments)
+    }
     at = value = 0
     while True:
         code, if_true, if_false, operand = steps[at]
@@ -35,7 +49,11 @@ def answer(steps, audit, number, *arguments):
             case 0x06:
                 return operand
             case 0x15 | 0x35 | 0x45:
-                holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+                holds = {
+                    0x15: value == operand,
+                    0x35: value >= operand,
+                    0x45: bool(value & operand),
+                }[code]
                 at += if_true if holds else if_false
 
 
@@ -74,20 +92,27 @@ def test_the_filter_refuses(machine, way):
     name, *arguments = way
     if name not in machine.numbers:
         pytest.skip(f"there is no {name} on this machine")
-    assert answer(seccomp.program(machine, OWN), machine.audit, machine.numbers[name], *arguments) == EPERM
+    assert (
+        answer(seccomp.program(machine, OWN), machine.audit, machine.numbers[name], *arguments)
+        == EPERM
+    )
 
 
 @pytest.mark.parametrize("way", PERMITTED.values(), ids=PERMITTED)
 def test_the_filter_permits(machine, way):
     name, *arguments = way
-    assert answer(seccomp.program(machine, OWN), machine.audit, machine.numbers[name], *arguments) == ALLOWED
+    assert (
+        answer(seccomp.program(machine, OWN), machine.audit, machine.numbers[name], *arguments)
+        == ALLOWED
+    )
 
 
 def test_every_other_call_is_permitted_and_every_other_convention_is_not(machine):
     steps, known = seccomp.program(machine, OWN), set(machine.numbers.values())
     others = [number for number in range(500) if number not in known]
     assert {answer(steps, machine.audit, number) for number in others} == {ALLOWED}
-    assert answer(steps, machine.audit, machine.numbers["clone3"]) == ENOSYS  # so that threads are made by `clone`
+    # so that threads are made by `clone`
+    assert answer(steps, machine.audit, machine.numbers["clone3"]) == ENOSYS
     assert {answer(steps, machine.audit ^ 0x40000000, number) for number in range(500)} == {EPERM}
     assert {answer(steps, machine.audit, 0x40000000 | number) for number in range(600)} == {EPERM}
 
@@ -99,9 +124,10 @@ def test_where_there_is_no_filter_the_worker_says_so(monkeypatch):
     assert seccomp.refuse(1) == seccomp.ABSENT
 
 
-# --- the kernel -------------------------------------------------------------------------------------------------------
+# --- the kernel -----------------------------------------------------------------------------------
 
-# Run in a process of its own, as the worker does: isolate, then confine, then try what must not be possible.
+# Run in a process of its own, as the worker does: isolate, then confine, then try what must not be
+# possible.
 TRIALS = """
 import ctypes, fcntl, os, resource, signal, socket, subprocess, sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -146,7 +172,7 @@ for name, way in WAYS.items():
         print(name, error.errno, file=sys.stderr)
     else:
         print(name, "worked", file=sys.stderr)
-thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGCONT,))  # threads, and signals to itself
+thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGCONT,))  # to itself
 thread.start()
 thread.join()
 os.kill(os.getpid(), 0)
@@ -182,10 +208,13 @@ def test_every_thread_of_a_worker_at_work_is_filtered():
         if said.startswith("not refused"):
             pytest.skip(said)
         talk.put("r/0/p/0/x", numbers(1 << 20))
-        talk.compute("add", inputs=("r/0/p/0/x", "r/0/p/0/x"), outputs=("r/0/p/0/y",))  # large: on both threads
+        # large: on both threads
+        talk.compute("add", inputs=("r/0/p/0/x", "r/0/p/0/x"), outputs=("r/0/p/0/y",))
         tasks = list(Path(f"/proc/{talk.link.pid}/task").iterdir())
         states = [line for task in tasks for line in (task / "status").read_text().splitlines()]
         assert len(tasks) > 1
-        assert [line.split()[1] for line in states if line.startswith("Seccomp:")] == ["2"] * len(tasks)
+        assert [line.split()[1] for line in states if line.startswith("Seccomp:")] == ["2"] * len(
+            tasks
+        )
     finally:
         talk.link.kill()

@@ -79,7 +79,11 @@ class Talk:
 
     def put(self, key: str, tensor: torch.Tensor) -> int:
         """Hand a value over; its offset."""
-        raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+        raw = (
+            bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+            if tensor.numel()
+            else b""
+        )
         offset = self.inbound.allocate(len(raw))
         self.link.inbound.view(offset, len(raw))[:] = raw
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -103,7 +107,11 @@ class Talk:
         raw = bytearray(self.link.outbound.view(offset, nbytes))
         self.link.send(Release(offset=offset))
         dtype = getattr(torch, dtype)
-        return torch.frombuffer(raw, dtype=dtype).reshape(shape) if nbytes else torch.empty(shape, dtype=dtype)
+        return (
+            torch.frombuffer(raw, dtype=dtype).reshape(shape)
+            if nbytes
+            else torch.empty(shape, dtype=dtype)
+        )
 
     def fails(self, op: str, attrs: dict | None = None, **fields) -> ComputeFailed:
         """The failure of a task."""
@@ -112,14 +120,22 @@ class Talk:
 
 
 def begin(
-    memory_bytes: int = 64 * MIB, slowdown: float = 1.0, inbound: int = MIB, outbound: int = MIB,
-    backends: tuple[str, ...] = (), threads: int = 1,
-) -> Talk:  # fmt: skip
+    memory_bytes: int = 64 * MIB,
+    slowdown: float = 1.0,
+    inbound: int = MIB,
+    outbound: int = MIB,
+    backends: tuple[str, ...] = (),
+    threads: int = 1,
+) -> Talk:
     """A worker that is ready."""
     link = start(
-        memory_bytes=memory_bytes, threads=threads, slowdown=slowdown, inbound_bytes=inbound, outbound_bytes=outbound,
+        memory_bytes=memory_bytes,
+        threads=threads,
+        slowdown=slowdown,
+        inbound_bytes=inbound,
+        outbound_bytes=outbound,
         backends=backends,
-    )  # fmt: skip
+    )
     talk = Talk(link, inbound=Allocator(inbound))
     try:
         _, (statement,) = talk.expect(WorkerReady)

@@ -12,13 +12,34 @@ SMALL = {
     "interpreter": {"rows": 2, "repeats": 1},
     "agent": {"repeats": 1, "settle_s": 0},
     "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
-    "pipeline": {"rounds": 1, "alone_rounds": 1, "small_steps": 1, "micro_batches": 2, "large": 0, "most_stages": 2},
-    "fidelity": {"batch": 16, "micro_batch": 8, "steps": 3, "requests": 2, "repeats": 1, "every": 14},
+    "pipeline": {
+        "rounds": 1,
+        "alone_rounds": 1,
+        "small_steps": 1,
+        "micro_batches": 2,
+        "large": 0,
+        "most_stages": 2,
+    },
+    "fidelity": {
+        "batch": 16,
+        "micro_batch": 8,
+        "steps": 3,
+        "requests": 2,
+        "repeats": 1,
+        "every": 14,
+    },
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
     "formats": {"every": 24},
-    "optimality": {"problems": 2, "devices": 2, "layers": 4, "judged": 50, "candidates": 50, "processes": 1},
+    "optimality": {
+        "problems": 2,
+        "devices": 2,
+        "layers": 4,
+        "judged": 50,
+        "candidates": 50,
+        "processes": 1,
+    },
     "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
     "split": {
         "models": 1,
@@ -37,12 +58,22 @@ PROMISED = {
     "agent": {"import_ms", "help_ms", "agent_help_ms", "ready_s", "idle_mib"},
     "digits": {"plain_step_ms", "agents_1_step_ms", "prediction_error_frac"},
     "pipeline": {"ratio_step_time", "overhead_frac", "loss_difference"},
-    "fidelity": {"time_error_median_frac", "time_error_max_frac", "energy_error_median_frac", "peak_memory_violations"},
+    "fidelity": {
+        "time_error_median_frac",
+        "time_error_max_frac",
+        "energy_error_median_frac",
+        "peak_memory_violations",
+    },
     "network_schedule": {"predicted_speedup_median", "scheduling_max_s"},
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_rival"},
     "formats": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
-    "optimality": {"gap_median_frac", "gap_p95_frac", "worst_ratio_to_best_rival_tight", "false_infeasible"},
+    "optimality": {
+        "gap_median_frac",
+        "gap_p95_frac",
+        "worst_ratio_to_best_rival_tight",
+        "false_infeasible",
+    },
     "planning_time": {
         "dora_cases_max_s",
         "b1_213_layers_s",
@@ -65,14 +96,26 @@ PROMISED = {
 
 
 # These may be below zero.
-DIFFERENCES = ("overhead_frac", "train_stall_beyond_a_step", "train_time_lost", "request_stall", "table_loss", "gap_")
+DIFFERENCES = (
+    "overhead_frac",
+    "train_stall_beyond_a_step",
+    "train_time_lost",
+    "request_stall",
+    "table_loss",
+    "gap_",
+)
 
-WITH_A_LAB_OF_ITS_OWN = ("split", "fidelity")  # a minute or more; tests/sdk/run/test_comparison.py compares, too
+# a minute or more; tests/sdk/run/test_comparison.py compares, too
+WITH_A_LAB_OF_ITS_OWN = ("split", "fidelity")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in WITH_A_LAB_OF_ITS_OWN)) for name in BENCHES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in WITH_A_LAB_OF_ITS_OWN))
+        for name in BENCHES
+    ],
 )
 def test_gives_every_promised_figure(name):
     pytest.importorskip("torch")
@@ -81,4 +124,8 @@ def test_gives_every_promised_figure(name):
     assert PROMISED[name] <= set(result.figures)
     assert set(importlib.import_module(f"potluck.bench.{name}").GOALS) <= set(result.figures)
     assert all(math.isfinite(value) for value in result.figures.values())
-    assert all(value >= 0 for key, value in result.figures.items() if not any(word in key for word in DIFFERENCES))
+    assert all(
+        value >= 0
+        for key, value in result.figures.items()
+        if not any(word in key for word in DIFFERENCES)
+    )

@@ -33,7 +33,9 @@ def fake_bench(monkeypatch):
 
 def test_sides_take_turns_after_one_warm_up_each():
     order = []
-    seconds = frame.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=3)
+    seconds = frame.interleaved(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=3
+    )
     assert "".join(order) == "ab" + "ababab"
     assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
 
@@ -58,7 +60,15 @@ def test_notes_stand_below_the_table_and_in_the_document():
 
 def test_all_cases_of_the_papers_count_and_rivals_that_are_our_candidates_are_told_apart():
     assert planners.SETTINGS["every"] == 1
-    assert planners.CANDIDATES == ("single", "data parallel", "gpipe", "pipedream", "hetpipe", "alpa", "dora")
+    assert planners.CANDIDATES == (
+        "single",
+        "data parallel",
+        "gpipe",
+        "pipedream",
+        "hetpipe",
+        "alpa",
+        "dora",
+    )
     assert planners.OTHERS == ("edgeshard", "dapple", "metis", "asteroid")
 
 

@@ -1,4 +1,6 @@
-"""The yardstick of the streaming bench really moves bytes between two processes, and leaves none behind."""
+"""The yardstick of the streaming bench really moves bytes between two processes, and leaves none
+behind.
+"""
 
 import pytest
 

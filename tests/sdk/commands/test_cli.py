@@ -25,16 +25,28 @@ HEAVY = (
 
 
 def modules_of(*arguments: str, program: str = "potluck") -> tuple[set[str], str]:
-    """Top-level names of everything that `python -m PROGRAM ARGUMENTS` imports, and what it prints."""
+    """Top-level names of everything that `python -m PROGRAM ARGUMENTS` imports, and what it
+    prints.
+    """
     command = [sys.executable, "-X", "importtime", "-m", program, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "100"})
-    timed = [line.rsplit("|", 1)[1].strip() for line in run.stderr.splitlines() if line.startswith("import time:")]
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "100"}
+    )
+    timed = [
+        line.rsplit("|", 1)[1].strip()
+        for line in run.stderr.splitlines()
+        if line.startswith("import time:")
+    ]
     return {name.split(".")[0] for name in timed} | set(timed), run.stdout
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], *([name, "--help"] for name in cli.COMMANDS if name not in ("agent", "demo"))],
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in cli.COMMANDS if name not in ("agent", "demo")),
+    ],
 )
 def test_help_and_version_import_nothing_heavy(arguments):
     modules, printed = modules_of(*arguments)
@@ -63,7 +75,9 @@ def test_no_command_shows_the_help_as_wrong_usage(capsys):
     assert "commands:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["bench"], ["bench", "nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["--nonsense"], ["bench"], ["bench", "nonsense"]]
+)
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
@@ -118,4 +132,6 @@ def test_agent_hands_over_all_its_arguments(monkeypatch):
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(SystemExit):
         cli.main(["agent", "--port", "0", "--help"])
-    assert called == [(sys.executable, [sys.executable, "-m", "potluck_agent", "--port", "0", "--help"])]
+    assert called == [
+        (sys.executable, [sys.executable, "-m", "potluck_agent", "--port", "0", "--help"])
+    ]

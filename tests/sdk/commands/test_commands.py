@@ -28,8 +28,27 @@ def state(tmp_path, monkeypatch):
 @pytest.fixture
 def tablet(tmp_path):
     """What a running agent with an open pairing window says of itself."""
-    command = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--no-mdns", "--name", "tablet"]
-    command += ["--bind", "127.0.0.1", "--port", "0", "--state", str(tmp_path / "agent"), "--memory", "256Mi"]
+    command = [
+        sys.executable,
+        "-m",
+        "potluck_agent",
+        "start",
+        "--pair",
+        "--json",
+        "--no-mdns",
+        "--name",
+        "tablet",
+    ]
+    command += [
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--state",
+        str(tmp_path / "agent"),
+        "--memory",
+        "256Mi",
+    ]
     command += ["--parent-pid", str(os.getpid())]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -67,7 +86,9 @@ def test_an_address_where_nobody_is_is_told(capsys):
     assert "not paired" not in told
 
 
-@pytest.mark.parametrize("command", [["devices"], ["pair", "--code", "12345678"]], ids=["devices", "pair"])
+@pytest.mark.parametrize(
+    "command", [["devices"], ["pair", "--code", "12345678"]], ids=["devices", "pair"]
+)
 def test_a_name_that_no_network_knows_is_told_as_such(command, capsys):
     assert cli.main([*command, "no-such-host.invalid"]) == 1
     told = "".join(capsys.readouterr())
@@ -79,7 +100,9 @@ def test_a_name_that_no_network_knows_is_told_as_such(command, capsys):
 def test_a_paired_device_is_known_by_its_key_at_any_of_its_addresses(tablet, state, capsys):
     place, other = (f"{host}:{tablet['port']}" for host in ("127.0.0.1", "localhost"))
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
-    keyring.Keyring().remember(keyring.Known(name="phone", key=KEY, addresses=(Address(host="127.0.0.1", port=1),)))
+    keyring.Keyring().remember(
+        keyring.Known(name="phone", key=KEY, addresses=(Address(host="127.0.0.1", port=1),))
+    )
     capsys.readouterr()
     assert cli.main(["devices", other]) == 0
     rows = capsys.readouterr().out.splitlines()[3:]
@@ -114,7 +137,9 @@ def test_pairing_without_anybody_to_ask_says_so(capsys, monkeypatch):
 
 def test_devices_and_pair_work_beside_an_open_notebook(tablet, state, capsys):
     place = f"127.0.0.1:{tablet['port']}"
-    script = "import sys, potluck; home = potluck.Home(); print('open', flush=True); sys.stdin.read()"
+    script = (
+        "import sys, potluck; home = potluck.Home(); print('open', flush=True); sys.stdin.read()"
+    )
     line = [sys.executable, "-c", script]
     notebook = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -185,7 +210,9 @@ def test_doctor_names_a_corrupt_file_as_a_problem(state):
 
 
 def test_doctor_prints_no_control_characters():
-    assert "\x1b" not in doctor.show(doctor.Finding(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b"))
+    assert "\x1b" not in doctor.show(
+        doctor.Finding(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b")
+    )
 
 
 def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
@@ -196,12 +223,15 @@ def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
     assert found.level == doctor.HINT
     assert "plans do not know its energy" in found.what
     assert found.remedy.startswith("rapl: energy_uj is readable by root only; or give its watts")
-    told = doctor.metered("pc", {"meters": [rapl], "power": {"idle_w": 2, "busy_w": 8, "radio_w": 1}})
+    told = doctor.metered(
+        "pc", {"meters": [rapl], "power": {"idle_w": 2, "busy_w": 8, "radio_w": 1}}
+    )
     assert "modelled from the watts that it was given" in told.what
 
 
 @pytest.mark.parametrize(
-    "arguments", [["devices", "127.0.0.1:1"], ["peers"], ["pair", "127.0.0.1:1", "--code", "12345678"]]
+    "arguments",
+    [["devices", "127.0.0.1:1"], ["peers"], ["pair", "127.0.0.1:1", "--code", "12345678"]],
 )
 def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, capsys, monkeypatch):
     def exists(path):
@@ -225,8 +255,13 @@ def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, c
     ],
 )
 def test_what_a_light_install_lacks_is_told_with_what_to_install(package, arguments, tmp_path):
-    """Each command in a process of its own, in which the package cannot be found, as where it was never installed."""
-    block = f"import sys; sys.modules[{package!r}] = None; from potluck import cli; sys.exit(cli.main(sys.argv[1:]))"
+    """Each command in a process of its own, in which the package cannot be found, as where it was
+    never installed.
+    """
+    block = (
+        f"import sys; sys.modules[{package!r}] = None; from potluck import cli; "
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
     line = [sys.executable, "-c", block, *arguments]
     answer = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert answer.returncode == 1, answer.stdout

@@ -1,4 +1,6 @@
-"""`potluck plan` as its user types it: plans, variants of a home, files judged and exported, slips explained."""
+"""`potluck plan` as its user types it: plans, variants of a home, files judged and exported, slips
+explained.
+"""
 
 import json
 
@@ -27,8 +29,19 @@ def test_plans_and_shows_the_best_with_its_memory(capsys):
 
 
 def test_what_a_limit_leaves_of_the_memory_is_what_is_available(capsys, tmp_path):
-    out = told(capsys, *SMALL, "--train", "batch=8", "--qoe", "memory.laptop-1=2GiB", "--html", tmp_path / "page.html")
-    assert "2.00 GiB" in next(line for line in out.splitlines()[::-1] if line.startswith("laptop-1"))
+    out = told(
+        capsys,
+        *SMALL,
+        "--train",
+        "batch=8",
+        "--qoe",
+        "memory.laptop-1=2GiB",
+        "--html",
+        tmp_path / "page.html",
+    )
+    assert "2.00 GiB" in next(
+        line for line in out.splitlines()[::-1] if line.startswith("laptop-1")
+    )
     assert "2.00 GiB" in (tmp_path / "page.html").read_text()
 
 
@@ -69,7 +82,9 @@ def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(c
     assert slow["latency_s"] >= first["latency_s"]
     assert "its home" not in told(capsys, "judge", plan, "--qoe", "latency=1us")
     assert "! needs" in told(capsys, "judge", plan, "--qoe", "latency=1us")
-    assert "home 'family', not for 'smart-home-2'" in told(capsys, "judge", plan, "smart-home-2", code=1)
+    assert "home 'family', not for 'smart-home-2'" in told(
+        capsys, "judge", plan, "smart-home-2", code=1
+    )
 
 
 def test_another_planner_and_all_planners_can_be_asked(capsys):
@@ -82,7 +97,10 @@ def test_another_planner_and_all_planners_can_be_asked(capsys):
 def test_a_home_can_be_changed_on_the_way(capsys):
     changed = ["--with", "raspberry-pi-5", "--without", "phone", "--medium", "air=50Mbit/s"]
     best = json.loads(told(capsys, *SMALL, "--train", "batch=8", *changed, "--json"))["best"]
-    names = {*best.get("unused", {}), *(name for stage in best["stage"] for name in stage["devices"])}
+    names = {
+        *best.get("unused", {}),
+        *(name for stage in best["stage"] for name in stage["devices"]),
+    }
     assert names == {"laptop-1", "laptop-2", "jetson", "raspberry-pi-5"}
     assert "home" not in best
 
@@ -92,7 +110,9 @@ def test_other_planners_get_the_problem_and_their_plans_are_judged(capsys, tmp_p
     assert out == f"wrote 1 file to {tmp_path}\n"
     assert (tmp_path / "graph.txt").read_text().startswith("node1 -- Input0 -- ")
     told(capsys, "export", "metis", *SMALL, "--into", tmp_path)
-    assert {"hostfile", "clusterfile.json", "README.txt", "profile"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"hostfile", "clusterfile.json", "README.txt", "profile"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
     (tmp_path / "printed").write_text("(0, 3) 0.1 1\n(3, 6) 0.1 1\n")
     best = json.loads(told(capsys, "judge", tmp_path / "printed", *SMALL, "--json"))["best"]
     assert [stage["layers"] for stage in best["stage"]] == [[0, 3], [3, 6]]
@@ -119,14 +139,23 @@ def test_planning_ends_when_its_time_is_up(capsys):
         ([*SMALL, "--planner", "asteroids"], "there is no planner 'asteroids'"),
         ([*SMALL, "--with", "jetson-orin-nan"], "Did you mean jetson-orin-nano"),
         ([*SMALL, "--time", "0s"], "planning for 0 s with 'potluck' is not possible"),
-        ([*SMALL, "--time", "1s", "--planner", "gpipe"], "planning for 1 s with 'gpipe' is not possible"),
-        ([*SMALL, "--time", "-1s"], "cannot read the amount '-1s': expected a number, not below zero, and a unit"),
+        (
+            [*SMALL, "--time", "1s", "--planner", "gpipe"],
+            "planning for 1 s with 'gpipe' is not possible",
+        ),
+        (
+            [*SMALL, "--time", "-1s"],
+            "cannot read the amount '-1s': expected a number, not below zero, and a unit",
+        ),
         ([*SMALL, "--train", "batch=٣"], "batch must be a whole number, got '٣'"),
         ([*SMALL, "--layers", "٣"], "--layers must be a whole number, got '٣'"),
         ([*SMALL, "--infer", "streaming=8"], "streaming is yes or no, got '8'. --infer streaming"),
         ([*SMALL, "--time", "long"], "cannot read the amount 'long'"),
         ([*SMALL, "--with", "toaster"], "there is no device called 'toaster'"),
-        ([*SMALL, "--without", "fone"], "there is no device 'fone' in this home. Did you mean phone?"),
+        (
+            [*SMALL, "--without", "fone"],
+            "there is no device 'fone' in this home. Did you mean phone?",
+        ),
         ([*SMALL, "--medium", "air"], "--medium: cannot read 'air'"),
         ([*SMALL, "--medium", "air=fast"], "cannot read the amount 'fast'"),
         ([*SMALL, "--train", "batch=0"], "batch must be above zero, got 0"),
@@ -135,9 +164,15 @@ def test_planning_ends_when_its_time_is_up(capsys):
         ([*SMALL, "--infer", "micro_batch=3"], "--infer: nobody knows 'micro_batch'"),
         ([*SMALL, "--train", "batch=many"], "batch must be a whole number, got 'many'"),
         ([*SMALL, "--qoe", "speed=9"], "nobody knows the limit 'speed'"),
-        ([*SMALL, "--qoe", "latency=5"], "'latency=5' has no unit. Write latency=5s or latency=5ms."),
+        (
+            [*SMALL, "--qoe", "latency=5"],
+            "'latency=5' has no unit. Write latency=5s or latency=5ms.",
+        ),
         ([*SMALL, "--qoe", "latency=0s"], "QoE latency_s must be above zero"),
-        ([*SMALL, "--qoe", "memory.fone=2GB"], "A limit names the device 'fone', which is not in this home"),
+        (
+            [*SMALL, "--qoe", "memory.fone=2GB"],
+            "A limit names the device 'fone', which is not in this home",
+        ),
         (["family", "bert-small", "--layers", "0"], "needs at least one layer"),
         (["list", "pets"], "there is no list of 'pets'"),
         (["judge", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory."),
@@ -150,7 +185,9 @@ def test_every_slip_is_explained_in_one_line(capsys, arguments, said):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["family"], ["family", "a", "b"], ["judge"], ["export", "metis", *SMALL]])
+@pytest.mark.parametrize(
+    "arguments", [["family"], ["family", "a", "b"], ["judge"], ["export", "metis", *SMALL]]
+)
 def test_wrong_usage_exits_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", *arguments])
@@ -167,7 +204,11 @@ def test_what_is_asked_reads_as_typed():
     assert workload(None, "streaming=no") == Inference(batch=1)
     limits = ["latency=500ms", "energy=20J", "energy.phone=5", "memory.phone=2GB", "lambda=10"]
     assert qoe(limits) == QoE(
-        latency_s=0.5, energy_j=20, device_energy_j={"phone": 5}, memory_bytes={"phone": 2 * 10**9}, lambda_j_per_s=10
+        latency_s=0.5,
+        energy_j=20,
+        device_energy_j={"phone": 5},
+        memory_bytes={"phone": 2 * 10**9},
+        lambda_j_per_s=10,
     )
     with pytest.raises(PotluckError, match="needs a number of joules"):
         qoe(["energy=lots"])

@@ -13,7 +13,10 @@ from potluck.simulate.engine import COMPUTE, TaskGraph
 def test_the_more_urgent_transfer_has_the_air_for_itself():
     graph = TaskGraph(capacity=[10.0])
     air = graph.add_route(((0, 1),), latency_s=0.5)
-    later, first = graph.add(0, 30.0, route=air, priority=2), graph.add(1, 10.0, route=air, priority=1)
+    later, first = (
+        graph.add(0, 30.0, route=air, priority=2),
+        graph.add(1, 10.0, route=air, priority=1),
+    )
     times = run(graph)
     assert (times.start_s[first], times.free_s[first], times.stop_s[first]) == (0.0, 1.0, 1.5)
     assert (times.start_s[later], times.stop_s[later]) == (1.0, 4.5)
@@ -49,7 +52,11 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
     graph = random_graph(rng)
     if seed % 2:
         graph, _ = chunked(graph, rng.uniform(1, 5))
-    times = insert(graph, tails(graph)) if seed % 5 == 0 else run(graph, tails(graph) if seed % 3 else None)
+    times = (
+        insert(graph, tails(graph))
+        if seed % 5 == 0
+        else run(graph, tails(graph) if seed % 3 else None)
+    )
     n_tasks = len(graph.lane)
     for task in range(n_tasks):
         for follower in graph.followers[task]:
@@ -58,11 +65,17 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
         spans = sorted(
             (times.start_s[task], times.free_s[task])
             for task in range(n_tasks)
-            if graph.route[task] != COMPUTE and medium in dict(graph.routes[graph.route[task]]) and graph.work[task]
+            if graph.route[task] != COMPUTE
+            and medium in dict(graph.routes[graph.route[task]])
+            and graph.work[task]
         )
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
     for lane in range(8):
-        mine = (t for t in range(n_tasks) if graph.lane[t] == lane and times.free_s[t] > times.start_s[t])
+        mine = (
+            t
+            for t in range(n_tasks)
+            if graph.lane[t] == lane and times.free_s[t] > times.start_s[t]
+        )
         spans = sorted((times.start_s[t], times.free_s[t]) for t in mine)
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
     assert run(graph).start_s == run(graph).start_s

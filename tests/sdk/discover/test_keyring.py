@@ -27,7 +27,9 @@ def test_devices_are_remembered_with_their_latest_addresses(tmp_path):
         older = known.addresses if known else ()
         ring.remember(Known(name="phone", key=KEYS[0], addresses=(at(f"10.0.0.{i}"), *older)))
     (phone,) = Keyring(tmp_path).devices()
-    assert [place.host for place in phone.addresses] == [f"10.0.0.{i}" for i in (5, 4, 3, 2)][:KEPT_ADDRESSES]
+    assert [place.host for place in phone.addresses] == [f"10.0.0.{i}" for i in (5, 4, 3, 2)][
+        :KEPT_ADDRESSES
+    ]
 
 
 def test_two_devices_of_one_name_get_two_names(tmp_path):
@@ -38,7 +40,8 @@ def test_two_devices_of_one_name_get_two_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "free"), [("home", "home-2"), ("Ugly Name", "device"), ("x" * 40, "x" * 40), ("taken", "taken-2")]
+    ("name", "free"),
+    [("home", "home-2"), ("Ugly Name", "device"), ("x" * 40, "x" * 40), ("taken", "taken-2")],
 )
 def test_names_are_valid_and_free(name, free):
     assert free_name(name, lambda other: other == "taken") == free
@@ -54,7 +57,15 @@ def test_forgetting(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", '[{"name": "a"}]', '[{"name": "A!", "key": "k", "addresses": []}]', "[" * 100_000]
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        '[{"name": "a"}]',
+        '[{"name": "A!", "key": "k", "addresses": []}]',
+        "[" * 100_000,
+    ],
 )
 def test_a_corrupt_file_is_an_error_and_stays(tmp_path, text):
     path = tmp_path / DEVICES

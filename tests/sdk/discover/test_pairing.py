@@ -1,4 +1,6 @@
-"""Pairing over TCP with something that is not as it should be. (With a real agent: tests/sdk/home.)"""
+"""Pairing over TCP with something that is not as it should be. (With a real agent:
+tests/sdk/home.)
+"""
 
 import socket
 import threading
@@ -17,7 +19,9 @@ KEY = "a" * 40
 
 @pytest.fixture
 def answering():
-    """answering(data): an address whose pairing port says `data` to the first visitor and hangs up."""
+    """answering(data): an address whose pairing port says `data` to the first visitor and hangs
+    up.
+    """
     opened = []
 
     def start(data):
@@ -43,14 +47,27 @@ def answering():
     [
         (pack(PairRefused(code="closed", text="not open")), PairingError, "potluck agent pair"),
         (pack(PairRefused(code="expired", text="too late")), PairingError, "three minutes"),
-        (pack(PairRefused(code="wrong-code", text="wrong", tries_left=1)), PairingError, "1 try is left"),
+        (
+            pack(PairRefused(code="wrong-code", text="wrong", tries_left=1)),
+            PairingError,
+            "1 try is left",
+        ),
         (pack(PairRefused(code="version", text="speaks 2.0")), ProtocolError, "2.0"),
         (pack(PairHello(major=9, name="x", key="b" * 40)), ProtocolError, "9.0"),
         (pack(PairHello(major=1, name="x", key=KEY)), PairingError, "claims to be this one"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ProtocolError, "not a potluck agent"),
         (b"", PairingError, "hung up"),
     ],
-    ids=["closed", "expired", "wrong code", "version", "other major", "reflected", "not an agent", "hangs up"],
+    ids=[
+        "closed",
+        "expired",
+        "wrong code",
+        "version",
+        "other major",
+        "reflected",
+        "not an agent",
+        "hangs up",
+    ],
 )
 def test_says_what_is_wrong(answering, data, error, match):
     with pytest.raises(error, match=match):

@@ -15,7 +15,9 @@ from potluck.records import (
     Training,
 )
 
-LAPTOP = Device(name="laptop", kind="laptop", memory_bytes=1 << 30, idle_w=3, busy_w=28, radio_w=1.5)
+LAPTOP = Device(
+    name="laptop", kind="laptop", memory_bytes=1 << 30, idle_w=3, busy_w=28, radio_w=1.5
+)
 PHONE = Device(name="phone", kind="phone", memory_bytes=1 << 29)
 PLAN = Plan(
     planner="asteroid",
@@ -38,11 +40,20 @@ PROBLEM = Problem(
         media=(Medium(name="air", capacity_bytes_per_s=12 * 2**20),),
         paths={("laptop", "phone"): Path(media=(("air", 2),), latency_s=0.002)},
     ),
-    layers=(Layer(name="conv1", parameter_bytes=1024), Layer(name="conv2", parameter_bytes=4096), Layer(name="head")),
+    layers=(
+        Layer(name="conv1", parameter_bytes=1024),
+        Layer(name="conv2", parameter_bytes=4096),
+        Layer(name="head"),
+    ),
     costs={
-        "laptop": tuple(LayerCost(rows=(1, 8), forward_s=(0.001, 0.004), backward_s=(0.002, 0.008)) for _ in range(3)),
+        "laptop": tuple(
+            LayerCost(rows=(1, 8), forward_s=(0.001, 0.004), backward_s=(0.002, 0.008))
+            for _ in range(3)
+        ),
         "phone": tuple(
-            LayerCost(rows=(1, 8), forward_s=(0.002, 0.01), backward_s=(0.004, 0.02), source="estimated")
+            LayerCost(
+                rows=(1, 8), forward_s=(0.002, 0.01), backward_s=(0.004, 0.02), source="estimated"
+            )
             for _ in range(3)
         ),
     },
@@ -51,7 +62,9 @@ PROBLEM = Problem(
 
 
 def trace(source: str, stretch: float = 1.0, energy_source: str = "simulated") -> Trace:
-    """One micro-batch forwards and backwards over two devices, every time multiplied by `stretch`."""
+    """One micro-batch forwards and backwards over two devices, every time multiplied by
+    `stretch`.
+    """
     rows = [
         ("laptop", "compute", 0.000, 0.004, "0F0", "run", "", 0),
         ("laptop", "send", 0.004, 0.006, "act:0", "send", "phone", 4096),
@@ -64,7 +77,16 @@ def trace(source: str, stretch: float = 1.0, energy_source: str = "simulated") -
         ("laptop", "compute", 0.047, 0.048, "step", "step", "", 0),
     ]
     events = tuple(
-        Event(device=d, lane=lane, start_s=a * stretch, stop_s=b * stretch, label=label, op=op, peer=peer, nbytes=n)
+        Event(
+            device=d,
+            lane=lane,
+            start_s=a * stretch,
+            stop_s=b * stretch,
+            label=label,
+            op=op,
+            peer=peer,
+            nbytes=n,
+        )
         for d, lane, a, b, label, op, peer, n in rows
     )
     return Trace(

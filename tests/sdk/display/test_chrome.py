@@ -31,7 +31,9 @@ def assert_no_overlap(document):
 
 
 def assert_arrows_bind(document):
-    """Each flow id once as start and once as finish, each inside a slice of its thread, in the order of time."""
+    """Each flow id once as start and once as finish, each inside a slice of its thread, in the
+    order of time.
+    """
     threads = slices_by_thread(document)
     ends = defaultdict(dict)
     for row in document["traceEvents"]:
@@ -52,7 +54,12 @@ def test_predicted_and_measured_are_separate_groups_with_all_that_happened(tmp_p
     document = json.loads(path.read_text(encoding="utf-8"))
     rows = document["traceEvents"]
     names = {row["args"]["name"]: row["pid"] for row in rows if row["name"] == "process_name"}
-    assert set(names) == {"predicted: laptop", "predicted: phone", "measured: laptop", "measured: phone"}
+    assert set(names) == {
+        "predicted: laptop",
+        "predicted: phone",
+        "measured: laptop",
+        "measured: phone",
+    }
     assert len(set(names.values())) == 4
     assert sum(row["ph"] == "X" for row in rows) == 18
     assert assert_arrows_bind(document) == 4
@@ -89,7 +96,9 @@ def test_what_overlaps_in_a_lane_gets_a_second_thread():
 
 def test_transfers_meet_by_label_then_by_order():
     def event(device, lane, peer, start_s, label):
-        return Event(device=device, lane=lane, start_s=start_s, stop_s=start_s + 1, peer=peer, label=label)
+        return Event(
+            device=device, lane=lane, start_s=start_s, stop_s=start_s + 1, peer=peer, label=label
+        )
 
     events = (
         event("a", "send", "b", 0, "first"),
@@ -109,7 +118,9 @@ def test_transfers_meet_by_label_then_by_order():
 
 
 def test_hostile_names_are_cleaned():
-    hostile = replace(example.MEASURED, events=(replace(example.MEASURED.events[0], device="a\x1b[2J\n"),))
+    hostile = replace(
+        example.MEASURED, events=(replace(example.MEASURED.events[0], device="a\x1b[2J\n"),)
+    )
     assert "\\u001b" not in json.dumps(chrome.document([hostile]))
 
 
@@ -118,18 +129,37 @@ TIMES = st.floats(min_value=0, max_value=1, allow_nan=False)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(chrome.LANES), TIMES, TIMES), max_size=30),
+    rows=st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from(chrome.LANES), TIMES, TIMES), max_size=30
+    ),
     lag_s=st.floats(min_value=-0.1, max_value=0.1),
 )
 def test_any_trace_gives_threads_without_overlap_and_whole_arrows(rows, lag_s):
     events = []
     for device, lane, start_s, span_s in rows:
         peer = "" if lane == "compute" else "b" if device == "a" else "a"
-        events.append(Event(device=device, lane=lane, start_s=start_s, stop_s=start_s + span_s, label="v", peer=peer))
-        if lane == "send":  # clocks are not quite the same, so a receive may even seem to come first
+        events.append(
+            Event(
+                device=device,
+                lane=lane,
+                start_s=start_s,
+                stop_s=start_s + span_s,
+                label="v",
+                peer=peer,
+            )
+        )
+        # clocks are not quite the same, so a receive may even seem to come first
+        if lane == "send":
             start = max(0.0, start_s + lag_s)
             events.append(
-                Event(device=peer, lane="receive", start_s=start, stop_s=start + span_s, label="v", peer=device)
+                Event(
+                    device=peer,
+                    lane="receive",
+                    start_s=start,
+                    stop_s=start + span_s,
+                    label="v",
+                    peer=device,
+                )
             )
     document = chrome.document([Trace(source="measured", events=tuple(events))])
     assert_no_overlap(document)

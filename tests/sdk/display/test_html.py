@@ -40,13 +40,20 @@ class Balanced(HTMLParser):
 
 
 COMPARED = Comparison(
-    predicted=example.PREDICTED, measured=example.MEASURED, terms={"compute": (0.1, 0.2)},
-    transfers=(Transfers(source="laptop", target="phone", n=1, nbytes=4096, seconds=(0.002, 0.003)),),
-)  # fmt: skip
+    predicted=example.PREDICTED,
+    measured=example.MEASURED,
+    terms={"compute": (0.1, 0.2)},
+    transfers=(
+        Transfers(source="laptop", target="phone", n=1, nbytes=4096, seconds=(0.002, 0.003)),
+    ),
+)
 
 
 def everything() -> dict[str, str]:
-    plans = [replace(example.PLAN, latency_s=s, energy_j=j) for s, j in ((0.1, 4.0), (0.2, 3.0), (0.3, 5.0))]
+    plans = [
+        replace(example.PLAN, latency_s=s, energy_j=j)
+        for s, j in ((0.1, 4.0), (0.2, 3.0), (0.3, 5.0))
+    ]
     return {
         "devices": html.devices([example.LAPTOP, example.PHONE]),
         "profile": html.profile(example.PROBLEM),
@@ -85,12 +92,22 @@ def test_a_plain_text_stands_ready_where_styles_are_stripped(name):
 
 def test_a_hostile_device_name_is_text_everywhere():
     device = replace(example.LAPTOP, name=HOSTILE)
-    events = tuple(replace(event, device=HOSTILE, peer=HOSTILE, label=HOSTILE) for event in example.MEASURED.events)
+    events = tuple(
+        replace(event, device=HOSTILE, peer=HOSTILE, label=HOSTILE)
+        for event in example.MEASURED.events
+    )
     trace = replace(example.MEASURED, events=events, busy_s={HOSTILE: 1.0})
     plan = replace(
-        example.PLAN, stages=(replace(example.PLAN.stages[0], devices=(HOSTILE,)),), unused={HOSTILE: HOSTILE}
+        example.PLAN,
+        stages=(replace(example.PLAN.stages[0], devices=(HOSTILE,)),),
+        unused={HOSTILE: HOSTILE},
     )
-    for fragment in (html.devices([device]), html.trace(trace), html.plan(plan), html.progress(HOSTILE, 0.5, HOSTILE)):
+    for fragment in (
+        html.devices([device]),
+        html.trace(trace),
+        html.plan(plan),
+        html.progress(HOSTILE, 0.5, HOSTILE),
+    ):
         parsed = Balanced(fragment)
         assert "script" not in parsed.tags
         assert parsed.faults == []
@@ -124,7 +141,10 @@ RECORDS = [
 
 def test_many_plans_are_counted_not_listed():
     n = html.MOST_PLANS + 3
-    plans = [replace(example.PLAN, planner=f"p{i}", latency_s=0.1 + i / 100, energy_j=4.0) for i in range(n)]
+    plans = [
+        replace(example.PLAN, planner=f"p{i}", latency_s=0.1 + i / 100, energy_j=4.0)
+        for i in range(n)
+    ]
     assert "and 3 more" in html.plans(plans, plans[0])
 
 

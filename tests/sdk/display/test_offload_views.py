@@ -1,4 +1,6 @@
-"""Requests over time, drawn: whoever is in the picture can be told apart, and the numbers below it hide nothing."""
+"""Requests over time, drawn: whoever is in the picture can be told apart, and the numbers below it
+hide nothing.
+"""
 
 import pytest
 
@@ -11,7 +13,13 @@ CURVES = ("the device alone", "all on the helper", "the best layer cut", "anothe
 
 def answer(at_s, way, predicted_s, *, fallback=False):
     return Answer(
-        at_s=at_s, way=way, latency_s=1.0, predicted_s=predicted_s, bytes_per_s=1e6, fallback=fallback, by=("robot",)
+        at_s=at_s,
+        way=way,
+        latency_s=1.0,
+        predicted_s=predicted_s,
+        bytes_per_s=1e6,
+        fallback=fallback,
+        by=("robot",),
     )
 
 

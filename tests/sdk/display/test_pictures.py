@@ -52,7 +52,11 @@ def test_a_file_of_its_own_is_well_formed_too(name, tmp_path):
 def test_bars_stand_where_the_time_axis_says():
     picture = timeline.gantt(example.MEASURED)
     texts = {item.text: item.x for item in picture.items if isinstance(item, Text)}
-    bars = {item.title.split()[0]: item for item in picture.items if isinstance(item, Rect) and item.title}
+    bars = {
+        item.title.split()[0]: item
+        for item in picture.items
+        if isinstance(item, Rect) and item.title
+    }
     pixels_per_ms = (texts["50"] - texts["0"]) / 50
     assert bars["1B0"].x == pytest.approx(texts["0"] + 16.5 * 1.25 * pixels_per_ms)
     assert bars["1B0"].width == pytest.approx(20 * 1.25 * pixels_per_ms, abs=1)
@@ -60,7 +64,9 @@ def test_bars_stand_where_the_time_axis_says():
 
 def test_predicted_stands_above_measured_on_one_axis():
     picture = timeline.gantt(example.PREDICTED, example.MEASURED)
-    bars = [item for item in picture.items if isinstance(item, Rect) and item.title.startswith("0B0")]
+    bars = [
+        item for item in picture.items if isinstance(item, Rect) and item.title.startswith("0B0")
+    ]
     assert bars[0].y < bars[1].y
     assert bars[1].width == pytest.approx(1.25 * bars[0].width, rel=0.02)
     words = [item.text for item in picture.items if isinstance(item, Text)]
@@ -100,19 +106,35 @@ def test_devices_stand_in_the_order_in_which_they_begin_to_compute():
 
 
 def test_a_window_holds_its_steps_and_begins_at_zero():
-    events = [Event(device="a", lane="compute", start_s=step, stop_s=step + 0.5, step=step) for step in range(5)]
-    cut = timeline.window(Trace(source="measured", events=tuple(events), step_s=(1, 1, 1, 1, 1)), 2, 2)
-    assert [(event.step, event.start_s, event.stop_s) for event in cut.events] == [(2, 0, 0.5), (3, 1, 1.5)]
+    events = [
+        Event(device="a", lane="compute", start_s=step, stop_s=step + 0.5, step=step)
+        for step in range(5)
+    ]
+    cut = timeline.window(
+        Trace(source="measured", events=tuple(events), step_s=(1, 1, 1, 1, 1)), 2, 2
+    )
+    assert [(event.step, event.start_s, event.stop_s) for event in cut.events] == [
+        (2, 0, 0.5),
+        (3, 1, 1.5),
+    ]
     assert cut.step_s == (1, 1)
 
 
 def test_a_long_trace_is_cut_to_whole_steps_from_its_middle():
     events = [
-        Event(device="a", lane="compute", start_s=step + i / 20, stop_s=step + i / 20 + 0.01, step=step)
+        Event(
+            device="a",
+            lane="compute",
+            start_s=step + i / 20,
+            stop_s=step + i / 20 + 0.01,
+            step=step,
+        )
         for step in range(100)
         for i in range(10)
     ]
-    cut = timeline.excerpt(Trace(source="measured", events=tuple(events), step_s=(1.0,) * 100), most=50)
+    cut = timeline.excerpt(
+        Trace(source="measured", events=tuple(events), step_s=(1.0,) * 100), most=50
+    )
     assert sorted({event.step for event in cut.events}) == [48, 49, 50, 51, 52]
     assert len(cut.events) == 50
 
@@ -126,12 +148,21 @@ def test_loss_tells_how_far_the_curves_differ():
 
 
 def test_frontier_keeps_what_nothing_beats():
-    assert chart.frontier([(1, 5), (2, 2), (3, 3), (4, 1), (4, 2), (2, 2)]) == [(1, 5), (2, 2), (4, 1)]
+    assert chart.frontier([(1, 5), (2, 2), (3, 3), (4, 1), (4, 2), (2, 2)]) == [
+        (1, 5),
+        (2, 2),
+        (4, 1),
+    ]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "most", "expected"),
-    [(0, 10, 6, (0, 2, 4, 6, 8, 10)), (0, 0.048, 5, (0, 0.02, 0.04)), (3, 3, 5, (3,)), (-1, 1, 3, (-1, 0, 1))],
+    [
+        (0, 10, 6, (0, 2, 4, 6, 8, 10)),
+        (0, 0.048, 5, (0, 0.02, 0.04)),
+        (3, 3, 5, (3,)),
+        (-1, 1, 3, (-1, 0, 1)),
+    ],
 )
 def test_ticks_are_round(low, high, most, expected):
     assert axes.ticks(low, high, most) == expected
@@ -143,7 +174,10 @@ def test_png_has_the_size_of_the_scene(tmp_path):
     data = save_png(picture, tmp_path / "picture.png", scale=1).read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
-    assert (width, height) == (pytest.approx(picture.width, abs=1), pytest.approx(picture.height, abs=1))
+    assert (width, height) == (
+        pytest.approx(picture.width, abs=1),
+        pytest.approx(picture.height, abs=1),
+    )
 
 
 def test_plans_far_off_are_left_out_and_counted_but_never_the_best_or_the_frontier():
@@ -155,7 +189,9 @@ def test_plans_far_off_are_left_out_and_counted_but_never_the_best_or_the_fronti
     def drawn(plans, best):
         picture = chart.pareto(plans, best)
         words = [item.text for item in picture.items if isinstance(item, Text)]
-        return [item.title[0] for item in picture.items if isinstance(item, scene.Dot) and item.title], words
+        return [
+            item.title[0] for item in picture.items if isinstance(item, scene.Dot) and item.title
+        ], words
 
     shown, words = drawn([fastest, thriftiest, near, far], fastest)
     assert sorted(shown) == ["0", "1", "2"]
@@ -169,7 +205,9 @@ def test_the_typical_step_is_the_one_nearest_the_median_from_its_first_computing
 
     events = [event(step, "compute", step, step + 0.5) for step in range(3)]
     early = [event(2, "receive", 0.1, 0.2), event(2, "receive", 1.5, 2.25)]
-    trace = timeline.typical(Trace(source="measured", events=(*events, *early), step_s=(0.9, 0.2, 0.5)))
+    trace = timeline.typical(
+        Trace(source="measured", events=(*events, *early), step_s=(0.9, 0.2, 0.5))
+    )
     assert trace.step_s == (0.5,)
     assert [(e.step, e.lane, e.start_s, e.stop_s) for e in trace.events] == [
         (2, "compute", 0, 0.5),

@@ -114,7 +114,9 @@ def test_a_notebook_gets_a_widget_that_follows_the_work(monkeypatch, error, styl
 
 
 @pytest.mark.parametrize(("shown_in", "n_bars"), [(7, 1), (8, 2)])
-def test_a_handle_at_the_end_of_its_cell_has_one_bar_and_elsewhere_one_that_moves(monkeypatch, shown_in, n_bars):
+def test_a_handle_at_the_end_of_its_cell_has_one_bar_and_elsewhere_one_that_moves(
+    monkeypatch, shown_in, n_bars
+):
     pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     cell, bars, places = [7], [], []
@@ -139,7 +141,9 @@ def test_a_handle_at_the_end_of_its_cell_has_one_bar_and_elsewhere_one_that_move
     task.update(0.5, "half")
     (place,) = places
     assert len(bars) + ("text/html" in place.contents[0]) == n_bars
-    assert any("50 %" in content.get("text/html", "") for content in place.contents) == (n_bars == 2)
+    assert any("50 %" in content.get("text/html", "") for content in place.contents) == (
+        n_bars == 2
+    )
     end(handle, let_go)
     assert place.contents[-1]["text/plain"] == repr(handle)
 

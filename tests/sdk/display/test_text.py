@@ -91,7 +91,9 @@ phone   ███████▌···· 62 %  4.00 KiB  4.00 KiB       –  –
 
 
 def test_marks_the_best_of_several_plans():
-    rows = tables.plans([replace(example.PLAN, planner="other"), example.PLAN], best=example.PLAN).rows
+    rows = tables.plans(
+        [replace(example.PLAN, planner="other"), example.PLAN], best=example.PLAN
+    ).rows
     assert [row[0] for row in rows] == ["0", "→ 1"]
 
 
@@ -99,7 +101,9 @@ def test_plans_that_divide_the_devices_alike_are_one_row():
     variants = [replace(example.PLAN, latency_s=0.1 + i, energy_j=4.0) for i in range(3)]
     table = tables.plans([*variants, replace(example.PLAN, stages=example.PLAN.stages[:1])])
     assert [row[0] for row in table.rows] == ["0", "3"]
-    assert table.notes == ("2 not listed differ from one that is only in cuts, shares or micro-batches",)
+    assert table.notes == (
+        "2 not listed differ from one that is only in cuts, shares or micro-batches",
+    )
 
 
 def test_control_characters_of_a_device_name_never_reach_the_terminal():
@@ -116,7 +120,8 @@ def test_wide_letters_keep_the_columns_aligned():
 
 
 @pytest.mark.parametrize(
-    ("frac", "drawn"), [(0, "····"), (0.5, "██··"), (0.53, "██▏·"), (1, "████"), (1.2, "███▶"), (-1, "····")]
+    ("frac", "drawn"),
+    [(0, "····"), (0.5, "██··"), (0.53, "██▏·"), (1, "████"), (1.2, "███▶"), (-1, "····")],
 )
 def test_draws_a_bar_in_eighths(frac, drawn):
     assert text.bar(frac, cells=4) == drawn

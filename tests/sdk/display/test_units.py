@@ -50,4 +50,9 @@ def test_what_is_shown_is_never_a_row_of_noughts(show, value):
 
 
 def test_three_digits_survive_rounding_up_to_the_next_power_of_ten():
-    assert [units.three_digits(value) for value in (0.9996, 9.996, 99.96, 999.6)] == ["1.00", "10.0", "100", "1000"]
+    assert [units.three_digits(value) for value in (0.9996, 9.996, 99.96, 999.6)] == [
+        "1.00",
+        "10.0",
+        "100",
+        "1000",
+    ]

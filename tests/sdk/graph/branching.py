@@ -10,10 +10,16 @@ class TwoEncoders(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vision = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Flatten(),
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(4, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
             nn.Linear(8 * 64, 16),
-        )  # fmt: skip
-        self.audio = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16))
+        )
+        self.audio = nn.Sequential(
+            nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16)
+        )
         self.head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
 
     def forward(self, image: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
@@ -25,7 +31,9 @@ class TwoEncoders(nn.Module):
 
 
 class ForkedStem(nn.Module):
-    """Two branches of one stem, written in turns, and a skip connection around both: three readers of one tensor."""
+    """Two branches of one stem, written in turns, and a skip connection around both: three readers
+    of one tensor.
+    """
 
     def __init__(self) -> None:
         super().__init__()

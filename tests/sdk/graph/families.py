@@ -10,9 +10,13 @@ from torch import nn
 from potluck.graph.model import Model
 
 
-def _conv(n_in: int, n_out: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def _conv(
+    n_in: int, n_out: int, kernel: int = 3, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(n_out), nn.ReLU()
+        nn.Conv2d(n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(n_out),
+        nn.ReLU(),
     )
 
 
@@ -21,8 +25,12 @@ class Residual(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
-        self.body = nn.Sequential(_conv(n_in, n_out, 3, stride, groups), nn.Conv2d(n_out, n_out, 3, padding=1))
-        self.short = nn.Identity() if (n_in, stride) == (n_out, 1) else nn.Conv2d(n_in, n_out, 1, stride)
+        self.body = nn.Sequential(
+            _conv(n_in, n_out, 3, stride, groups), nn.Conv2d(n_out, n_out, 3, padding=1)
+        )
+        self.short = (
+            nn.Identity() if (n_in, stride) == (n_out, 1) else nn.Conv2d(n_in, n_out, 1, stride)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.short(x))
@@ -59,7 +67,10 @@ class Squeezed(nn.Module):
 
     def __init__(self, n: int, groups: int) -> None:
         super().__init__()
-        self.body, self.gate = _conv(n, n, 5, groups=groups), nn.Sequential(nn.Conv2d(n, n, 1), nn.Hardsigmoid())
+        self.body, self.gate = (
+            _conv(n, n, 5, groups=groups),
+            nn.Sequential(nn.Conv2d(n, n, 1), nn.Hardsigmoid()),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.body(x)
@@ -67,7 +78,10 @@ class Squeezed(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again, by transposed convolutions, with a skip; dilation; both kinds of pooling; two outputs."""
+    """Down and up again, by transposed convolutions, with a skip; dilation.
+
+    Both kinds of pooling; two outputs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +111,9 @@ class Detector(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scales = [y := self.stem(x), self.deep(y)]
-        boxes = [head(y).flatten(2).transpose(1, 2) for head, y in zip(self.boxes, scales, strict=True)]
+        boxes = [
+            head(y).flatten(2).transpose(1, 2) for head, y in zip(self.boxes, scales, strict=True)
+        ]
         fine = nn.functional.interpolate(scales[1], size=scales[0].shape[2:], mode="bilinear")
         scales = [scales[0] + fine[:, :8], scales[1]]
         scores = [head(y).sigmoid() for head, y in zip(self.scores, scales, strict=True)]
@@ -124,7 +140,12 @@ class VisionTransformer(nn.Module):
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1) + self.position
         b, n, c = x.shape
         for i, (mix, join, net) in enumerate(zip(self.mixes, self.joins, self.nets, strict=True)):
-            q, k, v = mix(self.norms[2 * i](x)).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4).unbind(0)
+            q, k, v = (
+                mix(self.norms[2 * i](x))
+                .reshape(b, n, 3, 4, c // 4)
+                .permute(2, 0, 3, 1, 4)
+                .unbind(0)
+            )
             heads = nn.functional.scaled_dot_product_attention(q, k, v)
             x = x + join(heads.transpose(1, 2).reshape(b, n, c))
             x = x + net(self.norms[2 * i + 1](x))
@@ -137,16 +158,29 @@ def _head(n: int, *body: nn.Module) -> nn.Sequential:
 
 # family -> (the network, the size of its image)
 FAMILIES = {
-    "vgg": (lambda: _head(16, _conv(3, 8), nn.MaxPool2d(2), _conv(8, 16), nn.MaxPool2d(2)), (27, 18)),
+    "vgg": (
+        lambda: _head(16, _conv(3, 8), nn.MaxPool2d(2), _conv(8, 16), nn.MaxPool2d(2)),
+        (27, 18),
+    ),
     "resnet": (
-        lambda: _head(16, _conv(3, 8, 7, 2), nn.MaxPool2d(3, 2, 1), Residual(8, 8), Residual(8, 16, 2)),
+        lambda: _head(
+            16, _conv(3, 8, 7, 2), nn.MaxPool2d(3, 2, 1), Residual(8, 8), Residual(8, 16, 2)
+        ),
         (45, 32),
     ),
-    "densenet": (lambda: _head(12, _conv(3, 6), Dense(6, 4, 3), nn.Conv2d(18, 12, 1), nn.AvgPool2d(2)), (23, 16)),
+    "densenet": (
+        lambda: _head(12, _conv(3, 6), Dense(6, 4, 3), nn.Conv2d(18, 12, 1), nn.AvgPool2d(2)),
+        (23, 16),
+    ),
     "convnext": (lambda: _head(8, nn.Conv2d(3, 8, 4, 4), ConvNext(8), ConvNext(8)), (52, 32)),
-    "regnet": (lambda: _head(16, _conv(3, 16, 3, 2), Residual(16, 16, 1, 4), Squeezed(16, 4)), (31, 20)),
+    "regnet": (
+        lambda: _head(16, _conv(3, 16, 3, 2), Residual(16, 16, 1, 4), Squeezed(16, 4)),
+        (31, 20),
+    ),
     "mobilenet": (
-        lambda: _head(16, _conv(3, 8, 3, 2), _conv(8, 8, 3, 1, 8), nn.Conv2d(8, 16, 1), Squeezed(16, 16)),
+        lambda: _head(
+            16, _conv(3, 8, 3, 2), _conv(8, 8, 3, 1, 8), nn.Conv2d(8, 16, 1), Squeezed(16, 16)
+        ),
         (33, 24),
     ),
     "unet": (UNet, (34, 20)),
@@ -156,7 +190,9 @@ FAMILIES = {
 
 
 def family(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """A network in evaluation, with fixed weights and running statistics of its own, and a batch of two images."""
+    """A network in evaluation, with fixed weights and running statistics of its own, and a batch of
+    two images.
+    """
     torch.manual_seed(7)
     make, size = FAMILIES[name]
     net = make()
@@ -172,5 +208,7 @@ def as_onnx(net: nn.Module, x: torch.Tensor) -> Model:
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder) / "net.onnx"
-        torch.onnx.export(net, (x,), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+        torch.onnx.export(
+            net, (x,), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
+        )
         return Model.from_onnx(path).as_torch()

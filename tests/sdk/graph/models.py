@@ -11,7 +11,10 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 6, 3, padding=1)
-        self.first, self.second = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.first, self.second = (
+            nn.Conv2d(6, 6, 3, padding=1, bias=False),
+            nn.Conv2d(6, 6, 3, padding=1, bias=False),
+        )
         self.norm, self.act = nn.BatchNorm2d(6), nn.ReLU(inplace=True)
         self.head = nn.Linear(6, 10)
 
@@ -24,7 +27,10 @@ class Residual(nn.Module):
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.position = nn.Embedding(30, 16), nn.Parameter(torch.randn(1, 8, 16) * 0.1)
+        self.embedding, self.position = (
+            nn.Embedding(30, 16),
+            nn.Parameter(torch.randn(1, 8, 16) * 0.1),
+        )
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(16, 4)
@@ -43,7 +49,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(b, t, 3, self.heads, d // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
@@ -69,11 +80,23 @@ class Decoder(nn.Module):
 
 def cnn(dropout: float = 0.25) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Dropout(dropout), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(64, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -98,7 +121,9 @@ def _tokens(rows: int) -> torch.Tensor:
 
 CASES = {
     "cnn": Case(cnn, nn.CrossEntropyLoss(), _images, lambda n: torch.randint(0, 10, (n,))),
-    "residual": Case(Residual, nn.CrossEntropyLoss(), _images, lambda n: torch.randint(0, 10, (n,))),
+    "residual": Case(
+        Residual, nn.CrossEntropyLoss(), _images, lambda n: torch.randint(0, 10, (n,))
+    ),
     "encoder": Case(Encoder, nn.CrossEntropyLoss(), _tokens, lambda n: torch.randint(0, 4, (n,))),
     "decoder": Case(Decoder, token_loss, _tokens, _tokens),
 }

@@ -9,7 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 def small(node: onnx.NodeProto | None = None) -> onnx.ModelProto:
     """y = relu(x) + w, or another node in the place of the first."""
-    nodes = [node or helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Add", ["h", "w"], ["y"])]
+    nodes = [
+        node or helper.make_node("Relu", ["x"], ["h"]),
+        helper.make_node("Add", ["h", "w"], ["y"]),
+    ]
     weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
     graph = helper.make_graph(
         nodes,

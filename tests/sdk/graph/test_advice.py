@@ -1,4 +1,6 @@
-"""What cannot be trained is refused in words: what it is, what was expected, and what to write instead."""
+"""What cannot be trained is refused in words: what it is, what was expected, and what to write
+instead.
+"""
 
 import pytest
 
@@ -17,8 +19,12 @@ def made(net, loss=F.cross_entropy, target=CLASSES):
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d])
 def test_a_norm_that_averages_over_all_batches_is_named(norm):
     shape = (8,) if norm is nn.BatchNorm1d else (8, 1, 1)
-    net = nn.Sequential(nn.Unflatten(1, shape), norm(8, momentum=None), nn.Flatten(), nn.Linear(8, 4))
-    with pytest.raises(ModelError, match=r"Norm\dd \(the module 1\) .*\(momentum=None\).*such as 0\.1.*eval\(\)"):
+    net = nn.Sequential(
+        nn.Unflatten(1, shape), norm(8, momentum=None), nn.Flatten(), nn.Linear(8, 4)
+    )
+    with pytest.raises(
+        ModelError, match=r"Norm\dd \(the module 1\) .*\(momentum=None\).*such as 0\.1.*eval\(\)"
+    ):
         made(net)
     assert not Model.from_torch(net, X).trains
     net[1].eval()
@@ -35,7 +41,9 @@ def test_a_norm_that_averages_over_all_batches_is_named(norm):
     ],
 )
 def test_a_loss_that_divides_by_len_is_told_of_shape(loss):
-    with pytest.raises(ModelError, match=r"x\.shape\[0\] for the number of rows: len\(x\) is a plain number"):
+    with pytest.raises(
+        ModelError, match=r"x\.shape\[0\] for the number of rows: len\(x\) is a plain number"
+    ):
         made(nn.Linear(8, 4), loss, NUMBERS)
 
 
@@ -52,16 +60,25 @@ def test_a_loss_that_divides_by_shape_is_taken(loss):
 
 
 def test_a_fraction_of_the_number_of_rows_is_told_how_to_be_written():
-    with pytest.raises(ModelError, match=r"a fraction of the number of rows.*divide the tensor.*2 \* x\.sum\(\) / n"):
+    with pytest.raises(
+        ModelError,
+        match=r"a fraction of the number of rows.*divide the tensor.*2 \* x\.sum\(\) / n",
+    ):
         made(nn.Linear(8, 4), lambda o, t: (o - t).pow(2).sum() * (0.5 / o.shape[0]), NUMBERS)
 
 
 def test_class_weights_that_are_to_learn_are_told_what_can():
-    with pytest.raises(ModelError, match=r"no derivative by its weight.*requires_grad_\(False\).*weight\[target\]"):
+    with pytest.raises(
+        ModelError, match=r"no derivative by its weight.*requires_grad_\(False\).*weight\[target\]"
+    ):
         made(nn.Linear(8, 4), nn.CrossEntropyLoss(weight=nn.Parameter(torch.ones(4))))
 
 
-LINEAR, WEIGHT, TENSOR = nn.Linear(4, 4), nn.Parameter(torch.eye(4)), torch.eye(4, requires_grad=True)
+LINEAR, WEIGHT, TENSOR = (
+    nn.Linear(4, 4),
+    nn.Parameter(torch.eye(4)),
+    torch.eye(4, requires_grad=True),
+)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +91,9 @@ LINEAR, WEIGHT, TENSOR = nn.Linear(4, 4), nn.Parameter(torch.eye(4)), torch.eye(
     ids=["module", "parameter", "tensor"],
 )
 def test_a_weight_that_no_module_has_is_not_left_untrained_without_a_word(stranger, loss):
-    with pytest.raises(ModelError, match=r"reaches a tensor \[4.*belongs to no module.*requires_grad_\(False\)"):
+    with pytest.raises(
+        ModelError, match=r"reaches a tensor \[4.*belongs to no module.*requires_grad_\(False\)"
+    ):
         made(nn.Linear(8, 4), loss)
     stranger.requires_grad_(False)
     assert made(nn.Linear(8, 4), loss).trains

@@ -1,4 +1,7 @@
-"""Which tensor of a batch is which: matched by name in mappings of any kind and order; wrong names are refused."""
+"""Which tensor of a batch is which: matched by name in mappings of any kind and order.
+
+Wrong names are refused.
+"""
 
 import itertools
 from collections import OrderedDict, UserDict, namedtuple
@@ -17,9 +20,15 @@ from potluck.run.batches import as_tuple, batches, count
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-BERT = Arguments(inputs=("input_ids", "attention_mask", "token_type_ids"), targets=(("labels", "label", "target"),))
+BERT = Arguments(
+    inputs=("input_ids", "attention_mask", "token_type_ids"),
+    targets=(("labels", "label", "target"),),
+)
 PAIR = Arguments(inputs=("x",), targets=(("boxes",), ("classes",)))
-TENSORS = {name: torch.full((2,), float(i)) for i, name in enumerate(("input_ids", "attention_mask", "token_type_ids"))}
+TENSORS = {
+    name: torch.full((2,), float(i))
+    for i, name in enumerate(("input_ids", "attention_mask", "token_type_ids"))
+}
 LABELS = torch.full((2,), 9.0)
 WHOLE = (*TENSORS.values(), LABELS)
 KINDS = (dict, OrderedDict, UserDict, MappingProxyType)
@@ -30,9 +39,12 @@ def same(found, expected):
 
 
 @given(
-    order=st.permutations(list(TENSORS)), kind=st.sampled_from(KINDS), label=st.sampled_from(BERT.targets[0]),
-    place=st.integers(0, 3), shape=st.sampled_from(["one", "beside", "two", "nested", "deep"]),
-)  # fmt: skip
+    order=st.permutations(list(TENSORS)),
+    kind=st.sampled_from(KINDS),
+    label=st.sampled_from(BERT.targets[0]),
+    place=st.integers(0, 3),
+    shape=st.sampled_from(["one", "beside", "two", "nested", "deep"]),
+)
 def test_no_order_and_no_kind_of_a_mapping_decides_anything(order, kind, label, place, shape):
     named = [(name, TENSORS[name]) for name in order]
     if shape == "beside":  # (mapping, labels)
@@ -51,7 +63,10 @@ def test_no_order_and_no_kind_of_a_mapping_decides_anything(order, kind, label, 
 @given(drop=st.sampled_from([*TENSORS, "labels"]), order=st.permutations([*TENSORS, "labels"]))
 def test_what_is_missing_or_left_over_is_refused_by_its_name(drop, order):
     batch = {name: {**TENSORS, "labels": LABELS}[name] for name in order}
-    with pytest.raises(UserError, match=f"holds position_ids, .*Inputs are {', '.join(TENSORS)}; targets are labels"):
+    with pytest.raises(
+        UserError,
+        match=f"holds position_ids, .*Inputs are {', '.join(TENSORS)}; targets are labels",
+    ):
         as_tuple({**batch, "position_ids": LABELS}, BERT)
     del batch[drop]
     with pytest.raises(UserError, match=f"lacks {drop}"):
@@ -63,19 +78,43 @@ def test_what_is_missing_or_left_over_is_refused_by_its_name(drop, order):
 @pytest.mark.parametrize(
     ("batch", "arguments", "says"),
     [
-        ({**TENSORS, "labels": LABELS}, BERT.requested, "holds labels, which is none of the model's"),
-        ({**TENSORS, "labels": LABELS, "label": LABELS}, BERT, "holds labels and label, which are the same"),
+        (
+            {**TENSORS, "labels": LABELS},
+            BERT.requested,
+            "holds labels, which is none of the model's",
+        ),
+        (
+            {**TENSORS, "labels": LABELS, "label": LABELS},
+            BERT,
+            "holds labels and label, which are the same",
+        ),
         (({**TENSORS, "labels": LABELS}, LABELS), BERT, "holds more tensors than the model takes"),
-        (({**TENSORS, "labels": LABELS}, LABELS, LABELS), BERT, "holds more tensors than the model takes"),
+        (
+            ({**TENSORS, "labels": LABELS}, LABELS, LABELS),
+            BERT,
+            "holds more tensors than the model takes",
+        ),
         ((TENSORS, TENSORS, LABELS), BERT, "holds input_ids twice"),
         ((LABELS, TENSORS, LABELS), BERT, "holds input_ids twice"),
-        (({"input_ids": LABELS, "token_type_ids": LABELS}, LABELS, LABELS), BERT, "more tensors|lacks attention_mask"),
+        (
+            ({"input_ids": LABELS, "token_type_ids": LABELS}, LABELS, LABELS),
+            BERT,
+            "more tensors|lacks attention_mask",
+        ),
         ({"x": LABELS, "boxes": LABELS, "labels": LABELS}, PAIR, "holds labels"),
         ({"x": LABELS, "boxes": LABELS}, PAIR, "lacks classes"),
-        ({**TENSORS, "labels": LABELS, "text": ["a", "b"]}, BERT, "holds text, which is none of the model's"),
+        (
+            {**TENSORS, "labels": LABELS, "text": ["a", "b"]},
+            BERT,
+            "holds text, which is none of the model's",
+        ),
         ({**TENSORS, "labels": ["a", "b"]}, BERT, "holds a list as labels, which is no tensor"),
         ({**TENSORS, 7: LABELS}, BERT, "holds 7, which is none"),
-        ({"x": LABELS}, Arguments(inputs=("",)), "names x, and the inputs of this model have no names"),
+        (
+            {"x": LABELS},
+            Arguments(inputs=("",)),
+            "names x, and the inputs of this model have no names",
+        ),
         (("a",), BERT, "holds a str, which is no tensor"),
     ],
 )
@@ -89,20 +128,31 @@ def test_without_names_a_batch_is_taken_as_it_comes():
     assert same(as_tuple(list(WHOLE[:2]), BERT), WHOLE[:2])
     assert same(as_tuple([WHOLE[:3], LABELS], BERT), WHOLE)
     assert same(as_tuple(LABELS, BERT), (LABELS,))
-    assert same(as_tuple((WHOLE[0], {"token_type_ids": WHOLE[2], "attention_mask": WHOLE[1]}, LABELS), BERT), WHOLE)
+    assert same(
+        as_tuple(
+            (WHOLE[0], {"token_type_ids": WHOLE[2], "attention_mask": WHOLE[1]}, LABELS), BERT
+        ),
+        WHOLE,
+    )
     assert same(as_tuple({"classes": WHOLE[2], "x": WHOLE[0], "boxes": WHOLE[1]}, PAIR), WHOLE[:3])
 
 
 def test_a_named_tuple_goes_by_its_names_where_all_are_known_and_else_by_place():
-    turned = namedtuple("turned", "labels token_type_ids attention_mask input_ids")(*reversed(WHOLE))
+    turned = namedtuple("turned", "labels token_type_ids attention_mask input_ids")(
+        *reversed(WHOLE)
+    )
     assert same(as_tuple(turned, BERT), WHOLE)
     assert same(as_tuple(namedtuple("other", "a b c d")(*WHOLE), BERT), WHOLE)
 
 
-@pytest.mark.parametrize("data", [{**TENSORS, "labels": LABELS}, (TENSORS, LABELS), [TENSORS, LABELS], WHOLE])
+@pytest.mark.parametrize(
+    "data", [{**TENSORS, "labels": LABELS}, (TENSORS, LABELS), [TENSORS, LABELS], WHOLE]
+)
 def test_all_rows_at_once_may_be_named_too(data):
     assert count(data, 1, BERT) == 2
-    assert [same(batch, [t[i : i + 1] for t in WHOLE]) for i, batch in enumerate(batches(data, 1, BERT))] == [True] * 2
+    assert [
+        same(batch, [t[i : i + 1] for t in WHOLE]) for i, batch in enumerate(batches(data, 1, BERT))
+    ] == [True] * 2
 
 
 def test_a_list_of_mappings_is_a_list_of_batches():
@@ -165,7 +215,9 @@ def test_an_example_and_a_request_by_name_are_what_the_module_makes_of_them(net,
         assert torch.allclose(answer(model, {name: X[name] for name in other}), RIGHT)
     assert torch.allclose(answer(model, **example), RIGHT)
     if net is not Anything:
-        assert torch.allclose(answer(model, X["first"], third=X["third"], second=X["second"]), RIGHT)
+        assert torch.allclose(
+            answer(model, X["first"], third=X["third"], second=X["second"]), RIGHT
+        )
 
 
 def test_a_named_tuple_as_an_example_goes_by_its_names_as_batches_do():
@@ -186,7 +238,11 @@ def test_an_example_in_order_gives_names_too():
 @pytest.mark.parametrize(
     ("net", "example", "says"),
     [
-        (Three, {"first": X["first"], "third": X["third"]}, "lacks second; forward takes first, second, third"),
+        (
+            Three,
+            {"first": X["first"], "third": X["third"]},
+            "lacks second; forward takes first, second, third",
+        ),
         (Three, {**X, "fourth": X["first"]}, "holds fourth; forward takes first, second, third"),
         (OnlyByPlace, {"second": X["second"]}, "lacks first; forward takes first, second"),
         (Loose, {**X, 7: X["first"]}, "holds 7"),
@@ -203,7 +259,9 @@ def test_says_what_is_wrong_with_an_example(net, example, says):
 
 def test_messages_about_a_batch_call_inputs_as_the_example_did():
     model = Model.from_torch(Three(), X)
-    with pytest.raises(ModelError, match=r"second is float64 \[3, 4\]; float32 \[3 rows, 4\] is expected"):
+    with pytest.raises(
+        ModelError, match=r"second is float64 \[3, 4\]; float32 \[3 rows, 4\] is expected"
+    ):
         model.check_inputs(X["first"], X["second"].double(), X["third"])
 
 
@@ -221,10 +279,17 @@ def trained(**more):
 def test_targets_are_called_as_in_their_example_or_as_by_the_loss_and_one_as_usual():
     x, y = X["first"], X["second"]
     assert trained(loss=nn.MSELoss(), example_targets=y)[0][:2] == ("target", "labels")
-    assert trained(loss=nn.MSELoss(), example_targets={"price": y})[0][:3] == ("price", "target", "labels")
+    assert trained(loss=nn.MSELoss(), example_targets={"price": y})[0][:3] == (
+        "price",
+        "target",
+        "labels",
+    )
     assert trained(loss=lambda out, t: ((out - t) ** 2).mean(), example_targets=[y])[0][0] == "t"
     assert trained(loss=weighted, example_targets=(y, x)) == (("wanted",), ("weight",))
-    assert trained(loss=weighted, example_targets={"weight": x, "wanted": y}) == (("wanted",), ("weight",))
+    assert trained(loss=weighted, example_targets={"weight": x, "wanted": y}) == (
+        ("wanted",),
+        ("weight",),
+    )
     for targets in ({"weight": x, "price": y}, {"weight": x}):
         with pytest.raises(ModelError, match="the loss takes wanted, weight"):
             trained(loss=weighted, example_targets=targets)
@@ -253,11 +318,15 @@ def test_lengths_that_change_are_named_where_the_example_has_no_order():
     with pytest.raises(ModelError, match="picture is"):
         model.check_inputs(torch.randn(3, 9), torch.randn(3, 6))
     even = {"b": torch.randn(2, 7), "a": torch.randn(2, 7)}
-    model = Model.from_torch(Both(), even, sequence_dims=(1, 1), loss=nn.MSELoss(), example_targets=torch.randn(2))
+    model = Model.from_torch(
+        Both(), even, sequence_dims=(1, 1), loss=nn.MSELoss(), example_targets=torch.randn(2)
+    )
     assert model.check_inputs(torch.randn(3, 9), torch.randn(3, 9), torch.randn(3), train=True) == 3
     with pytest.raises(ModelError, match=r"has no order, and sequence_dims differ.*Name them"):
         Model.from_torch(Two(), example, sequence_dims=(None, 1))
-    with pytest.raises(ModelError, match=r"names text, which is no input or target.*tokens, picture"):
+    with pytest.raises(
+        ModelError, match=r"names text, which is no input or target.*tokens, picture"
+    ):
         Model.from_torch(Two(), example, sequence_dims={"text": 1})
 
 
@@ -280,7 +349,11 @@ def test_inputs_that_have_names_alone_are_not_taken_by_place(forward):
     names = ("z", "b", "a") if forward is last_by_keyword else ("z", "a")
     example = {name: torch.randn(3, 4) for name in names}
     arguments = Model.from_torch(module, example).arguments
-    for batch in (tuple(example.values()), list(example.values()), tuple(reversed(example.values()))):
+    for batch in (
+        tuple(example.values()),
+        list(example.values()),
+        tuple(reversed(example.values())),
+    ):
         with pytest.raises(UserError, match=r"by name alone.*mapping"):
             as_tuple(batch, arguments)
     expected = tuple(example[name] for name in arguments.inputs)

@@ -1,4 +1,7 @@
-"""However its rows are divided, the loss of a batch is that of one machine; weighted means, too, are of all rows."""
+"""However its rows are divided, the loss of a batch is that of one machine.
+
+Weighted means, too, are of all rows.
+"""
 
 import copy
 from itertools import accumulate, pairwise
@@ -6,7 +9,14 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss, one_hot
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    kl_div,
+    mse_loss,
+    nll_loss,
+    one_hot,
+)
 
 from potluck.errors import ModelError
 from potluck.graph import Model
@@ -63,7 +73,9 @@ def normalised(y, labels, mask):
 
 
 def balanced(y, marks):
-    return binary_cross_entropy_with_logits(scores(y), marks, pos_weight=(1 - marks).sum() / marks.sum())
+    return binary_cross_entropy_with_logits(
+        scores(y), marks, pos_weight=(1 - marks).sum() / marks.sum()
+    )
 
 
 def by_class(y, labels):
@@ -83,32 +95,46 @@ class Weighing(nn.Module):
 
 def plain(y, labels, marks, odds):
     """Means over rows as they are: by weights of rows, by odds, by shares of classes."""
-    of_rows = (each(y, labels) * marks).mean() + kl_div(y.log_softmax(2), odds.softmax(2), reduction="batchmean")
+    of_rows = (each(y, labels) * marks).mean() + kl_div(
+        y.log_softmax(2), odds.softmax(2), reduction="batchmean"
+    )
     weighted = nn.BCEWithLogitsLoss(WEIGHT[None, :3, None], pos_weight=WEIGHT)(y, odds)
     return of_rows + weighted + cross_entropy(y[:, 0], odds[:, 0].softmax(1), WEIGHT)
 
 
 def two_heads(y, labels, others):
-    return shifted(y, labels) + 0.3 * cross_entropy(y[:, 0], others[:, 0], size_average=True)  # torch's old word
+    # torch's old word
+    return shifted(y, labels) + 0.3 * cross_entropy(y[:, 0], others[:, 0], size_average=True)
 
 
 # name: (loss, its targets, how many tallies)
 LOSSES = {
     "shifted tokens": (shifted, (labels,), 1),
     "all at once": (
-        lambda y, t: cross_entropy(y.transpose(1, 2), t, WEIGHT, ignore_index=2, label_smoothing=0.1),
-        (lambda: labels().abs().remainder(CLASSES),), 1,
+        lambda y, t: cross_entropy(
+            y.transpose(1, 2), t, WEIGHT, ignore_index=2, label_smoothing=0.1
+        ),
+        (lambda: labels().abs().remainder(CLASSES),),
+        1,
     ),
     "a module's own weights": (Weighing(), (labels,), 1),
     "two heads": (two_heads, (labels, labels), 2),
-    "a mask that may be empty": (lambda y, t, m: (each(y, t) * m).sum() / m.sum().clamp(min=1), (labels, marks), 1),
+    "a mask that may be empty": (
+        lambda y, t, m: (each(y, t) * m).sum() / m.sum().clamp(min=1),
+        (labels, marks),
+        1,
+    ),
     "means of both": (lambda y, t, m: (each(y, t) * m).mean() / m.mean(), (labels, marks), 1),
     "weights of sum one": (normalised, (labels, marks), 1),
     "balanced marks": (balanced, (marks,), 1),
     "balanced classes": (by_class, (labels,), 1),
     "plain means": (plain, (labels, marks, noise), 0),
-}  # fmt: skip
-DIVISIONS = {"one share": (8,), "micro-batches": (4, 4), "unequal shares of micro-batches": (1, 3, 2, 2)}
+}
+DIVISIONS = {
+    "one share": (8,),
+    "micro-batches": (4, 4),
+    "unequal shares of micro-batches": (1, 3, 2, 2),
+}
 
 
 @pytest.fixture(scope="module", params=LOSSES)
@@ -136,7 +162,9 @@ def test_three_adamw_steps_are_those_of_one_machine(trained, shares, stages):
     n_layers = len(model.layers(True))
     assert n_layers > 1
     bounds = (0, n_layers) if stages == 1 else (0, 1, n_layers)
-    segments = [loaded(model.segment(a, b, train=True)[1], model.state()) for a, b in pairwise(bounds)]
+    segments = [
+        loaded(model.segment(a, b, train=True)[1], model.state()) for a, b in pairwise(bounds)
+    ]
     for batch, expected in zip(batches, losses, strict=True):
         model.check_inputs(*batch, train=True)
         fed, total = model.fed(*batch), 0.0
@@ -173,20 +201,25 @@ def test_a_batch_in_which_nothing_counts_is_answered_as_by_one_machine():
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda y, t: mse_loss(y, t) + (y - y.mean(0)).square().mean(),  # of all rows, and of the output
+        # of all rows, and of the output
+        lambda y, t: mse_loss(y, t) + (y - y.mean(0)).square().mean(),
         lambda y, t: (y - t).square().sum() * (1 / t.sum()),
     ],
 )
 def test_what_cannot_be_divided_is_refused(loss):
     torch.manual_seed(0)
     with pytest.raises(ModelError, match=r"no mean over rows.*divided by"):
-        Model.from_torch(nn.Linear(3, 3), torch.randn(4, 3), loss=loss, example_targets=torch.rand(4, 3))
+        Model.from_torch(
+            nn.Linear(3, 3), torch.randn(4, 3), loss=loss, example_targets=torch.rand(4, 3)
+        )
 
 
 def test_zeros_as_an_example_of_a_mask_do_not_mislead():
     net, x, t = nn.Linear(3, 3), torch.randn(4, 3), torch.randn(4, 3)
     model = Model.from_torch(
-        net, x, loss=lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1),
+        net,
+        x,
+        loss=lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1),
         example_targets=(t, torch.zeros(4, 3)),
-    )  # fmt: skip
+    )
     assert model.fed(x, t, torch.ones(4, 3))["tally"].tolist() == [3.0] * 4

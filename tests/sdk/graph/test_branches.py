@@ -1,4 +1,6 @@
-"""Branches of a model: found where they join, each in one piece, and cut so that nothing is lost."""
+"""Branches of a model: found where they join, each in one piece, and cut so that nothing is
+lost.
+"""
 
 import random
 
@@ -23,7 +25,8 @@ def even(n):
         ([(), (0,), (0,), (1, 2)], ((1, 2), (2, 3))),  # a diamond
         ([(), (0,), (1,), (0, 2)], ()),  # a skip connection
         ([(), (0,), (), (2,), (1, 3)], ((0, 2), (2, 4))),  # two inputs
-        ([(), (0,), (1,), (1,), (2, 3), (0,), (4, 5)], ((1, 5), (2, 3), (3, 4), (5, 6))),  # one in another
+        # one in another
+        ([(), (0,), (1,), (1,), (2, 3), (0,), (4, 5)], ((1, 5), (2, 3), (3, 4), (5, 6))),
         ([(), (0,), (1,), (2, 1), (3, 0)], ()),  # a U-Net
     ],
 )
@@ -45,19 +48,25 @@ def test_branches_written_in_turns_are_put_together():
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_any_graph_keeps_a_running_order_and_a_branch_is_what_one_operand_of_a_join_has_to_itself(seed):
+def test_any_graph_keeps_a_running_order_and_a_branch_is_what_one_operand_of_a_join_has_to_itself(
+    seed,
+):
     rng = random.Random(seed)
     n = rng.randint(2, 30)
     reads = [tuple(rng.sample(range(i), min(i, rng.choice([0, 1, 1, 1, 2, 3])))) for i in range(n)]
     found = find(reads, even(n))
     place = {operator: k for k, operator in enumerate(found.order)}
     assert sorted(found.order) == list(range(n))
-    assert all(place[source] < place[operator] for operator in range(n) for source in reads[operator])
+    assert all(
+        place[source] < place[operator] for operator in range(n) for source in reads[operator]
+    )
     whole = []  # every operator with all that it depends on
     for operator in range(n):
         whole.append({operator}.union(*(whole[source] for source in reads[operator])))
     alone = [
-        whole[u] - set().union(*(whole[v] for v in set(sources) - {u})) for sources in reads for u in set(sources)
+        whole[u] - set().union(*(whole[v] for v in set(sources) - {u}))
+        for sources in reads
+        for u in set(sources)
     ]  # what one reader of a join has to itself
     for start, stop in found.spans:
         assert set(found.order[start:stop]) in alone
@@ -70,7 +79,9 @@ def test_any_graph_keeps_a_running_order_and_a_branch_is_what_one_operand_of_a_j
 @pytest.mark.parametrize("training", [False, True])
 def test_layers_say_to_whom_they_hand_what(kind, training):
     net = kind()
-    model = potluck.Model.from_torch(net, net.example(2), loss=loss, example_targets=torch.tensor([0, 1]))
+    model = potluck.Model.from_torch(
+        net, net.example(2), loss=loss, example_targets=torch.tensor([0, 1])
+    )
     layers = model.layers(training)
     takers = [{to for edge in layer.edges for to in edge.to} for layer in layers]
     forks = [i for i, taken in enumerate(takers[:-1]) if i + 1 not in taken]
@@ -88,7 +99,9 @@ def test_layers_say_to_whom_they_hand_what(kind, training):
             assert tensor in segments[source].outputs
             assert i in takers[source]
     inputs = model.inputs(False)
-    fed = sum(t.row_bytes for segment in segments[1:] for t in segment.feeds if t.name.startswith("input"))
+    fed = sum(
+        t.row_bytes for segment in segments[1:] for t in segment.feeds if t.name.startswith("input")
+    )
     assert sum(layer.feed_bytes for layer in layers) == fed
     assert sum(t.row_bytes for t in inputs) >= fed
 
@@ -105,7 +118,9 @@ def test_the_two_encoders_of_a_model_are_fed_and_run_side_by_side():
 
 
 def test_a_chain_has_no_edges():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+    )
     model = potluck.Model.from_torch(net, torch.randn(2, 4))
     assert all(layer.edges == () for layer in model.layers())
 
@@ -119,7 +134,9 @@ def test_no_gradient_is_asked_of_what_leads_to_no_loss():
         def forward(self, x):
             return self.c(self.b(self.a(x)).detach())
 
-    model = potluck.Model.from_torch(Detached(), torch.randn(2, 8), loss=loss, example_targets=torch.tensor([0, 1]))
+    model = potluck.Model.from_torch(
+        Detached(), torch.randn(2, 8), loss=loss, example_targets=torch.tensor([0, 1])
+    )
     segments = [model.segment(i, i + 1, train=True)[0] for i in range(3)]
     assert [[t.gradient for t in segment.outputs] for segment in segments[:2]] == [[False], [False]]
     assert [layer.gradient_bytes for layer in model.layers(True)[:2]] == [0, 0]

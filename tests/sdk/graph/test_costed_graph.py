@@ -25,7 +25,8 @@ def test_costs_of_a_small_network_by_hand():
     assert [node.name for node in graph.nodes] == ["0", "1", "2"]
     assert (first.inputs, relu.inputs, second.inputs) == (("input",), ("0",), ("1",))
     assert (first.forward_flop, second.forward_flop) == (2 * 8 * 16, 2 * 16 * 4)
-    assert (first.backward_flop, second.backward_flop) == (2 * 8 * 16, 2 * 2 * 16 * 4)  # no gradient for the input
+    # no gradient for the input
+    assert (first.backward_flop, second.backward_flop) == (2 * 8 * 16, 2 * 2 * 16 * 4)
     assert (first.parameter_bytes, second.parameter_bytes) == (4 * (8 * 16 + 16), 4 * (16 * 4 + 4))
     assert (first.output_bytes, relu.activation_bytes) == (64, 64)
     assert first.traffic_bytes == 4 * (8 + 16)
@@ -55,15 +56,21 @@ def test_an_onnx_file_costs_what_the_torch_module_does(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net, (torch.randn(2, 1, 8, 8),), path, dynamo=False, input_names=["x"], output_names=["y"],
+            net,
+            (torch.randn(2, 1, 8, 8),),
+            path,
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
             dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
-        )  # fmt: skip
+        )
     graph = potluck.Model.from_onnx(path).graph()
     plain = potluck.Model.from_torch(net, torch.randn(2, 1, 8, 8)).graph()
     heavy = {"conv", "matmul"}
     flop = [sum(n.forward_flop for n in g.nodes if n.kind in heavy) for g in (graph, plain)]
     assert flop[0] == flop[1] > 0
-    assert graph.parameter_bytes == pytest.approx(plain.parameter_bytes, rel=0.05)  # batch-norm is folded into a conv
+    # batch-norm is folded into a conv
+    assert graph.parameter_bytes == pytest.approx(plain.parameter_bytes, rel=0.05)
     assert graph.inputs[0].row_bytes == plain.inputs[0].row_bytes
     assert ModelGraph.from_text(graph.to_text()) == graph
 
@@ -87,11 +94,18 @@ def test_all_outputs_of_a_detector_stay_alive_and_are_written_down():
     size = {node.name: node.output_bytes for node in graph.nodes}
     assert graph.alive_bytes()[-1] == sum(size[name] for name in graph.outputs)
     assert ModelGraph.from_text(graph.to_text()) == graph
-    assert make_plans(problem(load_home("smart-home-1"), graph, Inference(), max_layers=6)).best.latency_s > 0
+    assert (
+        make_plans(
+            problem(load_home("smart-home-1"), graph, Inference(), max_layers=6)
+        ).best.latency_s
+        > 0
+    )
 
 
 def test_a_dropout_in_place_that_is_off_is_nothing():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Dropout(0.5, inplace=True))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Dropout(0.5, inplace=True)
+    )
     graph = potluck.Model.from_torch(net, torch.randn(2, 4)).graph()
     assert [node.kind for node in graph.nodes] == ["matmul"]
 
@@ -104,7 +118,10 @@ def test_layers_are_estimated_by_their_operators():
     assert [sum(node.forward_flop for node in nodes) for nodes in operators] == [
         layer.forward_flop for layer in model.layers()
     ]
-    assert sum(node.parameter_bytes for nodes in operators for node in nodes) == model.graph().parameter_bytes
+    assert (
+        sum(node.parameter_bytes for nodes in operators for node in nodes)
+        == model.graph().parameter_bytes
+    )
 
 
 def test_weights_that_two_operators_share_are_named():

@@ -1,4 +1,6 @@
-"""What operators cost, against autograd itself: torch's flop counter, and the storages that a backward really keeps."""
+"""What operators cost, against autograd itself: torch's flop counter, and the storages that a
+backward really keeps.
+"""
 
 import pytest
 
@@ -16,7 +18,10 @@ class Residual(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.norm2 = (
+            nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
+            nn.BatchNorm2d(8),
+        )
         self.squeeze = nn.Conv2d(8, 8, 1)
 
     def forward(self, x):
@@ -32,7 +37,9 @@ class Words(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(50, 32), nn.Embedding(16, 32)
-        self.block = Block(Attention(32, 4, 4, causal=True), Gated(32, 64, bias=False), nn.LayerNorm, 32)
+        self.block = Block(
+            Attention(32, 4, 4, causal=True), Gated(32, 64, bias=False), nn.LayerNorm, 32
+        )
         self.norm = nn.LayerNorm(32)
         self.head = nn.Linear(32, 50, bias=False)
         self.head.weight = self.words.weight
@@ -53,15 +60,26 @@ def texts(rows):
 CASES = {
     "plain convolutions": (
         lambda: nn.Sequential(
-            *(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+            *(
+                nn.Conv2d(3, 8, 3, stride=2, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(128, 10),
+            )
         ),
         images,
     ),
     "residual, depthwise, squeeze": (
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(), Residual(), nn.Flatten(), nn.Linear(2048, 5)),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 1), Residual(), Residual(), nn.Flatten(), nn.Linear(2048, 5)
+        ),
         images,
     ),
-    "dense": (lambda: nn.Sequential(nn.Conv2d(3, 64, 3), DenseLayer(64), DenseLayer(96), nn.AvgPool2d(2)), images),
+    "dense": (
+        lambda: nn.Sequential(nn.Conv2d(3, 64, 3), DenseLayer(64), DenseLayer(96), nn.AvgPool2d(2)),
+        images,
+    ),
     "transformer": (Words, texts),
 }
 
@@ -97,25 +115,37 @@ def test_flop_of_products_are_those_of_torchs_counter(case):
         out = net(x)
     with FlopCounterMode(display=False) as backward:
         out.sum().backward()
-    ours = [node for node in graph.nodes if node.kind in ("conv", "depthwise", "matmul")]  # it leaves attention out
-    assert 2 * sum(node.forward_flop for node in ours) == pytest.approx(forward.get_total_flops(), rel=0.01)
-    if "depthwise" not in case:  # it takes the backward of a grouped convolution for that of a dense one
-        assert 2 * sum(node.backward_flop for node in ours) == pytest.approx(backward.get_total_flops(), rel=0.01)
+    # it leaves attention out
+    ours = [node for node in graph.nodes if node.kind in ("conv", "depthwise", "matmul")]
+    assert 2 * sum(node.forward_flop for node in ours) == pytest.approx(
+        forward.get_total_flops(), rel=0.01
+    )
+    # it takes the backward of a grouped convolution for that of a dense one
+    if "depthwise" not in case:
+        assert 2 * sum(node.backward_flop for node in ours) == pytest.approx(
+            backward.get_total_flops(), rel=0.01
+        )
 
 
 def test_flop_of_attention_and_of_grouped_convolution_by_hand():
     (attention,) = (node for node in traced("transformer")[2].nodes if node.kind == "attention")
-    assert attention.forward_flop == 2 * (2 * 16 * 16 * 32)  # scores and mixing: 16 x 16 tokens, width 32
+    # scores and mixing: 16 x 16 tokens, width 32
+    assert attention.forward_flop == 2 * (2 * 16 * 16 * 32)
     assert attention.backward_flop == 5 * (2 * 16 * 16 * 32)
-    grouped = [node for node in traced("residual, depthwise, squeeze")[2].nodes if node.kind == "depthwise"]
-    assert [node.forward_flop for node in grouped] == [2 * 8 * 16 * 16 * 9] * 2  # 8 channels, 16 x 16, 3 x 3 each
+    grouped = [
+        node for node in traced("residual, depthwise, squeeze")[2].nodes if node.kind == "depthwise"
+    ]
+    # 8 channels, 16 x 16, 3 x 3 each
+    assert [node.forward_flop for node in grouped] == [2 * 8 * 16 * 16 * 9] * 2
     assert [node.backward_flop for node in grouped] == [4 * 8 * 16 * 16 * 9] * 2
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_activation_bytes_are_what_autograd_keeps(case):
     net, x, graph = traced(case)
-    assert 2 * sum(node.activation_bytes for node in graph.nodes) == pytest.approx(kept_bytes(net, x), rel=0.05)
+    assert 2 * sum(node.activation_bytes for node in graph.nodes) == pytest.approx(
+        kept_bytes(net, x), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -28,8 +28,14 @@ def net() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def flower() -> torch.Tensor:
-    photograph = torch.from_numpy(datasets.load_sample_image("flower.jpg").copy()).permute(2, 0, 1)[None].float()
-    small = torch.nn.functional.interpolate(photograph[..., 107:533], (224, 224), mode="bilinear", antialias=True)
+    photograph = (
+        torch.from_numpy(datasets.load_sample_image("flower.jpg").copy())
+        .permute(2, 0, 1)[None]
+        .float()
+    )
+    small = torch.nn.functional.interpolate(
+        photograph[..., 107:533], (224, 224), mode="bilinear", antialias=True
+    )
     return (small - 127.0) / 128.0
 
 
@@ -39,7 +45,9 @@ def test_the_flower_is_a_daisy_through_every_layer(net, flower):
         expected = net(flower)
     layers = model.layers()
     assert 16 <= len(layers) <= 24
-    assert sum(layer.parameter_bytes for layer in layers) == sum(p.numel() * 4 for p in net.parameters())
+    assert sum(layer.parameter_bytes for layer in layers) == sum(
+        p.numel() * 4 for p in net.parameters()
+    )
     values, state = {"input": flower}, model.state()
     for start, stop in pairwise(range(len(layers) + 1)):
         graph = model.segment(start, stop)[1]
@@ -58,14 +66,18 @@ def test_as_an_onnx_file_it_is_divided_by_rows_and_the_flower_is_a_daisy(net, fl
     path = tmp_path / "lite0.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(net, (flower,), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+        torch.onnx.export(
+            net, (flower,), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
+        )
     model = Model.from_onnx(path).as_torch()
     line = model.traced_line()
     found = localities(line)
     flop = [forward_flop(line.traced, i, line.traced.hints) for i in range(len(found))]
     assert sum(f for f, local in zip(flop, found, strict=True) if local.is_local) > 0.99 * sum(flop)
     graph, state = model.segment(0, len(model.layers()))[1], model.state()
-    (got,) = Interpreter(graph).run([flower], [state[row.name] for row in graph.parameters], train=False)
+    (got,) = Interpreter(graph).run(
+        [flower], [state[row.name] for row in graph.parameters], train=False
+    )
     with torch.no_grad():
         expected = net(flower)
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()

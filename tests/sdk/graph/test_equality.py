@@ -1,4 +1,6 @@
-"""Splitting never changes the result: graphs against eager torch, and chains of segments against the whole."""
+"""Splitting never changes the result: graphs against eager torch, and chains of segments against
+the whole.
+"""
 
 import copy
 from itertools import pairwise
@@ -28,7 +30,11 @@ def made(request) -> tuple[Case, torch.nn.Module, Model]:
     torch.manual_seed(0)
     case = CASES[request.param]
     net = case.make()
-    return case, net, Model.from_torch(net, case.inputs(4), loss=case.loss, example_targets=case.targets(4))
+    return (
+        case,
+        net,
+        Model.from_torch(net, case.inputs(4), loss=case.loss, example_targets=case.targets(4)),
+    )
 
 
 def loaded(graph: Graph, state: dict[str, torch.Tensor], seed: int | None = None) -> Segment:
@@ -71,16 +77,24 @@ def test_inference_is_bit_equal_to_eager_for_any_batch(made, rows):
     x = case.inputs(rows)
     segment = loaded(model.segment(0, len(model.layers()))[1], model.state())
     net.eval()
-    expected = net(x).detach()  # with gradients on: else torch.nn.TransformerEncoderLayer takes a fused kernel
+    # with gradients on: else torch.nn.TransformerEncoderLayer takes a fused kernel
+    expected = net(x).detach()
     assert torch.equal(segment.forward((x,))[0], expected)
 
 
-def chain_step(segments: list[Segment], feeds: dict[str, torch.Tensor], scale: float = 1.0) -> list[torch.Tensor]:
+def chain_step(
+    segments: list[Segment], feeds: dict[str, torch.Tensor], scale: float = 1.0
+) -> list[torch.Tensor]:
     """One forward and backward through segments; what passes a cut is copied as a network would."""
     values, outputs = dict(feeds), ()
     for i, segment in enumerate(segments):
-        outputs = segment.forward([values[p.name] for p in segment.graph.inputs], key=str(i), train=True)
-        values |= {p.name: y.contiguous().clone() for p, y in zip(segment.graph.outputs, outputs, strict=True)}
+        outputs = segment.forward(
+            [values[p.name] for p in segment.graph.inputs], key=str(i), train=True
+        )
+        values |= {
+            p.name: y.contiguous().clone()
+            for p, y in zip(segment.graph.outputs, outputs, strict=True)
+        }
     gradients: dict[str, torch.Tensor] = {}
     for i, segment in reversed(list(enumerate(segments))):
         last = i == len(segments) - 1
@@ -137,7 +151,9 @@ def test_every_open_cut_gives_the_same_output(made):
         for start, stop in ((0, cut), (cut, len(line.bound))):
             part = loaded(cut_out(line, start, stop), model.state())
             outputs = part.forward([values[p.name] for p in part.graph.inputs])
-            values |= {p.name: t.contiguous() for p, t in zip(part.graph.outputs, outputs, strict=True)}
+            values |= {
+                p.name: t.contiguous() for p, t in zip(part.graph.outputs, outputs, strict=True)
+            }
         assert torch.equal(values["output"], expected), cut
 
 

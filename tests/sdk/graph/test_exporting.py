@@ -1,4 +1,6 @@
-"""What is in the way of an export is said in words: autocast, caches in outputs, lengths that are not taken."""
+"""What is in the way of an export is said in words: autocast, caches in outputs, lengths that are
+not taken.
+"""
 
 from dataclasses import dataclass
 
@@ -36,7 +38,9 @@ def test_no_model_is_made_under_autocast(name, dtype):
     net, inputs = CASES[name].make(), CASES[name].inputs(2)
     with (
         torch.autocast("cpu", dtype=dtype),
-        pytest.raises(ModelError, match=r"under torch\.autocast\('cpu'\).*net\.to\(torch\.bfloat16\)"),
+        pytest.raises(
+            ModelError, match=r"under torch\.autocast\('cpu'\).*net\.to\(torch\.bfloat16\)"
+        ),
     ):
         Model.from_torch(net, inputs)
     with torch.autocast("cpu", dtype=dtype), torch.autocast("cpu", enabled=False):
@@ -46,10 +50,16 @@ def test_no_model_is_made_under_autocast(name, dtype):
 @pytest.mark.parametrize("more", [{}, TARGETS], ids=["inference", "training"])
 def test_autocast_inside_is_refused_with_what_to_do_and_switched_off_it_is_nothing(more):
     x = torch.randn(2, 8)
-    with pytest.raises(ModelError, match=r"computes under torch\.autocast.*convert yourself: x\.to\(torch\.bfloat16\)"):
+    with pytest.raises(
+        ModelError,
+        match=r"computes under torch\.autocast.*convert yourself: x\.to\(torch\.bfloat16\)",
+    ):
         Model.from_torch(Cast(enabled=True), x, **more)
     model = Model.from_torch(Cast(enabled=False), x, **more)
-    assert sum(p.name.endswith("weight") for p in model.segment(0, len(model.layers()))[1].parameters) == 3
+    assert (
+        sum(p.name.endswith("weight") for p in model.segment(0, len(model.layers()))[1].parameters)
+        == 3
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bart"])
@@ -59,27 +69,50 @@ def test_a_cache_in_the_output_is_told_by_its_name_and_how_to_switch_it_off(kind
     small = {"vocab_size": 32}
     if kind == "llama":
         config = transformers.LlamaConfig(
-            **small, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+            **small,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
         )
         net = transformers.LlamaForCausalLM(config)
     elif kind == "gpt2":
-        net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**small, n_embd=16, n_layer=1, n_head=2))
+        net = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**small, n_embd=16, n_layer=1, n_head=2)
+        )
     else:
         config = transformers.BartConfig(
-            **small, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
-            encoder_attention_heads=2, decoder_attention_heads=2, max_position_embeddings=32, pad_token_id=0,
-            bos_token_id=1, eos_token_id=2, forced_eos_token_id=None, decoder_start_token_id=2,
-        )  # fmt: skip
+            **small,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            max_position_embeddings=32,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            forced_eos_token_id=None,
+            decoder_start_token_id=2,
+        )
         net = transformers.BartForConditionalGeneration(config)
     ids = torch.randint(3, 32, (2, 6))
-    with pytest.raises(ModelError, match=r"holds a \w*Cache, .*net\.config\.use_cache = False.*the logits alone"):
+    with pytest.raises(
+        ModelError, match=r"holds a \w*Cache, .*net\.config\.use_cache = False.*the logits alone"
+    ):
         Model.from_torch(net.eval(), ids)
 
 
 def test_what_the_words_say_about_a_cache_is_enough():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
     )
     net = transformers.LlamaForCausalLM(config).eval()
     net.config.use_cache = False
@@ -143,20 +176,28 @@ def test_a_table_of_positions_sets_the_longest_sequence(kind, size):
     for length in (1, 2, size):
         assert model.check_inputs(torch.zeros(3, length, dtype=torch.int64)) == 3
     for length in (size + 1, 4 * size):
-        with pytest.raises(ModelError, match=rf"a sequence of {length} is given; the model takes 1 to {size}"):
+        with pytest.raises(
+            ModelError, match=rf"a sequence of {length} is given; the model takes 1 to {size}"
+        ):
             model.check_inputs(torch.zeros(3, length, dtype=torch.int64))
 
 
 def test_a_table_sets_the_longest_sequence_in_training_too():
     net, ids = Positions("weights", 16), torch.randint(0, 20, (2, 5))
     model = Model.from_torch(
-        net, ids, loss=lambda y, t: ((y - t[..., None]) ** 2).mean(), example_targets=ids.float(), sequence_dims=(1, 1)
+        net,
+        ids,
+        loss=lambda y, t: ((y - t[..., None]) ** 2).mean(),
+        example_targets=ids.float(),
+        sequence_dims=(1, 1),
     )
     for length in (3, 16):
         ids = torch.zeros(2, length, dtype=torch.int64)
         assert model.check_inputs(ids, ids.float(), train=True) == 2
     with pytest.raises(ModelError, match="a sequence of 17 is given; the model takes 1 to 16"):
-        model.check_inputs(*[torch.zeros(2, 17, dtype=dtype) for dtype in (torch.int64, torch.float32)], train=True)
+        model.check_inputs(
+            *[torch.zeros(2, 17, dtype=dtype) for dtype in (torch.int64, torch.float32)], train=True
+        )
 
 
 @pytest.mark.parametrize(

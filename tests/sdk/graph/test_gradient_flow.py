@@ -33,19 +33,32 @@ def as_torch(value, tensors):
 
 
 def reached(op, args, kwargs, tensors, place):
-    """Whether torch's derivative of this operator leads to that tensor; None where it has none for it and says so."""
+    """Whether torch's derivative of this operator leads to that tensor.
+
+    None where it has none for it and says so.
+    """
     given = [t.clone().requires_grad_() if i == place else t for i, t in enumerate(tensors)]
     if KIND_OF[op] == "buffer":
         return False  # a buffer that is counted in place: nothing learns from it
     try:
-        result = operator(op)(*as_torch(args, given), **{k: as_torch(v, given) for k, v in kwargs.items()})
-        results = [r for r in (result if isinstance(result, list | tuple) else (result,)) if r.is_floating_point()]
+        result = operator(op)(
+            *as_torch(args, given), **{k: as_torch(v, given) for k, v in kwargs.items()}
+        )
+        results = [
+            r
+            for r in (result if isinstance(result, list | tuple) else (result,))
+            if r.is_floating_point()
+        ]
         if not any(r.requires_grad for r in results):
             return False if results else None  # numbers of another kind carry none in any case
         results = [r for r in results if r.requires_grad]
-        (found,) = torch.autograd.grad([r.sum() for r in results], [given[place]], allow_unused=True)
+        (found,) = torch.autograd.grad(
+            [r.sum() for r in results], [given[place]], allow_unused=True
+        )
     except (RuntimeError, NotImplementedError) as error:
-        if any(words in str(error) for words in ("derivative", "differentiable", "sparse gradients")):
+        if any(
+            words in str(error) for words in ("derivative", "differentiable", "sparse gradients")
+        ):
             return None
         raise
     return found is not None

@@ -10,7 +10,9 @@ torch = pytest.importorskip("torch")
 
 
 def language_loss(logits, tokens):
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.reshape(-1), ignore_index=-1)
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens.reshape(-1), ignore_index=-1
+    )
 
 
 def classes_loss(logits, target):

@@ -1,4 +1,7 @@
-"""Where a package is not installed, whoever needs it is told what to install; a wrong file is told before that."""
+"""Where a package is not installed, whoever needs it is told what to install.
+
+A wrong file is told before that.
+"""
 
 import subprocess
 import sys
@@ -10,7 +13,8 @@ from potluck.optional import EXTRAS
 CALLS = {
     "a torch module": "potluck.Model.from_torch(object(), ())",
     "an ONNX file": "potluck.Model.from_onnx('small.onnx')",
-    "an ONNX file to share": "potluck.accelerate('small.onnx', X(), helper=Place(home=None, name='desktop'))",
+    "an ONNX file to share": "potluck.accelerate('small.onnx', X(), helper=Place(home=None, "
+    "name='desktop'))",
 }
 WRONG_FILES = {
     "missing": None,
@@ -34,9 +38,14 @@ except potluck.PotluckError as error:
 
 
 def told(call, folder, without=tuple(EXTRAS)):
-    """What a call ends with where those packages are not installed; nothing but an error of potluck's is caught."""
+    """What a call ends with where those packages are not installed.
+
+    Nothing but an error of potluck's is caught.
+    """
     script = SCRIPT.format(without=sorted(without), call=call)
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=folder, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 

@@ -1,4 +1,6 @@
-"""A loss that is divided among devices is a mean over rows: proven from its graph, tried, or refused."""
+"""A loss that is divided among devices is a mean over rows: proven from its graph, tried, or
+refused.
+"""
 
 import copy
 import warnings
@@ -64,12 +66,18 @@ MIXING = {
     "sums of the rows before": (lambda y, t: y.cumsum(0).mean(), "aten.cumsum"),
     "the first row": (lambda y, t: mse_loss(y[0], t[0]), "aten.select"),
     "the next row": (lambda y, t: mse_loss(y, t.roll(1, 0)), "aten.roll"),
-    "weighted by the output": (lambda y, t: (y.sigmoid() * (y - t)).sum() / y.sigmoid().sum(), "aten.div"),
+    "weighted by the output": (
+        lambda y, t: (y.sigmoid() * (y - t)).sum() / y.sigmoid().sum(),
+        "aten.div",
+    ),
     "a mean of one row less": (lambda y, t: (y - t).square().sum() / (y.shape[0] - 1), "aten.div"),
     "a sum and one": (lambda y, t: ((y - t).square().sum() + 1) / y.numel(), "aten.add"),
     "numbered rows": (lambda y, t: (y * torch.arange(y.shape[0])[:, None]).mean(), "aten.mul"),
     "a sum": (nn.MSELoss(reduction="sum"), "sum over them"),
-    "a sum by class": (lambda y, t: cross_entropy(y, t.softmax(1), reduction="sum"), "sum over them"),
+    "a sum by class": (
+        lambda y, t: cross_entropy(y, t.softmax(1), reduction="sum"),
+        "sum over them",
+    ),
     "divided twice": (lambda y, t: mse_loss(y, t) / y.shape[0], "number of rows"),
 }
 TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
@@ -77,7 +85,9 @@ TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
 
 @pytest.mark.parametrize(("loss", "operator"), MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
-def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator_is_named(loss, operator, scale):
+def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator_is_named(
+    loss, operator, scale
+):
     torch.manual_seed(0)
     x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4) * scale
     with pytest.raises(ModelError, match=f"no mean over rows: .*{operator}"):
@@ -88,7 +98,9 @@ def test_whole_targets_hide_nothing():
     torch.manual_seed(0)
     x, t = torch.randn(ROWS, 3), torch.randint(0, 9, (ROWS, 4))
     with pytest.raises(ModelError, match=r"no mean over rows: aten\.sqrt"):
-        Model.from_torch(nn.Linear(3, 4), x, loss=lambda y, t: rmse(y, t.float()), example_targets=t)
+        Model.from_torch(
+            nn.Linear(3, 4), x, loss=lambda y, t: rmse(y, t.float()), example_targets=t
+        )
 
 
 class Experts(nn.Module):
@@ -167,9 +179,15 @@ MEANS = {
     "log-likelihood": (lambda y, t: nll_loss(y.log_softmax(1), t), (_labels,)),
     "divergence": (lambda y, t: kl_div(y.log_softmax(1), t, reduction="batchmean"), (_shares,)),
     "counts": (nn.PoissonNLLLoss(full=True), (lambda: 5 * _values(),)),
-    "counts, not as logarithms": (lambda y, t: nn.PoissonNLLLoss(log_input=False)(y.exp(), t), (_values,)),
+    "counts, not as logarithms": (
+        lambda y, t: nn.PoissonNLLLoss(log_input=False)(y.exp(), t),
+        (_values,),
+    ),
     "soft margin": (nn.SoftMarginLoss(), (_signs,)),
-    "margins of classes": (nn.MultiMarginLoss(p=2, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double()), (_labels,)),
+    "margins of classes": (
+        nn.MultiMarginLoss(p=2, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double()),
+        (_labels,),
+    ),
     "hinge": (nn.HingeEmbeddingLoss(margin=2.0), (_signs,)),
     "ranking": (nn.MarginRankingLoss(0.1), (_values, _signs)),
     "triplets": (nn.TripletMarginLoss(swap=True), (_values, _marks)),
@@ -178,13 +196,22 @@ MEANS = {
     "distances": (lambda y, t: nn.PairwiseDistance(p=1)(y, t).mean(), (_values,)),
     "gathered": (lambda y, t: -y.log_softmax(1).gather(1, t[:, None]).mean(), (_labels,)),
     "numbered": (by_number, (_labels,)),
-    "masked": (lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1), (_values, _marks)),
+    "masked": (
+        lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1),
+        (_values, _marks),
+    ),
     "a root in each row": (lambda y, t: (y - t).square().mean(1).sqrt().mean(), (_values,)),
     "a mean, added to each row": (in_each, (_values,)),
     "a product over rows": (lambda y, t: (y.flatten() @ t.flatten()) / y.shape[0], (_values,)),
-    "a matrix over rows": (lambda y, t: torch.einsum("nc,nd->cd", y, t).sum() / y.shape[0], (_values,)),
+    "a matrix over rows": (
+        lambda y, t: torch.einsum("nc,nd->cd", y, t).sum() / y.shape[0],
+        (_values,),
+    ),
     "two views": (lambda y, t: mse_loss(torch.cat([y, -y]), torch.cat([t, t * 2])), (_values,)),
-    "by position": (lambda y, t: (y.flatten() - t.T.reshape(4, -1).T.flatten()).abs().mean(), (_values,)),
+    "by position": (
+        lambda y, t: (y.flatten() - t.T.reshape(4, -1).T.flatten()).abs().mean(),
+        (_values,),
+    ),
 }
 
 
@@ -210,15 +237,22 @@ def divided_alike(model, net, loss, batch, divisions=((6,), (1, 5), (3, 3), (2, 
         total = 0.0
         for start, stop in pairwise(accumulate(shares, initial=0)):
             frac = (stop - start) / ROWS
-            (part,) = chain_step([segment], {name: tensor[start:stop] for name, tensor in fed.items()}, scale=frac)
+            (part,) = chain_step(
+                [segment], {name: tensor[start:stop] for name, tensor in fed.items()}, scale=frac
+            )
             total += part * frac
-        if not (_near(total, expected.detach(), 1e-9) and _near(segment.gradients(), gradients.float(), 1e-5)):
+        if not (
+            _near(total, expected.detach(), 1e-9)
+            and _near(segment.gradients(), gradients.float(), 1e-5)
+        ):
             return False
     return True
 
 
 def _near(a, b, tolerance) -> bool:
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(float(b.abs().max()), 1e-9), equal_nan=True)
+    return torch.allclose(
+        a, b, rtol=tolerance, atol=tolerance * max(float(b.abs().max()), 1e-9), equal_nan=True
+    )
 
 
 # --- what is not known ---
@@ -236,7 +270,10 @@ def test_what_is_not_known_is_tried_and_told(without_roots, scale):
     x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4) * scale
     with pytest.warns(UserWarning, match=r"not proven.*aten\.sqrt"):
         model = Model.from_torch(
-            nn.Linear(3, 4), x, loss=lambda y, t: (y - t).square().mean(1).sqrt().mean(), example_targets=t
+            nn.Linear(3, 4),
+            x,
+            loss=lambda y, t: (y - t).square().mean(1).sqrt().mean(),
+            example_targets=t,
         )
     (note,) = model.notes(train=True)
     assert "aten.sqrt.default" in note
@@ -245,14 +282,18 @@ def test_what_is_not_known_is_tried_and_told(without_roots, scale):
 
 @pytest.mark.parametrize("weight", [1.0, 1e-5])
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
-def test_trials_find_a_root_of_a_mean_in_small_terms_and_whole_targets(without_roots, scale, weight):
+def test_trials_find_a_root_of_a_mean_in_small_terms_and_whole_targets(
+    without_roots, scale, weight
+):
     torch.manual_seed(0)
     x, t = torch.randn(ROWS, 3), (torch.rand(ROWS, 4) * 3 * scale).round().long()
     with pytest.raises(ModelError, match=r"no mean over rows: .*Look at aten\.sqrt"):
         Model.from_torch(
-            nn.Linear(3, 4), x, example_targets=t,
+            nn.Linear(3, 4),
+            x,
+            example_targets=t,
             loss=lambda y, t: mse_loss(y, t.float()) + weight * rmse(y, t.float()),
-        )  # fmt: skip
+        )
 
 
 def test_trials_compare_gradients(without_roots):
@@ -264,7 +305,9 @@ def test_trials_compare_gradients(without_roots):
         return mean + 1e-3 * (mean.sqrt() - mean.sqrt().detach())
 
     with pytest.raises(ModelError, match=r"no mean over rows: .*gradient of .*aten\.sqrt"):
-        Model.from_torch(nn.Linear(3, 4), torch.randn(ROWS, 3), loss=loss, example_targets=torch.rand(ROWS, 4))
+        Model.from_torch(
+            nn.Linear(3, 4), torch.randn(ROWS, 3), loss=loss, example_targets=torch.rand(ROWS, 4)
+        )
 
 
 # --- any loss ---
@@ -321,8 +364,9 @@ _STEPS = st.lists(
         st.tuples(st.sampled_from(sorted(_OF_ONE)), st.integers(0, 3)),
         st.tuples(st.sampled_from(sorted(_OF_TWO)), st.integers(0, 3), st.integers(0, 3)),
     ),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 _ENDS = {
     "mean": torch.mean,
     "sum by rows": lambda v, n: v.sum() / n,
@@ -334,7 +378,9 @@ _ENDS = {
 
 
 def composed(steps, end):
-    """A loss that computes these steps, each of values made before it (counted from the last), and then an end."""
+    """A loss that computes these steps, each of values made before it (counted from the last), and
+    then an end.
+    """
 
     def loss(y, t):
         values = [t, y.mean(1), y - t, y]
@@ -352,7 +398,10 @@ def composed(steps, end):
 def test_what_is_proven_of_any_loss_is_so(steps, end):
     torch.manual_seed(0)
     net, loss = nn.Linear(3, 4).double(), composed(steps, end)
-    batch = (torch.randn(ROWS, 3, dtype=torch.float64), 10 * torch.randn(ROWS, 4, dtype=torch.float64))
+    batch = (
+        torch.randn(ROWS, 3, dtype=torch.float64),
+        10 * torch.randn(ROWS, 4, dtype=torch.float64),
+    )
     try:
         assume(bool(torch.isfinite(loss(net(batch[0]), batch[1]))))
     except (RuntimeError, IndexError):

@@ -1,4 +1,6 @@
-"""What a module remembers from call to call is not exported: it is refused by its name, not forgotten."""
+"""What a module remembers from call to call is not exported: it is refused by its name, not
+forgotten.
+"""
 
 import pytest
 import torch
@@ -44,8 +46,12 @@ def keeps(self, x):
     self.calls = x.shape[1]
 
 
-CHANGES = {"average": (averages, "buffer.*average"), "new": (replaces, "buffer.*average"),
-           "count": (counts, "attribute.*calls"), "alternate": (alternates, "attribute.*calls")}  # fmt: skip
+CHANGES = {
+    "average": (averages, "buffer.*average"),
+    "new": (replaces, "buffer.*average"),
+    "count": (counts, "attribute.*calls"),
+    "alternate": (alternates, "attribute.*calls"),
+}
 
 
 @pytest.mark.parametrize(("change", "text"), CHANGES.values(), ids=CHANGES)

@@ -22,7 +22,10 @@ from .models import CASES, Decoder, cnn, token_loss
 def digits() -> Model:
     torch.set_num_threads(1)
     return Model.from_torch(
-        cnn(), torch.randn(4, 1, 8, 8), loss=nn.CrossEntropyLoss(), example_targets=torch.zeros(4).long()
+        cnn(),
+        torch.randn(4, 1, 8, 8),
+        loss=nn.CrossEntropyLoss(),
+        example_targets=torch.zeros(4).long(),
     )
 
 
@@ -117,13 +120,20 @@ NO_LOSSES = {
 @pytest.mark.parametrize(("loss", "text"), NO_LOSSES.values(), ids=NO_LOSSES)
 def test_refuses_what_is_no_mean_over_rows(loss, text):
     with pytest.raises(ModelError, match=text):
-        Model.from_torch(nn.Linear(3, 3), torch.ones(2, 3), loss=loss, example_targets=torch.ones(2, 3))
+        Model.from_torch(
+            nn.Linear(3, 3), torch.ones(2, 3), loss=loss, example_targets=torch.ones(2, 3)
+        )
 
 
 def test_labels_of_the_example_that_are_out_of_range_are_told():
-    with pytest.raises(ModelError, match=r"rows like the examples: aten.cross_entropy_loss.*IndexError: Target 7"):
+    with pytest.raises(
+        ModelError, match=r"rows like the examples: aten.cross_entropy_loss.*IndexError: Target 7"
+    ):
         Model.from_torch(
-            nn.Linear(3, 3), torch.ones(2, 3), loss=nn.CrossEntropyLoss(), example_targets=torch.tensor([7, 7])
+            nn.Linear(3, 3),
+            torch.ones(2, 3),
+            loss=nn.CrossEntropyLoss(),
+            example_targets=torch.tensor([7, 7]),
         )
 
 
@@ -161,10 +171,12 @@ def test_training_needs_a_loss():
 @pytest.mark.parametrize(
     ("tensors", "text"),
     [
-        ((torch.zeros(2, 1, 9, 8),), r"rows, 1, 8, 8"), ((torch.zeros(2, 1, 8, 8).double(),), "float64"),
-        ((torch.zeros(2, 8),), "expected"), ((), "got 0"),
+        ((torch.zeros(2, 1, 9, 8),), r"rows, 1, 8, 8"),
+        ((torch.zeros(2, 1, 8, 8).double(),), "float64"),
+        ((torch.zeros(2, 8),), "expected"),
+        ((), "got 0"),
     ],
-)  # fmt: skip
+)
 def test_wrong_inputs_are_told_at_once(digits, tensors, text):
     with pytest.raises(ModelError, match=text):
         digits.check_inputs(*tensors)
@@ -180,18 +192,24 @@ def test_right_inputs_give_their_rows(digits):
 def test_layers_add_up_to_the_model(digits):
     layers = digits.layers(True)
     net = cnn()
-    assert sum(layer.parameter_bytes for layer in layers) == sum(p.numel() * 4 for p in net.parameters())
+    assert sum(layer.parameter_bytes for layer in layers) == sum(
+        p.numel() * 4 for p in net.parameters()
+    )
     assert sum(layer.buffer_bytes for layer in layers) == sum(b.nbytes for b in net.buffers())
     assert len({layer.name for layer in layers}) == len(layers) == 5
     first_convolution = 2 * 8 * 8 * 8 * 9  # by hand: 8x8 pixels, 8 channels, 3x3 kernel
-    assert layers[0].forward_flop == first_convolution + 5 * 512 + 512  # and batch-norm and ReLU per element
+    # and batch-norm and ReLU per element
+    assert layers[0].forward_flop == first_convolution + 5 * 512 + 512
     assert layers[0].backward_flop < layers[0].forward_flop * 2  # no gradient of the images
     assert layers[0].output_bytes == 8 * 8 * 8 * 4
     assert layers[-1].output_bytes == 4
 
 
 def test_kept_activations_are_what_autograd_keeps(digits):
-    """The table against torch's own hooks, for the whole network; masks and small statistics aside."""
+    """The table against torch's own hooks, for the whole network.
+
+    Masks and small statistics aside.
+    """
     _, graph = digits.segment(0, 5, train=True)
     segment = Segment(graph)
     measured = segment.kept_bytes(segment.example(64)) / 64
@@ -208,7 +226,9 @@ def test_segments_fit_together(digits):
         assert [t.name for t in tail.feeds] == ["target", "tally"]
         assert head.outputs[0].gradient
         assert sum(t.row_bytes for t in head.outputs) == digits.layers(True)[cut - 1].output_bytes
-        assert head.parameter_count + tail.parameter_count == sum(p.numel() for p in cnn().parameters())
+        assert head.parameter_count + tail.parameter_count == sum(
+            p.numel() for p in cnn().parameters()
+        )
     assert head.buffer_count == 2 * (8 + 8 + 16)
     with pytest.raises(ModelError, match="layers"):
         digits.segment(0, n + 1)
@@ -225,7 +245,14 @@ def test_merging_obeys_its_limits():
 def test_transformer_blocks_are_cut_into_halves():
     model = Model.from_torch(Decoder(), torch.zeros(2, 8).long())
     names = [layer.name for layer in model.layers()]
-    assert names == ["tokens", "blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "head"]
+    assert names == [
+        "tokens",
+        "blocks.0.norm1",
+        "blocks.0.norm2",
+        "blocks.1.norm1",
+        "blocks.1.norm2",
+        "head",
+    ]
     assert all(len(model.segment(0, i)[0].outputs) == 1 for i in range(1, 6))
 
 
@@ -259,7 +286,9 @@ def test_the_sequence_may_change_its_length_where_asked():
 
 
 class SequenceFirst(nn.Module):
-    """Its middle counts rows in the second dimension, or mixes them into the first: no cut may be made there."""
+    """Its middle counts rows in the second dimension, or mixes them into the first: no cut may be
+    made there.
+    """
 
     def __init__(self):
         super().__init__()
@@ -287,7 +316,10 @@ def test_an_example_of_one_row_is_enough():
 def test_state_goes_out_and_comes_back(digits):
     net = cnn()
     model = Model.from_torch(net, torch.randn(4, 1, 8, 8))
-    trained = {name: torch.randn_like(t) if t.is_floating_point() else t + 3 for name, t in model.state().items()}
+    trained = {
+        name: torch.randn_like(t) if t.is_floating_point() else t + 3
+        for name, t in model.state().items()
+    }
     model.load_state(trained)
     assert torch.equal(net[0].weight, trained["0.weight"])
     assert torch.equal(net.state_dict()["1.running_mean"], trained["1.running_mean"])
@@ -302,7 +334,12 @@ def test_state_goes_out_and_comes_back(digits):
 def test_the_module_keeps_its_modes():
     net = cnn().train()
     net[1].eval()
-    Model.from_torch(net, torch.randn(4, 1, 8, 8), loss=nn.CrossEntropyLoss(), example_targets=torch.zeros(4).long())
+    Model.from_torch(
+        net,
+        torch.randn(4, 1, 8, 8),
+        loss=nn.CrossEntropyLoss(),
+        example_targets=torch.zeros(4).long(),
+    )
     assert net.training
     assert not net[1].training
 
@@ -310,7 +347,9 @@ def test_the_module_keeps_its_modes():
 def test_the_signature_is_of_the_graph_not_of_weights_or_example():
     first = Model.from_torch(cnn(), torch.randn(4, 1, 8, 8))
     assert Model.from_torch(cnn(), torch.randn(6, 1, 8, 8)).signature == first.signature
-    assert Model.from_torch(cnn(), torch.randn(4, 1, 8, 8), max_layers=2).signature != first.signature
+    assert (
+        Model.from_torch(cnn(), torch.randn(4, 1, 8, 8), max_layers=2).signature != first.signature
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -324,5 +363,8 @@ def test_documents_hold_nothing_of_the_author(name):
 
 
 def test_importing_the_package_loads_no_torch():
-    code = "import sys, potluck.graph; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'onnx')))"
+    code = (
+        "import sys, potluck.graph; sys.exit(any(name in sys.modules for name in ('torch', "
+        "'numpy', 'onnx')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

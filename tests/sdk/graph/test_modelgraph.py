@@ -1,4 +1,6 @@
-"""ModelGraph: alive tensors at a cut worked by hand, the text form there and back, and what is refused."""
+"""ModelGraph: alive tensors at a cut worked by hand, the text form there and back, and what is
+refused.
+"""
 
 import json
 
@@ -19,7 +21,15 @@ DIAMOND = ModelGraph(
     title="x splits, and joins again",
     inputs=(Input(name="x", row_bytes=100),),
     nodes=(
-        node("a", "x", out=1, parameter_bytes=4, forward_flop=10, backward_flop=20, activation_bytes=7),
+        node(
+            "a",
+            "x",
+            out=1,
+            parameter_bytes=4,
+            forward_flop=10,
+            backward_flop=20,
+            activation_bytes=7,
+        ),
         node("b", "a", out=10),
         node("c", "a", out=1000),
         node("d", "b", "c", out=10000),
@@ -31,13 +41,17 @@ DIAMOND = ModelGraph(
 
 
 def test_alive_bytes_count_every_tensor_needed_behind_a_node():
-    # Behind a: a, x. Behind b: a (for c), b, x. Behind c: b, c, x. Behind d: d, x. Behind e: the output.
+    # Behind a: a, x. Behind b: a (for c), b, x. Behind c: b, c, x. Behind d: d, x. Behind e: the
+    # output.
     assert DIAMOND.alive_bytes() == (101, 111, 1110, 10100, 100000)
 
 
 def test_an_output_in_the_middle_stays_alive():
     graph = ModelGraph(
-        name="g", inputs=(Input(name="x", row_bytes=5),), nodes=(node("a", "x"), node("b")), outputs=("a",)
+        name="g",
+        inputs=(Input(name="x", row_bytes=5),),
+        nodes=(node("a", "x"), node("b")),
+        outputs=("a",),
     )
     assert graph.alive_bytes() == (1, 1)
 
@@ -46,9 +60,14 @@ def test_layers_are_the_nodes_in_order():
     layers = DIAMOND.layers()
     assert [layer.name for layer in layers] == list("abcde")
     assert layers[0].parameter_bytes == 4
-    assert (layers[0].forward_flop, layers[0].backward_flop, layers[0].activation_bytes) == (10.0, 20.0, 7)
+    assert (layers[0].forward_flop, layers[0].backward_flop, layers[0].activation_bytes) == (
+        10.0,
+        20.0,
+        7,
+    )
     assert [layer.output_bytes for layer in layers] == list(DIAMOND.alive_bytes())
-    assert [layer.gradient_bytes for layer in layers] == [1, 11, 1010, 10000, 100000]  # none goes back to x
+    # none goes back to x
+    assert [layer.gradient_bytes for layer in layers] == [1, 11, 1010, 10000, 100000]
 
 
 def test_layers_between_bounds_add_up():
@@ -78,9 +97,15 @@ def with_node(index, cell, value):
 BAD = {
     "no JSON": ("{", "expected JSON"),
     "a list": ("[]", "expected an object, got 'list'"),
-    "another format": (changed(format="potluck model graph 9"), "format: expected 'potluck model graph 1'"),
+    "another format": (
+        changed(format="potluck model graph 9"),
+        "format: expected 'potluck model graph 1'",
+    ),
     "a field too many": (changed(colour="red"), "expected the fields format"),
-    "a field of another type": (changed(sequence="one"), "sequence: expected a whole number or null, got 'one'"),
+    "a field of another type": (
+        changed(sequence="one"),
+        "sequence: expected a whole number or null, got 'one'",
+    ),
     "other columns": (changed(columns=["name"]), "columns: expected name, kind"),
     "a bad input": (changed(inputs=[["x"]]), r"inputs\[0\]: expected \[name, bytes per row\]"),
     "a short node": (changed(nodes=[["a"]]), r"nodes\[0\]: expected 10 cells"),
@@ -116,11 +141,16 @@ def test_the_multimodal_model_decomposes_into_its_encoders():
     graph = load_model("omni-7b").in_order()
     names = [node.name for node in graph.nodes]
     spans = graph.branches().spans
-    assert [{name[:5] for name in names[start:stop]} for start, stop in spans] == [{"visio"}, {"audio"}]
+    assert [{name[:5] for name in names[start:stop]} for start, stop in spans] == [
+        {"visio"},
+        {"audio"},
+    ]
     bounds = merged(graph, 16)
     layers = graph.layers(bounds, branched=True)
     first_audio = next(i for i, layer in enumerate(layers) if layer.name.startswith("audio"))
-    givers = [i for i, layer in enumerate(layers) if any(first_audio in edge.to for edge in layer.edges)]
+    givers = [
+        i for i, layer in enumerate(layers) if any(first_audio in edge.to for edge in layer.edges)
+    ]
     assert givers == []  # it begins at once, fed by home
     assert layers[first_audio].feed_bytes == 512_000
     assert layers[first_audio - 1].edges[0].to != (first_audio,)
@@ -138,10 +168,19 @@ def inception(n_branches):
     for k in range(3):  # written in turns
         for b in range(n_branches):
             source = f"b{b}.{k - 1}" if k else "stem"
-            nodes.append(Node(name=f"b{b}.{k}", kind="conv", inputs=(source,), forward_flop=10, output_bytes=4))
+            nodes.append(
+                Node(
+                    name=f"b{b}.{k}", kind="conv", inputs=(source,), forward_flop=10, output_bytes=4
+                )
+            )
     ends = tuple(f"b{b}.2" for b in range(n_branches))
     nodes.append(Node(name="cat", kind="elementwise", inputs=ends, forward_flop=1, output_bytes=16))
-    return ModelGraph(name="inception", inputs=(Input(name="x", row_bytes=8),), nodes=tuple(nodes), outputs=("cat",))
+    return ModelGraph(
+        name="inception",
+        inputs=(Input(name="x", row_bytes=8),),
+        nodes=tuple(nodes),
+        outputs=("cat",),
+    )
 
 
 @pytest.mark.parametrize("n_branches", [2, 3, 4])
@@ -153,5 +192,9 @@ def test_an_inception_block_comes_apart_and_keeps_its_text(n_branches):
     bounds = (0, *(stop for _, stop in chains))
     layers = graph.layers(bounds, branched=True)
     heads = tuple(range(1, n_branches + 1))
-    assert [[edge.to for edge in layer.edges] for layer in layers] == [[heads], *[[(n_branches + 1,)]] * n_branches, []]
+    assert [[edge.to for edge in layer.edges] for layer in layers] == [
+        [heads],
+        *[[(n_branches + 1,)]] * n_branches,
+        [],
+    ]
     assert layers[0].edges[0].output_bytes == 8  # one tensor, whoever takes it

@@ -1,4 +1,6 @@
-"""A loss that depends on a bounded, or rounded, number of rows is no mean over rows, and is refused."""
+"""A loss that depends on a bounded, or rounded, number of rows is no mean over rows, and is
+refused.
+"""
 
 import pytest
 import torch
@@ -35,14 +37,21 @@ def test_a_number_of_rows_that_is_bounded_or_rounded_is_refused(number, k):
 
     for loss in (divided, multiplied, by_ones):
         with pytest.raises(ModelError, match=r"no mean over rows|size of batch|cannot be exported"):
-            Model.from_torch(nn.Linear(4, 3), torch.randn(ROWS, 4), loss=loss, example_targets=torch.randn(ROWS, 3))
+            Model.from_torch(
+                nn.Linear(4, 3),
+                torch.randn(ROWS, 4),
+                loss=loss,
+                example_targets=torch.randn(ROWS, 3),
+            )
 
 
 def test_a_bound_that_no_batch_reaches_changes_nothing():
     def loss(y, t):
         return (y - t).square().sum() / max(y.shape[0], 1)
 
-    model = Model.from_torch(nn.Linear(4, 3), torch.randn(ROWS, 4), loss=loss, example_targets=torch.randn(ROWS, 3))
+    model = Model.from_torch(
+        nn.Linear(4, 3), torch.randn(ROWS, 4), loss=loss, example_targets=torch.randn(ROWS, 3)
+    )
     assert not model.notes(train=True)
 
 
@@ -52,4 +61,6 @@ def test_a_branch_by_the_number_of_rows_is_refused(k):
         return mse_loss(y, t) * (2 if y.shape[0] >= k else 1)
 
     with pytest.raises(ModelError, match="size of batch"):
-        Model.from_torch(nn.Linear(4, 3), torch.randn(ROWS, 4), loss=loss, example_targets=torch.randn(ROWS, 3))
+        Model.from_torch(
+            nn.Linear(4, 3), torch.randn(ROWS, 4), loss=loss, example_targets=torch.randn(ROWS, 3)
+        )

@@ -1,4 +1,6 @@
-"""Models as somebody in a hurry, or who means no good, brings them: each works, or says what to do."""
+"""Models as somebody in a hurry, or who means no good, brings them: each works, or says what to
+do.
+"""
 
 import pytest
 import torch
@@ -69,7 +71,10 @@ WORKING = {
     "an index computed from floats": (Does(index_from_floats), X),
     "indices as they are": (nn.Embedding(9, 4), TOKENS),
     "changed in place": (nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), X),
-    "instance normalisation without statistics": (nn.Sequential(nn.Conv2d(2, 2, 3), nn.InstanceNorm2d(2)), IMAGES),
+    "instance normalisation without statistics": (
+        nn.Sequential(nn.Conv2d(2, 2, 3), nn.InstanceNorm2d(2)),
+        IMAGES,
+    ),
     "tied weights": (Tied(), TOKENS),
     "a dictionary comes out": (Does(lambda self, x: {"y": self.linear(x)}), X),
     "indices come out": (Does(lambda self, x: self.linear(x).argmax(1)), X),
@@ -100,25 +105,55 @@ def test_gives_what_one_machine_gives(net, x):
 
 
 def quantised():
-    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8)
+    return torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8
+    )
 
 
 REFUSED = {
     "nothing to do": (nn.Sequential, X, "computes nothing"),
     "hands on": (nn.Identity, X, "computes nothing"),
     "weights come out": (lambda: Does(lambda self, x: self.linear.weight), X, "computes nothing"),
-    "a mean over the batch": (lambda: Does(lambda self, x: self.linear(x).mean(0)), X, "each row.*aten.mean"),
+    "a mean over the batch": (
+        lambda: Does(lambda self, x: self.linear(x).mean(0)),
+        X,
+        "each row.*aten.mean",
+    ),
     "a number": (lambda: Does(lambda self, x: self.linear(x).sum()), X, "each row.*aten.sum"),
-    "the batch last": (lambda: Does(lambda self, x: self.linear(x).t()), X, "each row.*aten.t.default"),
-    "rows that look at each other": (lambda: Does(lambda self, x: x.cumsum(0)), X, "each row.*aten.cumsum"),
-    "statistics of the batch": (lambda: nn.BatchNorm1d(4, track_running_stats=False), X, "each row.*batch_norm"),
-    "None comes out": (lambda: Does(lambda self, x: (self.linear(x), None)), X, "output_1 is None.*Leave it out"),
+    "the batch last": (
+        lambda: Does(lambda self, x: self.linear(x).t()),
+        X,
+        "each row.*aten.t.default",
+    ),
+    "rows that look at each other": (
+        lambda: Does(lambda self, x: x.cumsum(0)),
+        X,
+        "each row.*aten.cumsum",
+    ),
+    "statistics of the batch": (
+        lambda: nn.BatchNorm1d(4, track_running_stats=False),
+        X,
+        "each row.*batch_norm",
+    ),
+    "None comes out": (
+        lambda: Does(lambda self, x: (self.linear(x), None)),
+        X,
+        "output_1 is None.*Leave it out",
+    ),
     "counting requests": (lambda: Does(counting), X, "in place.*returns a new tensor"),
     "complex numbers": (lambda: Does(lambda self, x: torch.fft.fft(x).abs()), X, "aten.fft"),
     "autocast": (lambda: Does(under_autocast), X, r"torch\.autocast.*convert yourself"),
-    "an index out of range": (lambda: nn.Embedding(3, 4), TOKENS, "aten.embedding.*out of range.*differ"),
+    "an index out of range": (
+        lambda: nn.Embedding(3, 4),
+        TOKENS,
+        "aten.embedding.*out of range.*differ",
+    ),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), X, "scripted.*made from"),
-    "without shapes": (lambda: nn.Sequential(nn.LazyLinear(4)), X, r"in the module 0\).*net\(example\) once"),
+    "without shapes": (
+        lambda: nn.Sequential(nn.LazyLinear(4)),
+        X,
+        r"in the module 0\).*net\(example\) once",
+    ),
     "quantised": (quantised, X, "quantised.*as it was"),
     "not a module": (lambda: torch.relu, X, "torch.nn.Module is expected"),
     "no input": (nn.ReLU, None, "NoneType; a tensor"),
@@ -136,7 +171,10 @@ def test_says_why_it_is_refused_and_what_to_do(make, example, text):
 
 
 UNTAUGHT = {
-    "a backward of one's own": (Does(lambda self, x: Tripled.apply(self.linear(x))), "Tripled is Python.*operators"),
+    "a backward of one's own": (
+        Does(lambda self, x: Tripled.apply(self.linear(x))),
+        "Tripled is Python.*operators",
+    ),
     "detached": (Does(lambda self, x: self.linear(x).detach()), "no weight learns.*detach"),
     "frozen": (nn.Linear(4, 4).requires_grad_(False), "no weight learns"),
     "no weights": (nn.ReLU(), "no weight learns"),
@@ -166,7 +204,9 @@ def test_gradients_are_those_of_one_machine(net, x):
     part.forward((x, targets), key="k", train=True)
     part.backward("k")
     nn.functional.mse_loss(net(x), targets).backward()
-    assert torch.equal(part.gradients(), torch.cat([p.grad.to_dense().flatten() for p in net.parameters()]))
+    assert torch.equal(
+        part.gradients(), torch.cat([p.grad.to_dense().flatten() for p in net.parameters()])
+    )
 
 
 def test_looking_at_a_loss_changes_neither_statistics_nor_random_numbers():

@@ -1,4 +1,6 @@
-"""Equal bits are equal bits on older processors, too, whose kernels for the same operators are others."""
+"""Equal bits are equal bits on older processors, too, whose kernels for the same operators are
+others.
+"""
 
 import os
 import subprocess
@@ -13,16 +15,30 @@ PROCESSORS = {
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 COMPARING = {
-    "a graph": ("test_equality", "test_branched_equality", "test_model", "test_odd_models", "test_tallies"),
+    "a graph": (
+        "test_equality",
+        "test_branched_equality",
+        "test_model",
+        "test_odd_models",
+        "test_tallies",
+    ),
     "rows of a graph": ("test_locality", "test_means", "test_efficientnet"),
 }
 ELSEWHERE = {
     "one device": ("tests/agent/worker/test_interpreter.py", "tests/agent/worker/test_process.py"),
     "shared by devices": ("tests/sdk/offload/test_split.py", "tests/sdk/offload/test_lowering.py"),
-    "answered by devices": ("tests/sdk/run/test_inference.py", "tests/sdk/run/test_models_end_to_end.py"),
-    "trained on devices": ("tests/sdk/run/test_training.py", "tests/sdk/run/test_networks_of_many_ways.py"),
+    "answered by devices": (
+        "tests/sdk/run/test_inference.py",
+        "tests/sdk/run/test_models_end_to_end.py",
+    ),
+    "trained on devices": (
+        "tests/sdk/run/test_training.py",
+        "tests/sdk/run/test_networks_of_many_ways.py",
+    ),
 }
-FILES = {what: [f"tests/sdk/graph/{name}.py" for name in names] for what, names in COMPARING.items()} | ELSEWHERE
+FILES = {
+    what: [f"tests/sdk/graph/{name}.py" for name in names] for what, names in COMPARING.items()
+} | ELSEWHERE
 
 
 @pytest.mark.long
@@ -31,5 +47,7 @@ FILES = {what: [f"tests/sdk/graph/{name}.py" for name in names] for what, names 
 def test_what_is_equal_is_so_with_the_kernels_of_older_processors(kernels, files):
     environment = {**os.environ, **kernels, "HYPOTHESIS_PROFILE": "default"}
     line = [sys.executable, "-m", "pytest", "-m", "not long", "--show-capture=no", *files]
-    done = subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout[-8000:]

@@ -1,4 +1,7 @@
-"""ONNX models: cut everywhere with the same outputs, weights sent apart, clear errors; and the validator's refusals."""
+"""ONNX models: cut everywhere with the same outputs, weights sent apart, clear errors.
+
+And the validator's refusals.
+"""
 
 import warnings
 from dataclasses import replace
@@ -39,7 +42,13 @@ def made(request, tmp_path_factory):
         warnings.simplefilter("ignore")
         axes = {"x": {0: "batch"}, "y": {0: "batch"}}
         torch.onnx.export(
-            net, (case.inputs(2),), path, dynamo=False, input_names=["x"], output_names=["y"], dynamic_axes=axes
+            net,
+            (case.inputs(2),),
+            path,
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes=axes,
         )
     return case, path
 
@@ -149,7 +158,7 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
     assert torch.allclose(chained_all(read, x), x.relu() + (-x.relu()).exp())
 
 
-# --- made of torch's operators ----------------------------------------------------------------------------------------
+# --- made of torch's operators --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -159,12 +168,16 @@ def test_made_of_torchs_operators_it_answers_alike(made, rows):
     (expected,) = session(path).run(None, {"x": x.numpy()})
     graph = model.segment(0, len(model.layers()))[1]
     state = model.state()
-    got = Interpreter(graph).run([x], [state[row.name] for row in (*graph.parameters, *graph.buffers)], train=False)
+    got = Interpreter(graph).run(
+        [x], [state[row.name] for row in (*graph.parameters, *graph.buffers)], train=False
+    )
     assert np.allclose(got[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def one(op: str, *more: np.ndarray, **attributes: object) -> "onnx.ModelProto":
-    """One operator over an image of 4 channels and 9 x 6 pixels, with these constants as its other inputs."""
+    """One operator over an image of 4 channels and 9 x 6 pixels, with these constants as its other
+    inputs.
+    """
     names = [f"c{i}" if array is not None else "" for i, array in enumerate(more)]
     graph = helper.make_graph(
         [helper.make_node(op, ["x", *names], ["y"], **attributes)],
@@ -182,28 +195,41 @@ ALIKE = {
     "same, the odd row behind": one("Conv", KERNEL, auto_pad="SAME_UPPER", strides=[2, 2]),
     "same, the odd row before": one("Conv", KERNEL, auto_pad="SAME_LOWER", strides=[2, 2]),
     "uneven pads": one("Conv", KERNEL, pads=[0, 1, 2, 1]),
-    "transposed": one("ConvTranspose", KERNEL, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
+    "transposed": one(
+        "ConvTranspose", KERNEL, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]
+    ),
     "uneven pool": one("MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]),
-    "average without padding": one("AveragePool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
-    "nearest": one("Resize", None, SCALES, mode="nearest", coordinate_transformation_mode="asymmetric",
-                   nearest_mode="floor"),
+    "average without padding": one(
+        "AveragePool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
+    ),
+    "nearest": one(
+        "Resize",
+        None,
+        SCALES,
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    ),
     "bilinear": one("Resize", None, SCALES, mode="linear"),
     "depth to space": one("DepthToSpace", blocksize=2),
     "depth to space, by columns": one("DepthToSpace", blocksize=2, mode="CRD"),
     "space to depth": one("SpaceToDepth", blocksize=3),
     "padded": one("Pad", np.array([0, 0, 1, 2, 0, 0, 3, 0]), np.float32(2.0)),
-    "every second row": one("Slice", np.array([1]), np.array([2**62]), np.array([2]), np.array([2])),
+    "every second row": one(
+        "Slice", np.array([1]), np.array([2**62]), np.array([2]), np.array([2])
+    ),
     "channels by number": one("Gather", np.array([3, 0, -2]), axis=1),
     "clipped": one("Clip", np.float32(-0.5), np.float32(0.5)),
     "slopes": one("PRelu", np.array([0.1, 0.2, 0.3, 0.4], np.float32).reshape(4, 1, 1)),
     "hard sigmoid": one("HardSigmoid"),
     "means": one("ReduceMean", axes=[2, 3], keepdims=0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ALIKE)
 def test_each_way_of_an_operator_answers_alike_in_torch(case, tmp_path):
-    model = Model.from_onnx(saved(tmp_path, ALIKE[case])).as_torch()  # raises where the answers differ
+    # raises where the answers differ
+    model = Model.from_onnx(saved(tmp_path, ALIKE[case])).as_torch()
     assert model.kinds()[0] == "aten"
 
 
@@ -218,7 +244,10 @@ def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, mon
     ("model", "text"),
     [
         (one("Selu"), "Selu"),
-        (one("Pad", np.array([0, 0, 1, 1, 0, 0, 1, 1]), mode="reflect"), "pads with something else"),
+        (
+            one("Pad", np.array([0, 0, 1, 1, 0, 0, 1, 1]), mode="reflect"),
+            "pads with something else",
+        ),
         (one("Slice", np.array([8]), np.array([0]), np.array([2]), np.array([-1])), "backwards"),
         (one("Resize", None, SCALES, mode="cubic"), "resizes by cubic"),
     ],

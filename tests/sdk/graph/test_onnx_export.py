@@ -1,4 +1,6 @@
-"""Pieces of torch models as ONNX: the same outputs at any number of rows, whatever pieces run as what."""
+"""Pieces of torch models as ONNX: the same outputs at any number of rows, whatever pieces run as
+what.
+"""
 
 from itertools import pairwise
 
@@ -31,18 +33,29 @@ def made(name: str) -> tuple[torch.nn.Module, Model, torch.Tensor]:
     return net, Model.from_torch(net, case.inputs(2)), case.inputs(5)
 
 
-def through(model: Model, bounds: tuple[int, ...], kinds: list[str], x: torch.Tensor) -> list[torch.Tensor]:
-    """The outputs after a pipeline of pieces, each of its kind: on a device with torch, or on one without."""
+def through(
+    model: Model, bounds: tuple[int, ...], kinds: list[str], x: torch.Tensor
+) -> list[torch.Tensor]:
+    """The outputs after a pipeline of pieces, each of its kind: on a device with torch, or on one
+    without.
+    """
     values, state, outputs = {"input": x}, model.state(), []
     for (start, stop), kind in zip(pairwise(bounds), kinds, strict=True):
         loader = WITH_TORCH if kind == "aten" else WITHOUT
         piece = loader.load(kind, model.document(start, stop, kind=kind), seed=0)
         assert piece.names() == model.state_names(start, stop)
-        to, back = (lambda v: v.numpy(), torch.from_numpy) if kind == "onnx" else (lambda v: v, lambda v: v)
+        to, back = (
+            (lambda v: v.numpy(), torch.from_numpy)
+            if kind == "onnx"
+            else (lambda v: v, lambda v: v)
+        )
         for name in piece.names():
             piece.write(name, to(state[name]))
         inputs = [to(values[port.name]) for port in piece.graph.inputs]
-        outputs = [back(y) for y in piece.forward(inputs, key="", train=False, rows=None, step=0, micro_batch=0)]
+        outputs = [
+            back(y)
+            for y in piece.forward(inputs, key="", train=False, rows=None, step=0, micro_batch=0)
+        ]
         values |= {port.name: y for port, y in zip(piece.graph.outputs, outputs, strict=True)}
     return outputs
 
@@ -71,7 +84,9 @@ class Sorted(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("net", "words"), [(Doubled(), "bfloat16"), (Sorted(), "huber_loss")], ids=["element type", "operator"]
+    ("net", "words"),
+    [(Doubled(), "bfloat16"), (Sorted(), "huber_loss")],
+    ids=["element type", "operator"],
 )
 def test_what_onnx_does_not_have_is_named(net, words):
     model = Model.from_torch(net, torch.randn(2, 3))
@@ -80,14 +95,18 @@ def test_what_onnx_does_not_have_is_named(net, words):
 
 
 def test_a_sequence_of_any_length_stays_with_torch():
-    model = Model.from_torch(CASES["decoder"].make().eval(), CASES["decoder"].inputs(2), sequence_dims=(1,))
+    model = Model.from_torch(
+        CASES["decoder"].make().eval(), CASES["decoder"].inputs(2), sequence_dims=(1,)
+    )
     with pytest.raises(ModelError, match="its sequence changes its length"):
         model.document(0, 1, kind="onnx")
 
 
 def test_training_has_no_pieces_in_onnx():
     case = CASES["cnn"]
-    model = Model.from_torch(case.make(), case.inputs(2), loss=case.loss, example_targets=case.targets(2))
+    model = Model.from_torch(
+        case.make(), case.inputs(2), loss=case.loss, example_targets=case.targets(2)
+    )
     with pytest.raises(ModelError, match="cannot be onnx in training"):
         model.document(0, 1, train=True, kind="onnx")
 

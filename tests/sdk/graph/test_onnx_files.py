@@ -23,7 +23,9 @@ from .onnx_files import saved, small  # noqa: E402
 
 
 def external(name: str, location: str) -> "onnx.TensorProto":
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    tensor = TensorProto(
+        name=name, data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL
+    )
     tensor.external_data.add(key="location", value=location)
     return tensor
 
@@ -75,7 +77,9 @@ def sparse(tensor: "onnx.TensorProto", *, initializer: bool) -> "onnx.ModelProto
 def with_function() -> "onnx.ModelProto":
     model = small()
     body = [helper.make_node("Constant", [], ["b"], value=external("t", "etc/passwd"))]
-    model.functions.append(helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
+    model.functions.append(
+        helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    )
     return model
 
 
@@ -102,17 +106,34 @@ ATTACKS = {
     "external, absolute": (lambda: with_initializer(external("w", "/etc/passwd")), ANOTHER),
     "external in a subgraph": (lambda: inside_subgraph(external("t", "etc/passwd")), ANOTHER),
     "external in an attribute": (lambda: attribute(external("t", "etc/passwd")), ANOTHER),
-    "external in a sparse attribute": (lambda: sparse(external("t", "etc/passwd"), initializer=False), ANOTHER),
-    "external in a sparse initialiser": (lambda: sparse(external("t", "etc/passwd"), initializer=True), ANOTHER),
+    "external in a sparse attribute": (
+        lambda: sparse(external("t", "etc/passwd"), initializer=False),
+        ANOTHER,
+    ),
+    "external in a sparse initialiser": (
+        lambda: sparse(external("t", "etc/passwd"), initializer=True),
+        ANOTHER,
+    ),
     "external in a function": (with_function, ANOTHER),
     "location without the mark": (
-        lambda: with_initializer(TensorProto(name="w", data_type=1, dims=[4], external_data=[{"key": "location"}])),
+        lambda: with_initializer(
+            TensorProto(name="w", data_type=1, dims=[4], external_data=[{"key": "location"}])
+        ),
         ANOTHER,
     ),
     "loop": (lambda: small(loop()), "Loop"),
-    "custom domain": (lambda: small(helper.make_node("Gelu", ["x"], ["h"], domain="com.microsoft")), "Gelu"),
-    "engine file": (lambda: small(helper.make_node("EPContext", ["x"], ["h"], domain="com.microsoft")), "EPContext"),
-    "random": (lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])), "RandomNormalLike"),
+    "custom domain": (
+        lambda: small(helper.make_node("Gelu", ["x"], ["h"], domain="com.microsoft")),
+        "Gelu",
+    ),
+    "engine file": (
+        lambda: small(helper.make_node("EPContext", ["x"], ["h"], domain="com.microsoft")),
+        "EPContext",
+    ),
+    "random": (
+        lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])),
+        "RandomNormalLike",
+    ),
     "custom opset": (lambda: with_opset("evil", 1), "evil"),
     "future opset": (lambda: with_opset("", 99), "99"),
     "negative shape": (negative_shape, "shape"),
@@ -128,7 +149,9 @@ def test_the_device_refuses(make, text):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00" * 40, b"{}", b" " * ((8 << 20) + 1)], ids=["nothing", "zeros", "json", "long"]
+    "data",
+    [b"", b"\x00" * 40, b"{}", b" " * ((8 << 20) + 1)],
+    ids=["nothing", "zeros", "json", "long"],
 )
 def test_the_device_refuses_what_is_no_model(data):
     with pytest.raises(SegmentError) as caught:
@@ -138,7 +161,9 @@ def test_the_device_refuses_what_is_no_model(data):
 
 def test_a_broken_model_is_refused_at_loading():
     with pytest.raises(SegmentError, match="onnxruntime"):
-        OnnxSegment(small(helper.make_node("Relu", ["nobody"], ["h"])).SerializeToString(), torch_arrays)
+        OnnxSegment(
+            small(helper.make_node("Relu", ["nobody"], ["h"])).SerializeToString(), torch_arrays
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +199,10 @@ def test_a_fixed_batch_or_an_unknown_size_is_told(tmp_path):
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
     with pytest.raises(ModelError, match="width"):
         Model.from_onnx(saved(tmp_path, model))
-    assert Model.from_onnx(saved(tmp_path, model), sizes={"width": 4}).check_inputs(torch.zeros(5, 4)) == 5
+    assert (
+        Model.from_onnx(saved(tmp_path, model), sizes={"width": 4}).check_inputs(torch.zeros(5, 4))
+        == 5
+    )
 
 
 def test_a_file_that_is_none(tmp_path):

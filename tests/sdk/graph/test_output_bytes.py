@@ -1,4 +1,6 @@
-"""How many bytes the outputs of a request have, where sequences may be of any length: as many as torch makes."""
+"""How many bytes the outputs of a request have, where sequences may be of any length: as many as
+torch makes.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ def test_they_are_as_many_as_torch_makes(rows, length):
     x = torch.zeros(rows, length, dtype=torch.int64)
     found = MODEL.traced_line().traced.output_bytes([x])
     assert list(found.values()) == [tensor.nbytes for tensor in Tagger()(x)]
-    assert list(found) == [tensor.name for tensor in MODEL.segment(0, len(MODEL.layers()))[0].outputs]
+    assert list(found) == [
+        tensor.name for tensor in MODEL.segment(0, len(MODEL.layers()))[0].outputs
+    ]
 
 
 def test_where_plans_know_them_nobody_has_to_be_asked():

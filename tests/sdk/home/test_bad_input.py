@@ -1,4 +1,6 @@
-"""What a user meets when something is not as it should be, with real agents: a clear error, and nothing lost."""
+"""What a user meets when something is not as it should be, with real agents: a clear error, and
+nothing lost.
+"""
 
 import json
 import os
@@ -35,15 +37,26 @@ torch = pytest.importorskip("torch")
 
 PLAIN = "import potluck_agent.__main__"
 MAJOR_9 = (
-    "import potluck_wire.version as v; v.VERSION = (9, 0); v.agree.__defaults__ = v.show.__defaults__ = ((9, 0),); "
-    + PLAIN
+    "import potluck_wire.version as v; v.VERSION = (9, 0); v.agree.__defaults__ = "
+    "v.show.__defaults__ = ((9, 0),); " + PLAIN
 )
 
 
 @contextmanager
 def agent(directory, *arguments, name="jetson", port=0, code=PLAIN):
     """A real agent; what it says of itself when it is ready."""
-    command = [sys.executable, "-c", code, "start", "--name", name, "--port", str(port), "--bind", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "start",
+        "--name",
+        name,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+    ]
     command += ["--state", str(directory), "--json", "--no-mdns", "--memory", "256Mi", *arguments]
     command += ["--parent-pid", str(os.getpid())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -63,11 +76,14 @@ def other_than(code):
     return "00000000" if code != "00000000" else "11111111"
 
 
-# --- pairing ----------------------------------------------------------------------------------------------------------
+# --- pairing --------------------------------------------------------------------------------------
 
 
 def test_three_wrong_codes_close_the_window_and_leave_no_trace(tmp_path):
-    with agent(tmp_path / "agent", "--pair") as ready, potluck.Home(state=tmp_path / "home") as home:
+    with (
+        agent(tmp_path / "agent", "--pair") as ready,
+        potluck.Home(state=tmp_path / "home") as home,
+    ):
         for words in ("2 tries are left", "1 try is left", "The window is closed now"):
             with pytest.raises(PairingError, match=words):
                 home.pair(place(ready), other_than(ready["code"]))
@@ -81,9 +97,12 @@ def test_three_wrong_codes_close_the_window_and_leave_no_trace(tmp_path):
 def test_a_code_that_has_expired_is_told(tmp_path):
     with agent(tmp_path / "agent") as ready, potluck.Home(state=tmp_path / "home") as home:
         agent_state.ask_window(tmp_path / "agent", "12345678", 0.0)
-        while (tmp_path / "agent" / agent_state.WINDOW).exists():  # the agent takes it several times a second
+        # the agent takes it several times a second
+        while (tmp_path / "agent" / agent_state.WINDOW).exists():
             assert home.key
-        with pytest.raises(PairingError, match=r"expired.*three minutes|closed.*potluck agent pair"):
+        with pytest.raises(
+            PairingError, match=r"expired.*three minutes|closed.*potluck agent pair"
+        ):
             home.pair(place(ready), "12345678")
         assert not home.devices
 
@@ -116,10 +135,14 @@ def test_another_major_version_of_the_protocol_is_named_on_both_doors(tmp_path):
 
 
 def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goes_on(tmp_path):
-    """A device knows a notebook by its key: the second to close would end what the first one runs."""
+    """A device knows a notebook by its key: the second to close would end what the first one
+    runs.
+    """
     with potluck.Home(state=tmp_path) as first:
         other = f"import potluck; potluck.Home(state={str(tmp_path)!r})"
-        said = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False).stderr
+        said = subprocess.run(
+            [sys.executable, "-c", other], capture_output=True, text=True, check=False
+        ).stderr
         assert f"another one on this computer (process {os.getpid()}) has open" in said
         assert "Home(state=FOLDER)" in said
         assert first.key
@@ -134,7 +157,9 @@ def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tm
         name = first.pair(place(ready), ready["code"]).name
         with potluck.Home(peers=[place(ready)], state=tmp_path / "home") as second:
             assert repr(first) == "<Home, closed>"
-            run = second.deploy(make_plan(model, ((name,), (2,)), micro_batch=2, training=False), model).wait()
+            run = second.deploy(
+                make_plan(model, ((name,), (2,)), micro_batch=2, training=False), model
+            ).wait()
             with pytest.raises(HomeError, match=r"this program has open.*it has a run"):
                 potluck.Home(state=tmp_path / "home")
             assert run(torch.zeros(2, 4)).shape == (2, 2)  # and nothing has become of it
@@ -154,7 +179,9 @@ def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monke
         home.pair_all({place(one): one["code"], place(two): two["code"]})
         assert set(home.devices.ready) == set(home.devices) == {"jetson", "jetson-2"}
         _, model = make_model("mlp")
-        plan = make_plan(model, (("jetson",), (4,)), (("jetson-2",), (4,)), micro_batch=4, n_micro_batches=2)
+        plan = make_plan(
+            model, (("jetson",), (4,)), (("jetson-2",), (4,)), micro_batch=4, n_micro_batches=2
+        )
         assert len(home.deploy(plan, model).wait().fit(make_data("mlp", 8)).wait().losses) == 1
 
         home.profile(model, train=False, rows=(1,), repeats=1).wait()
@@ -171,7 +198,11 @@ def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monke
 def test_a_known_device_is_looked_for_under_every_like_name():
     old, own, like, other = (Address(host=f"192.168.1.{i}", port=47600) for i in range(4))
     known = Known(name="phone-2", key="k", addresses=(old,))
-    assert candidates(known, {"phone": (like,), "phone-2": (own,), "tv": (other,)}) == (own, old, like)
+    assert candidates(known, {"phone": (like,), "phone-2": (own,), "tv": (other,)}) == (
+        own,
+        old,
+        like,
+    )
     assert candidates(known, {"tv": (other,)}) == (old,)
 
 
@@ -191,28 +222,34 @@ def test_a_name_that_is_no_device_and_no_address_is_told_who_is_here(tmp_path):
             home.pair("a:b", "12345678")
 
 
-# --- running ----------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def small_home():
     """A device with little memory, and one that has enough."""
     torch.set_num_threads(1)
-    with potluck.Home.lab([Spec(name="tiny", memory="64 MiB"), Spec(name="big")], extra=["--hang", "5"]) as opened:
+    with potluck.Home.lab(
+        [Spec(name="tiny", memory="64 MiB"), Spec(name="big")], extra=["--hang", "5"]
+    ) as opened:
         yield opened
 
 
 def wide_model():
     """36 MiB of weights; training needs more than `tiny` has."""
     nn = torch.nn
-    net = nn.Sequential(nn.Linear(8, 3072), nn.ReLU(), nn.Linear(3072, 3072), nn.ReLU(), nn.Linear(3072, 4))
+    net = nn.Sequential(
+        nn.Linear(8, 3072), nn.ReLU(), nn.Linear(3072, 3072), nn.ReLU(), nn.Linear(3072, 4)
+    )
     x, y = make_data("mlp", 6)
     return potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
 
 
 def test_a_plan_that_does_not_fit_says_what_it_needs_and_what_there_is(small_home):
     model = wide_model()
-    with pytest.raises(OutOfMemory, match=r"tiny: the plan needs .* MiB there; 64\.0 MiB are available") as caught:
+    with pytest.raises(
+        OutOfMemory, match=r"tiny: the plan needs .* MiB there; 64\.0 MiB are available"
+    ) as caught:
         small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait()
     assert caught.value.facts["needed_bytes"] > caught.value.facts["available_bytes"] == 64 * 2**20
 
@@ -229,7 +266,9 @@ def test_a_device_too_small_for_a_layer_is_left_out_and_problem_plan_and_refusal
     assert set(plan.devices) == {"big"}
     assert plan.unused == {"tiny": f"it {why}"}
     with pytest.raises(PlanError, match="tiny: it was left out of the profile"):
-        potluck.judge(replace(plan, stages=tuple(replace(s, devices=("tiny",)) for s in plan.stages)), profile)
+        potluck.judge(
+            replace(plan, stages=tuple(replace(s, devices=("tiny",)) for s in plan.stages)), profile
+        )
     with pytest.raises(potluck.errors.Infeasible, match="tiny was left out of the profile"):
         potluck.plan(profile, workload, potluck.QoE(memory_bytes={"big": 2**20}))
 
@@ -242,7 +281,9 @@ class Exploding(torch.nn.Module):
 def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(small_home):
     x, _ = make_data("mlp", 4)
     model = potluck.Model.from_torch(torch.nn.Sequential(torch.nn.Linear(8, 8), Exploding()), x)
-    run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model).wait()
+    run = small_home.deploy(
+        make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model
+    ).wait()
     with pytest.raises(OutOfMemory, match=r"tiny.*aten\.exp"):
         run(x)
     assert works(small_home, "tiny")
@@ -262,7 +303,9 @@ def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(sma
 def works(home, device):
     net, model = make_model("mlp")
     x, _ = make_data("mlp", 4)
-    run = home.deploy(make_plan(model, ((device,), (4,)), micro_batch=4, training=False), model).wait()
+    run = home.deploy(
+        make_plan(model, ((device,), (4,)), micro_batch=4, training=False), model
+    ).wait()
     with torch.no_grad():
         near = (run(x) - net(x)).abs().max().item() <= 1e-6
     run.close()
@@ -270,8 +313,13 @@ def works(home, device):
 
 
 def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path, monkeypatch):
-    """As a light install leaves it: it is found and paired, and no session of it ends with a riddle."""
-    nothing = "import potluck_agent.worker.arrays.backends as a; a.PACKAGES = {'torch': ('no_such_package',)}; " + PLAIN
+    """As a light install leaves it: it is found and paired, and no session of it ends with a
+    riddle.
+    """
+    nothing = (
+        "import potluck_agent.worker.arrays.backends as a; a.PACKAGES = {'torch': "
+        "('no_such_package',)}; " + PLAIN
+    )
     with (
         agent(tmp_path / "agent", "--pair", code=nothing) as ready,
         potluck.Home(peers=[place(ready)], state=tmp_path / "home") as home,

@@ -1,4 +1,6 @@
-"""A handle shows progress, resolves where it is used, raises the work's error there, and can be cancelled."""
+"""A handle shows progress, resolves where it is used, raises the work's error there, and can be
+cancelled.
+"""
 
 import threading
 from concurrent.futures import CancelledError, Future

@@ -60,7 +60,9 @@ def test_the_demo_lab_has_four_unequal_devices():
 
 
 def test_a_lab_emulates_what_its_specs_say():
-    spec = Spec(name="snail", slowdown=3, link_rate="10 Mbit/s", memory="64 MiB", power=(1.0, 5.0, 0.5))
+    spec = Spec(
+        name="snail", slowdown=3, link_rate="10 Mbit/s", memory="64 MiB", power=(1.0, 5.0, 0.5)
+    )
     with potluck.Home.lab([spec]) as home:
         capability = home.devices["snail"].capability
         assert capability["memory_bytes"] == 64 * 2**20
@@ -75,13 +77,17 @@ def test_a_lab_emulates_what_its_specs_say():
 
 
 def test_devices_are_found_paired_and_remembered(tmp_path):
-    """mDNS on this machine, the code that the device shows, and a second visit without any of it."""
+    """mDNS on this machine, the code that the device shows, and a second visit without any of
+    it.
+    """
     from potluck.sessions.local_agents import LocalAgents
 
     name = f"found-{uuid.uuid4().hex[:8]}"  # others on this network may run this test, too
     agents = LocalAgents([Spec(name=name)], None, announce=True, extra=["--pair"])
     try:
-        with potluck.Home.discover(30.0, state=tmp_path, enough=lambda found: name in found) as home:
+        with potluck.Home.discover(
+            30.0, state=tmp_path, enough=lambda found: name in found
+        ) as home:
             if name not in home.devices:
                 pytest.skip("multicast does not work on this machine")
             assert home.devices[name].status == "not paired"

@@ -11,8 +11,12 @@ import potluck
 
 
 def loaded_after(code):
-    script = f"import sys\n{code}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    script = (
+        f"import sys\n{code}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -20,7 +24,10 @@ def loaded_after(code):
     ("code", "absent"),
     [
         ("import potluck", {"torch", "numpy", "zmq", "zeroconf", "scipy", "matplotlib", "rich"}),
-        ("import potluck; potluck.Training; potluck.QoE; potluck.AdamW", {"torch", "numpy", "zmq", "zeroconf"}),
+        (
+            "import potluck; potluck.Training; potluck.QoE; potluck.AdamW",
+            {"torch", "numpy", "zmq", "zeroconf"},
+        ),
         ("import potluck; potluck.plan; potluck.load_plan", {"torch", "numpy", "zmq", "zeroconf"}),
         ("import potluck; potluck.Home", {"torch", "numpy", "zeroconf"}),
     ],

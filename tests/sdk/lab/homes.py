@@ -20,18 +20,29 @@ memory_bytes = {memory}
 
 
 def write_home(
-    folder, name="tiny", devices=("one", "two", "three"), topology="wifi", rate=AIR_BYTES_PER_S, memory=2**32, **wired
+    folder,
+    name="tiny",
+    devices=("one", "two", "three"),
+    topology="wifi",
+    rate=AIR_BYTES_PER_S,
+    memory=2**32,
+    **wired,
 ):
     """A TOML file of a home of slow boards; returns its path."""
     number = f'{{ value = {rate}, basis = "estimate", source = "a test" }}'
     least = f'{{ value = {memory}, basis = "estimate", source = "a test", reason = "a test" }}'
     more = "".join(
-        f', {field} = {{ value = {value}, basis = "estimate", source = "a test" }}' for field, value in wired.items()
+        f', {field} = {{ value = {value}, basis = "estimate", source = "a test" }}'
+        for field, value in wired.items()
     )
     network = f'network = {{ topology = "{topology}", capacity_bytes_per_s = {number}{more} }}'
-    rows = "\n".join(f'[[devices]]\nname = "{device}"\nprofile = "raspberry-pi-4"\n' for device in devices)
+    rows = "\n".join(
+        f'[[devices]]\nname = "{device}"\nprofile = "raspberry-pi-4"\n' for device in devices
+    )
     path = folder / f"{name}.toml"
-    path.write_text(WIFI.format(name=name, first=devices[0], network=network, devices=rows, memory=least))
+    path.write_text(
+        WIFI.format(name=name, first=devices[0], network=network, devices=rows, memory=least)
+    )
     return path
 
 

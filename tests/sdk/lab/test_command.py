@@ -1,4 +1,7 @@
-"""`potluck lab up|down|list` as a user types it; and what is left where somebody is killed: nothing."""
+"""`potluck lab up|down|list` as a user types it.
+
+And what is left where somebody is killed: nothing.
+"""
 
 import os
 import select
@@ -30,11 +33,19 @@ def run_folder(tmp_path, monkeypatch):
 
 def entry(name="tiny", pid=None):
     pid = pid or os.getpid()
-    agent = Started(name="one", address=Address(host="198.18.0.10", port=47600), key="k" * 40, pid=pid)
+    agent = Started(
+        name="one", address=Address(host="198.18.0.10", port=47600), key="k" * 40, pid=pid
+    )
     return registry.Entry(
-        name=name, home=name, time_scale=2.0, pid=pid, born_s=registry.born_s(pid), public="p" * 40, secret="s" * 40,
+        name=name,
+        home=name,
+        time_scale=2.0,
+        pid=pid,
+        born_s=registry.born_s(pid),
+        public="p" * 40,
+        secret="s" * 40,
         agents=(agent,),
-    )  # fmt: skip
+    )
 
 
 def test_labs_that_are_up_are_known_to_this_user_alone(run_folder):
@@ -55,7 +66,8 @@ def test_labs_that_are_up_are_known_to_this_user_alone(run_folder):
 
 def test_of_two_labs_of_one_name_that_come_up_at_once_one_is_told(run_folder, monkeypatch):
     registry.add(entry())
-    monkeypatch.setattr(registry, "find", lambda name: None)  # when it looked, the other was not there yet
+    # when it looked, the other was not there yet
+    monkeypatch.setattr(registry, "find", lambda name: None)
     with pytest.raises(UserError, match="up already"):
         registry.add(replace(entry(), time_scale=3.0))
     assert registry.entries() == (entry(),)
@@ -64,7 +76,9 @@ def test_of_two_labs_of_one_name_that_come_up_at_once_one_is_told(run_folder, mo
 
 def test_what_the_dead_left_is_removed(run_folder):
     registry.add(entry())
-    (run_folder / "dead.json").write_text((run_folder / "tiny.json").read_text().replace('"born_s": ', '"born_s": 1'))
+    (run_folder / "dead.json").write_text(
+        (run_folder / "tiny.json").read_text().replace('"born_s": ', '"born_s": 1')
+    )
     (run_folder / "broken.json").write_text("{")
     assert [found.name for found in registry.entries()] == ["tiny"]
     assert [path.name for path in run_folder.glob("*")] == ["tiny.json"]
@@ -78,17 +92,25 @@ def test_a_folder_that_others_can_read_is_refused(run_folder):
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "potluck.cli", "lab", *arguments], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-m", "potluck.cli", "lab", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
 def up(path, *arguments):
-    """A lab in a process group of its own, once it says that it is up; and the interfaces that came with it."""
+    """A lab in a process group of its own, once it says that it is up.
+
+    And the interfaces that came with it.
+    """
     before = interfaces()
     process = subprocess.Popen(
-        [sys.executable, "-m", "potluck.cli", "lab", "up", str(path), *arguments], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "potluck.cli", "lab", "up", str(path), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     for line in process.stdout:
         if " is up." in line:
             return process, interfaces() - before
@@ -114,10 +136,13 @@ def test_two_labs_at_once_are_listed_joined_and_ended_each_by_itself(run_folder,
     """Both have a device of the same name; one is killed, the other does not feel it."""
     process, came = up(write_home(tmp_path, devices=("one", "two")), "--time-scale", "50")
     other, others_came = up(write_home(tmp_path, name="other", devices=("one",)))
-    children, others = (psutil.Process(each.pid).children(recursive=True) for each in (process, other))
+    children, others = (
+        psutil.Process(each.pid).children(recursive=True) for each in (process, other)
+    )
     assert command("list").stdout.splitlines() == [
-        f"other: one (process {other.pid})", f"tiny: one, two, 50 times slower (process {process.pid})"
-    ]  # fmt: skip
+        f"other: one (process {other.pid})",
+        f"tiny: one, two, 50 times slower (process {process.pid})",
+    ]
     assert "up already" in command("up", "tiny").stderr
     other.kill()
     assert all_gone(other, others)
@@ -172,7 +197,9 @@ def test_nothing_is_left_of_what_happened_where_the_parent_is_killed_or_interrup
 ):
     script = tmp_path / "script.toml"
     script.write_text(ALL_THAT_LASTS)
-    process, came = up(write_home(tmp_path, devices=("one", "two")), "--script", str(script), "--links", links)
+    process, came = up(
+        write_home(tmp_path, devices=("one", "two")), "--script", str(script), "--links", links
+    )
     for line in process.stdout:
         if "leave" in line:
             break
@@ -187,7 +214,10 @@ def test_nothing_is_left_of_what_happened_where_the_parent_is_killed_or_interrup
 
 
 def are_gone(came):
-    """The kernel takes a namespace back a little after its last process is gone. One of them is ours, at least."""
+    """The kernel takes a namespace back a little after its last process is gone.
+
+    One of them is ours, at least.
+    """
     watcher = subprocess.Popen(["ip", "monitor", "link"], stdout=subprocess.PIPE)
     try:
         limit_s = time.monotonic() + PATIENCE_S

@@ -1,4 +1,6 @@
-"""Homes of the library slowed down: everything by one factor, and refused where this machine cannot keep up."""
+"""Homes of the library slowed down: everything by one factor, and refused where this machine cannot
+keep up.
+"""
 
 import pytest
 from tests.sdk.lab.homes import write_home
@@ -15,8 +17,12 @@ def tiny(tmp_path):
 
 def test_everything_is_slower_by_the_same_factor(tiny):
     here, slow = emulation(tiny), emulation(tiny, 10)
-    assert slow.network.bandwidth("one", "two") == pytest.approx(here.network.bandwidth("one", "two") / 10)
-    assert slow.device("two").copy_bytes_per_s == pytest.approx(here.device("two").copy_bytes_per_s / 10)
+    assert slow.network.bandwidth("one", "two") == pytest.approx(
+        here.network.bandwidth("one", "two") / 10
+    )
+    assert slow.device("two").copy_bytes_per_s == pytest.approx(
+        here.device("two").copy_bytes_per_s / 10
+    )
     cost = LayerCost(rows=(1, 2), forward_s=(1.0, 2.0), backward_s=(2.0, 3.0), update_s=0.5)
     assert slow.slowed([cost])[0] == LayerCost(
         rows=(1, 2), forward_s=(10.0, 20.0), backward_s=(20.0, 30.0), update_s=5.0
@@ -68,12 +74,18 @@ def test_work_that_does_not_fit_is_refused_with_a_time_scale_that_does(tiny):
 
 
 def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny):
-    """Training fits by itself, a request does not; measured anew, everything takes 1.3 times as long."""
+    """Training fits by itself, a request does not.
+
+    Measured anew, everything takes 1.3 times as long.
+    """
     played = {"one": [cost(1e-3)], "two": [cost(1e-3)]}
 
     def works(scale, longer=1.0):
         slow = {name: emulation(tiny, scale).slowed(costs) for name, costs in played.items()}
-        return [Work(layers=["a"], real=[cost(seconds * longer)], played=slow) for seconds in (4e-3, 9e-3)]
+        return [
+            Work(layers=["a"], real=[cost(seconds * longer)], played=slow)
+            for seconds in (4e-3, 9e-3)
+        ]
 
     with pytest.raises(UserError) as caught:
         emulation(tiny).check_fit(works(1), 2)
@@ -91,16 +103,23 @@ def test_devices_that_fit_alone_may_not_fit_together(tiny):
 
 def test_times_of_the_lab_are_brought_home():
     trace = Trace(
-        source="measured", events=(Event(device="a", lane="compute", start_s=1.0, stop_s=3.0),), step_s=(3.0,),
-        busy_s={"a": 2.0}, energy_j={"a": 30.0},
-    )  # fmt: skip
+        source="measured",
+        events=(Event(device="a", lane="compute", start_s=1.0, stop_s=3.0),),
+        step_s=(3.0,),
+        busy_s={"a": 2.0},
+        energy_j={"a": 30.0},
+    )
     home = in_home_time(trace, 10)
     assert (home.events[0].start_s, home.events[0].stop_s, home.step_s) == (0.1, 0.3, (0.3,))
     assert home.busy_s == {"a": 0.2}
     assert home.energy_j == {"a": 3.0}
     plan = Plan(
-        planner="", model="m", stages=(Stage(start=0, stop=1, devices=("a",), shares=(1,)),), micro_batch=1,
-        latency_s=2.0, energy_j=5.0,
-    )  # fmt: skip
+        planner="",
+        model="m",
+        stages=(Stage(start=0, stop=1, devices=("a",), shares=(1,)),),
+        micro_batch=1,
+        latency_s=2.0,
+        energy_j=5.0,
+    )
     assert in_home_time(plan, 10).latency_s == pytest.approx(0.2)
     assert in_home_time(plan, 10).energy_j == pytest.approx(0.5)

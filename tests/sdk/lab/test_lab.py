@@ -1,4 +1,7 @@
-"""Labs of real agents behind shaped links: Linux and root only; skipped, with the reason, elsewhere."""
+"""Labs of real agents behind shaped links: Linux and root only.
+
+Skipped, with the reason, elsewhere.
+"""
 
 import shutil
 import subprocess
@@ -47,13 +50,21 @@ def test_devices_reach_each_other_and_nothing_is_left(tmp_path):
     try:
         interface = own_interface(inside)
         with subprocess.Popen(
-            [*inside.command("two"), sys.executable, "-c", TAKE, inside.address("two")], stdout=subprocess.PIPE
+            [*inside.command("two"), sys.executable, "-c", TAKE, inside.address("two")],
+            stdout=subprocess.PIPE,
         ) as taker:
             taker.stdout.readline()
             subprocess.run(
-                [*inside.command("one"), sys.executable, "-c", SEND, inside.address("two"), "100000"],
+                [
+                    *inside.command("one"),
+                    sys.executable,
+                    "-c",
+                    SEND,
+                    inside.address("two"),
+                    "100000",
+                ],
                 check=True,
-            )  # fmt: skip
+            )
             assert int(taker.stdout.readline()) == 100_000
         sent = crossed_bytes(inside, "air")
         assert sent > 2 * 100_000  # up and down
@@ -66,16 +77,28 @@ def test_devices_reach_each_other_and_nothing_is_left(tmp_path):
 def crossed_bytes(inside, medium):
     """What the shaper of a medium has let through."""
     shown = subprocess.run(
-        [*inside.command("the hub"), "cat", "/proc/net/dev"], capture_output=True, text=True, check=True
+        [*inside.command("the hub"), "cat", "/proc/net/dev"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
-    row = next(line for line in shown.splitlines() if line.strip().startswith(f"{inside.layout.entrance(medium)}:"))
+    row = next(
+        line
+        for line in shown.splitlines()
+        if line.strip().startswith(f"{inside.layout.entrance(medium)}:")
+    )
     return int(row.split(":")[1].split()[8])
 
 
 def make_net():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU(),
-                               torch.nn.Linear(64, 4))  # fmt: skip
+    return torch.nn.Sequential(
+        torch.nn.Linear(32, 128),
+        torch.nn.ReLU(),
+        torch.nn.Linear(128, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 4),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +120,23 @@ def make_data():
 @pytest.fixture
 def model():
     x, y = make_data()[0]
-    return potluck.Model.from_torch(make_net(), x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4])
+    return potluck.Model.from_torch(
+        make_net(), x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4]
+    )
 
 
 def make_plan(model, profile):
     n_layers = len(model.layers(True))
     return potluck.Plan(
-        planner="by hand", model=profile.model, micro_batch=4, n_micro_batches=2,
+        planner="by hand",
+        model=profile.model,
+        micro_batch=4,
+        n_micro_batches=2,
         stages=(
             Stage(start=0, stop=1, devices=("one",), shares=(4,), warm_up=2),
             Stage(start=1, stop=n_layers, devices=("two",), shares=(4,)),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_training_in_a_lab_equals_one_machine(lab, model):
@@ -120,12 +148,18 @@ def test_training_in_a_lab_equals_one_machine(lab, model):
     run.fit(make_data()).wait()
     assert crossed_bytes(lab._lab.links, "air") > before
     trace = run.trace
-    assert all(trace.peak_bytes[name] <= lab.devices[name].capability["memory_bytes"] for name in trace.peak_bytes)
+    assert all(
+        trace.peak_bytes[name] <= lab.devices[name].capability["memory_bytes"]
+        for name in trace.peak_bytes
+    )
     net, alone = make_net(), make_net()
     run.load_into(net)
     run.close()
     train_alone(alone, make_data())
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True)
+    )
 
 
 class Exploding(torch.nn.Module):
@@ -137,18 +171,25 @@ class Exploding(torch.nn.Module):
 
 def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nobody_else_does(lab):
     nn, x = torch.nn, torch.randn(32, 8)
-    model = potluck.Model.from_torch(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4), Exploding()), x[:2])
+    model = potluck.Model.from_torch(
+        nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4), Exploding()), x[:2]
+    )
     n_layers = len(model.layers(False))
     plan = potluck.Plan(
-        planner="by hand", model=model.name, micro_batch=32, training=False,
+        planner="by hand",
+        model=model.name,
+        micro_batch=32,
+        training=False,
         stages=(
             Stage(start=0, stop=1, devices=("one",), shares=(32,)),
             Stage(start=1, stop=n_layers, devices=("two",), shares=(32,)),
         ),
-    )  # fmt: skip
+    )
     pids = [agent.pid for agent in lab._lab.started]
     run = lab.deploy(plan, model).wait()
-    with pytest.raises(potluck.errors.OutOfMemory, match=r"two: .*may use 128\.0 MiB\. Give it fewer") as caught:
+    with pytest.raises(
+        potluck.errors.OutOfMemory, match=r"two: .*may use 128\.0 MiB\. Give it fewer"
+    ) as caught:
         run(x)
     assert (caught.value.device, caught.value.facts["available_bytes"]) == ("two", 128 * 2**20)
     assert lab.devices.need() == ("one", "two")
@@ -163,10 +204,13 @@ def wait_for_script(home):
 
 def test_links_change_as_the_script_says(lab):
     lossy = [Loss(at_s=0, medium="air", loss_frac=0.01)] if shutil.which("nft") else []
-    lab.play([
-        Bandwidth(at_s=0, medium="air", rate=AIR_BYTES_PER_S * 4), *lossy,
-        Flow(at_s=0, source="one", target="two", lasts_s=0.002),
-    ])  # fmt: skip
+    lab.play(
+        [
+            Bandwidth(at_s=0, medium="air", rate=AIR_BYTES_PER_S * 4),
+            *lossy,
+            Flow(at_s=0, source="one", target="two", lasts_s=0.002),
+        ]
+    )
     wait_for_script(lab)
     before = crossed_bytes(lab._lab.links, "air")
     assert lab._lab.links._flows[-1].wait(PATIENCE_S) == 0
@@ -179,10 +223,13 @@ def test_a_crash_ends_the_run_by_name_and_who_joins_again_is_the_same(lab, model
     profile = lab.profile(model, rows=(1, 4, 8)).wait()
     plan, key = make_plan(model, profile), lab.devices["two"].key
     run = lab.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
-    lab.play([
-        Freeze(at_s=0, device="one", lasts_s=0.001), Load(at_s=0, device="one", busy_frac=0.5, lasts_s=0.001),
-        Crash(at_s=0.002, device="two"),
-    ])  # fmt: skip
+    lab.play(
+        [
+            Freeze(at_s=0, device="one", lasts_s=0.001),
+            Load(at_s=0, device="one", busy_frac=0.5, lasts_s=0.001),
+            Crash(at_s=0.002, device="two"),
+        ]
+    )
     with pytest.raises(potluck.PotluckError, match="two"):
         run.fit(make_data() * 1000).wait()
     lab.play([Join(at_s=0, device="two")])

@@ -43,7 +43,10 @@ def over(air, pieces, until_s=100.0):
 
 
 def test_flows_share_a_medium_evenly():
-    """1,000 bytes cross the air twice at 1e4 bytes/s: 0.2 s alone. The second comes halfway: 0.1 + 0.2 s, 0.4 s."""
+    """1,000 bytes cross the air twice at 1e4 bytes/s: 0.2 s alone.
+
+    The second comes halfway: 0.1 + 0.2 s, 0.4 s.
+    """
     air, _ = airtime("wifi")
     assert over(air, [("a", "b", 1000, 5.0)]) == [5.2]
     air, _ = airtime("wifi")
@@ -53,7 +56,11 @@ def test_flows_share_a_medium_evenly():
 def test_a_flow_that_is_held_up_elsewhere_leaves_its_share_to_others():
     """a > b and a > c share a's port; c > b gets what a > b leaves of b's port: half of it."""
     air, _ = airtime("switch", latency_s=0.5)
-    assert over(air, [("a", "b", 1000, 0.0), ("a", "c", 1000, 0.0), ("c", "b", 500, 0.0)]) == [0.2, 0.2, 0.1]
+    assert over(air, [("a", "b", 1000, 0.0), ("a", "c", 1000, 0.0), ("c", "b", 500, 0.0)]) == [
+        0.2,
+        0.2,
+        0.1,
+    ]
     assert air.latency_s("a", "b") == 0.5
 
 
@@ -99,7 +106,10 @@ SITES = {"links": (Link(sites=("x", "y"), there_bytes_per_s=2.5e3, back_bytes_pe
     ],
 )
 def test_somebody_elses_flow_takes_its_max_min_share(topology, more, flows):
-    """All but the first are background flows without end; the first gets what the simulator gives it."""
+    """All but the first are background flows without end.
+
+    The first gets what the simulator gives it.
+    """
     air, network = airtime(topology, **more)
     first, *others = (tuple(flow) for flow in flows.split())
     for source, target in others:
@@ -122,15 +132,23 @@ def test_a_background_flow_that_ends_leaves_all_to_others():
     assert air.over(1.0) == [(flow, pytest.approx(0.3))]
 
 
-# Of long flows in network namespaces, by what is lost at each of two crossings (Linux 6.18, cubic): goodput over that
-# without loss at 4 MB/s and at 0.4 MB/s of air.
-KERNEL = {0.005: (0.996, 0.977), 0.01: (0.956, 0.952), 0.02: (0.384, 0.871), 0.03: (0.092, 0.717), 0.05: (0.020, 0.465)}
+# Of long flows in network namespaces, by what is lost at each of two crossings (Linux 6.18, cubic):
+# goodput over that without loss at 4 MB/s and at 0.4 MB/s of air.
+KERNEL = {
+    0.005: (0.996, 0.977),
+    0.01: (0.956, 0.952),
+    0.02: (0.384, 0.871),
+    0.03: (0.092, 0.717),
+    0.05: (0.020, 0.465),
+}
 
 
 @pytest.mark.parametrize(("loss", "measured"), KERNEL.items())
 @pytest.mark.parametrize("slow", [False, True])
 def test_loss_costs_what_namespaces_measured(loss, measured, slow):
-    """Within the stated tolerance: an eighth where 2 % are lost on the way, and above that a factor of 2.5."""
+    """Within the stated tolerance: an eighth where 2 % are lost on the way, and above that a factor
+    of 2.5.
+    """
     rate, goodput = (4e5 if slow else 4e6), measured[slow]
     air, _ = airtime("wifi", rate)
     air.lose("air", loss, 0.0)
@@ -145,7 +163,10 @@ def test_loss_costs_what_namespaces_measured(loss, measured, slow):
 
 
 def test_a_lost_last_packet_is_missed_after_a_time_out():
-    """Of messages of one packet three in four are lost over two crossings, and wait 0.2 s; without loss none does."""
+    """Of messages of one packet three in four are lost over two crossings, and wait 0.2 s.
+
+    Without loss none does.
+    """
     air, _ = airtime("wifi", 4e6)
     air.lose("air", 0.5, 0.0)
     flow, late = air.open("a", "b"), 0
@@ -168,10 +189,13 @@ def home(tmp_path_factory):
 
 
 def test_a_script_changes_the_links_and_devices_are_still_reached(home):
-    home.play([
-        Bandwidth(at_s=0, medium="air", rate=8e6), Loss(at_s=0, medium="air", loss_frac=0.02),
-        Flow(at_s=0, source="one", target="two", lasts_s=1000),
-    ])  # fmt: skip
+    home.play(
+        [
+            Bandwidth(at_s=0, medium="air", rate=8e6),
+            Loss(at_s=0, medium="air", loss_frac=0.02),
+            Flow(at_s=0, source="one", target="two", lasts_s=1000),
+        ]
+    )
     assert home._lab.director.wait(PATIENCE_S)
     assert [each.failure for each in home._lab.director.happened] == [None] * 3
     assert home.devices.need(["one", "two"]) == ("one", "two")
@@ -185,16 +209,20 @@ def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
     alone = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     alone.load_state_dict(net.state_dict())
     x, y = torch.randn(4, 8), torch.randint(0, 4, (4,))
-    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    model = potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
     profile = home.profile(model, rows=(1, 4)).wait()
     n_layers = len(model.layers(True))
     plan = potluck.Plan(
-        planner="by hand", model=profile.model, micro_batch=4,
+        planner="by hand",
+        model=profile.model,
+        micro_batch=4,
         stages=(
             Stage(start=0, stop=1, devices=("one",), shares=(4,)),
             Stage(start=1, stop=n_layers, devices=("two",), shares=(4,)),
         ),
-    )  # fmt: skip
+    )
     run = home.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
     run.fit([(x, y)]).wait()
     run.load_into(net)
@@ -202,7 +230,10 @@ def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     torch.nn.functional.cross_entropy(alone(x), y).backward()
     optimizer.step()
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True))
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True)
+    )
 
 
 @pytest.fixture
@@ -249,7 +280,9 @@ def test_a_device_that_came_back_as_another_process_is_known(monkeypatch, port):
     @contextmanager
     def agent():
         command = [sys.executable, "-c", AGENT, str(port)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             yield int(process.stdout.readline())
             process.kill()
 

@@ -1,4 +1,6 @@
-"""Networks as routes through one hub: every path crosses its media, in order, and shares what it should."""
+"""Networks as routes through one hub: every path crosses its media, in order, and shares what it
+should.
+"""
 
 import pytest
 
@@ -9,7 +11,11 @@ from potluck.profile.topology import Attachment, HomeWiring, build
 from potluck.records import HOME
 
 MEMBERS = [Attachment(name=name, port=name) for name in ("a", "b", "c", "d")]
-TWO_WIRED = [*MEMBERS[:2], Attachment(name="c", port="c", wired=True), Attachment(name="d", port="d", wired=True)]
+TWO_WIRED = [
+    *MEMBERS[:2],
+    Attachment(name="c", port="c", wired=True),
+    Attachment(name="d", port="d", wired=True),
+]
 
 
 def lay(topology, members=MEMBERS, **more):
@@ -50,7 +56,9 @@ def test_rules_lead_from_medium_to_medium_and_then_home():
 
 
 def test_names_and_addresses_differ():
-    plan = routes.layout(load_home("deepcee-2").network, [d.name for d in load_home("deepcee-2").devices], "198.18.3")
+    plan = routes.layout(
+        load_home("deepcee-2").network, [d.name for d in load_home("deepcee-2").devices], "198.18.3"
+    )
     ends = [end for hop in plan.hops for end in (hop.entrance, hop.exit)]
     assert len(set(ends)) == len(ends)
     assert all(len(end) <= 15 for end in ends)  # longer ones Linux refuses
@@ -63,11 +71,13 @@ def test_a_medium_is_shaped_to_its_rate_and_shared_by_all_pairs():
     plan = lay("wifi")
     lines = routes.rates(plan, "air", 1e6)
     assert lines[0].startswith(
-        f"class replace dev {plan.entrance('air')} parent 1: classid 1:1 htb rate {8e6 * routes.FRAMING:.0f}bit"
+        f"class replace dev {plan.entrance('air')} parent 1: classid 1:1 htb rate "
+        f"{8e6 * routes.FRAMING:.0f}bit"
     )
     n_crossings = 2 * (12 + 2 * 3)  # of all pairs, and of home, which is at a's: up and down
     assert len(plan.crossings("air")) == n_crossings
-    assert sum("ceil" in line for line in lines) == n_crossings + 1  # and acknowledgements and heartbeats
+    # and acknowledgements and heartbeats
+    assert sum("ceil" in line for line in lines) == n_crossings + 1
 
 
 def test_up_and_down_wait_in_queues_of_their_own():
@@ -79,7 +89,8 @@ def test_up_and_down_wait_in_queues_of_their_own():
     ]
     assert len({line.rpartition("flowid ")[2] for line in queues}) == 2
     between = f"src {plan.address('a')} match ip dst {plan.address('c')} "
-    assert sum(between in line for line in routes.shapers(plan)) == 2  # one on the air, one on c's cable
+    # one on the air, one on c's cable
+    assert sum(between in line for line in routes.shapers(plan)) == 2
 
 
 def test_loss_is_put_where_packets_leave_a_medium():

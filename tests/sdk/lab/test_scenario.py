@@ -5,7 +5,7 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.errors import FileError, HomeError, UserError
 from potluck.lab.runner import ScenarioRunner
-from potluck.lab.scenario import (  # fmt: skip
+from potluck.lab.scenario import (
     Bandwidth,
     Crash,
     Flow,
@@ -60,10 +60,16 @@ def test_a_file_is_read_in_order_of_time(tmp_path):
         ("[[events]]\nat_s = -1\ndo = 'crash'\ndevice = 'a'", "at_s must be zero or more"),
         ("[[events]]\nat_s = 'soon'\ndo = 'crash'\ndevice = 'a'", "at_s must be zero or more"),
         ("[[events]]\nat_s = 1\ndo = 'loss'\nmedium = 'air'\nloss_frac = 1.5", "loss_frac"),
-        ("[[events]]\nat_s = 1\ndo = 'load'\ndevice = 'a'\nbusy_frac = 1\nlasts_s = 1", "busy_frac"),
+        (
+            "[[events]]\nat_s = 1\ndo = 'load'\ndevice = 'a'\nbusy_frac = 1\nlasts_s = 1",
+            "busy_frac",
+        ),
         ("[[events]]\nat_s = 1\ndo = 'bandwidth'\nmedium = 'air'\nrate = 'much'", "much"),
         ("[[events]]\nat_s = 1\ndo = 'bandwidth'\nmedium = 'air'\nrate = inf", "above zero"),
-        ("[[events]]\nat_s = 1\ndo = 'flow'\nsource = 'a'\ntarget = 'a'\nlasts_s = 1", "event 1: .*two devices"),
+        (
+            "[[events]]\nat_s = 1\ndo = 'flow'\nsource = 'a'\ntarget = 'a'\nlasts_s = 1",
+            "event 1: .*two devices",
+        ),
         ("[[event]]\nat_s = 1", "got event"),
         ("events = 3", "expected"),
         ("[[events", "cannot be used"),
@@ -81,12 +87,21 @@ CAST = ScenarioContext(devices=("a", "b"), media=("air",), emulated=("a",), abse
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ([Crash(at_s=2, device="x")], r"crash at 2 s \(device x\): there is no device 'x' in this lab. It has a, b"),
+        (
+            [Crash(at_s=2, device="x")],
+            r"crash at 2 s \(device x\): there is no device 'x' in this lab. It has a, b",
+        ),
         ([Flow(at_s=0, source="a", target="x", lasts_s=1)], "there is no device 'x'"),
-        ([Bandwidth(at_s=0, medium="x", rate=1e6)], "there is no medium 'x' in this lab. It has air"),
+        (
+            [Bandwidth(at_s=0, medium="x", rate=1e6)],
+            "there is no medium 'x' in this lab. It has air",
+        ),
         ([Load(at_s=0, device="b", busy_frac=0.5, lasts_s=1)], "b is as fast as this machine"),
         ([Join(at_s=1, device="a")], "a is there already"),
-        ([Leave(at_s=1, device="a"), Freeze(at_s=2, device="a", lasts_s=1)], "gone since its leave at 1 s"),
+        (
+            [Leave(at_s=1, device="a"), Freeze(at_s=2, device="a", lasts_s=1)],
+            "gone since its leave at 1 s",
+        ),
         (
             [Crash(at_s=1, device="a"), Join(at_s=2, device="a"), Join(at_s=3, device="a")],
             "join at 3 s .* there already",
@@ -103,15 +118,24 @@ def test_who_was_gone_before_joins_and_links_of_specs_do_not_change():
     check([Join(at_s=1, device="a"), Crash(at_s=2, device="a")], gone)
     with pytest.raises(UserError, match="gone when the script begins"):
         check([Crash(at_s=0, device="a")], gone)
-    for item in (Flow(at_s=0, source="a", target="b", lasts_s=1), Loss(at_s=0, medium="air", loss_frac=0.1)):
+    for item in (
+        Flow(at_s=0, source="a", target="b", lasts_s=1),
+        Loss(at_s=0, medium="air", loss_frac=0.1),
+    ):
         with pytest.raises(UserError, match="TOML files, can change"):
             check([item], gone)
 
 
 def test_scripts_stretch_with_the_lab():
-    assert slowed(Bandwidth(at_s=1, medium="air", rate="8 Mbit/s"), 10) == Bandwidth(at_s=10, medium="air", rate=1e5)
-    assert slowed(Freeze(at_s=1, device="a", lasts_s=2), 10) == Freeze(at_s=10, device="a", lasts_s=20)
-    assert slowed(Loss(at_s=1, medium="air", loss_frac=0.1), 10) == Loss(at_s=10, medium="air", loss_frac=0.1)
+    assert slowed(Bandwidth(at_s=1, medium="air", rate="8 Mbit/s"), 10) == Bandwidth(
+        at_s=10, medium="air", rate=1e5
+    )
+    assert slowed(Freeze(at_s=1, device="a", lasts_s=2), 10) == Freeze(
+        at_s=10, device="a", lasts_s=20
+    )
+    assert slowed(Loss(at_s=1, medium="air", loss_frac=0.1), 10) == Loss(
+        at_s=10, medium="air", loss_frac=0.1
+    )
 
 
 class Recorded:
@@ -142,27 +166,44 @@ def test_what_lasts_ends_and_what_follows_waits_its_turn():
     ]
     director, devices, _ = played(script)
     assert devices == [
-        ("load", "a", 4.0), ("freeze", "b"), ("load", "a", 1.0), ("thaw", "b"), ("kill", "a"), ("restart", "a"),
+        ("load", "a", 4.0),
+        ("freeze", "b"),
+        ("load", "a", 1.0),
+        ("thaw", "b"),
+        ("kill", "a"),
+        ("restart", "a"),
         ("stop", "b"),
-    ]  # fmt: skip
+    ]
     assert [item for _, item, _, _ in director.happened] == [
-        script[0], script[1], script[0], script[1], *script[2:]
-    ]  # fmt: skip
-    assert [str(each) for each in director.happened[2:4]] == [f"{script[0]} is over", f"{script[1]} is over"]
+        script[0],
+        script[1],
+        script[0],
+        script[1],
+        *script[2:],
+    ]
+    assert [str(each) for each in director.happened[2:4]] == [
+        f"{script[0]} is over",
+        f"{script[1]} is over",
+    ]
     assert all(each.failure is None for each in director.happened)
 
 
 def test_loss_is_told_medium_by_medium_and_calm_follows_the_end():
-    _, _, links = played([
-        Loss(at_s=0, medium="air", loss_frac=0.1), Loss(at_s=0, medium="wire", loss_frac=0.2),
-        Loss(at_s=0, medium="air", loss_frac=0.0),
-    ])  # fmt: skip
+    _, _, links = played(
+        [
+            Loss(at_s=0, medium="air", loss_frac=0.1),
+            Loss(at_s=0, medium="wire", loss_frac=0.2),
+            Loss(at_s=0, medium="air", loss_frac=0.0),
+        ]
+    )
     assert links == [("lose", "air", 0.1), ("lose", "wire", 0.2), ("lose", "air", 0.0), ("calm",)]
 
 
 def test_what_lasts_ends_with_the_script():
     devices = Recorded()
-    director = ScenarioRunner([Freeze(at_s=0, device="a", lasts_s=1e6), Crash(at_s=1e6, device="b")], devices, None)
+    director = ScenarioRunner(
+        [Freeze(at_s=0, device="a", lasts_s=1e6), Crash(at_s=1e6, device="b")], devices, None
+    )
     while not director.happened:
         director.wait(0.01)
     director.close()

@@ -1,4 +1,6 @@
-"""What the tests of shared requests have in common: cases with made-up times, and what an answer has to be."""
+"""What the tests of shared requests have in common: cases with made-up times, and what an answer
+has to be.
+"""
 
 import time
 
@@ -19,29 +21,45 @@ BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
 
 
 def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
-    """As if every operator had been measured to take so long, so that sharing pays at some bandwidth."""
+    """As if every operator had been measured to take so long, so that sharing pays at some
+    bandwidth.
+    """
     model = net if isinstance(net, potluck.Model) else potluck.Model.from_torch(net, x)
     names = tuple(home.devices)
     capabilities = {name: home.devices[name].capability for name in names}
     cost = LayerCost(rows=(1,), forward_s=(slow_s,))
     problem = Problem(
-        model="m", devices=tuple(device_of(name, capability) for name, capability in capabilities.items()),
-        network=network_of(capabilities, {}), layers=model.layers(), workload=Inference(batch=len(x)),
+        model="m",
+        devices=tuple(device_of(name, capability) for name, capability in capabilities.items()),
+        network=network_of(capabilities, {}),
+        layers=model.layers(),
+        workload=Inference(batch=len(x)),
         costs=dict.fromkeys(names, (cost,) * len(model.layers())),
-    )  # fmt: skip
+    )
     shareable = Shareable(model.traced_line())
     paces = tuple(
-        Pace(seconds=dict.fromkeys(shareable.values, s), fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)))
+        Pace(
+            seconds=dict.fromkeys(shareable.values, s),
+            fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)),
+        )
         for s in (slow_s, *[fast_s] * (len(names) - 1))
     )
     return SplitCase(
-        model=model, shareable=shareable, problem=problem, names=tuple(names), paces=paces,
-        batch=len(x), lender=f"0/layers-0-{len(model.layers())}", **{"bandwidths": BANDWIDTHS, **more},
-    )  # fmt: skip
+        model=model,
+        shareable=shareable,
+        problem=problem,
+        names=tuple(names),
+        paces=paces,
+        batch=len(x),
+        lender=f"0/layers-0-{len(model.layers())}",
+        **{"bandwidths": BANDWIDTHS, **more},
+    )
 
 
 def fast_of(home, net, x, **more):
-    return AcceleratedModel(home._link, home.devices, case(home, net, x, **more), tuple, None, Task())
+    return AcceleratedModel(
+        home._link, home.devices, case(home, net, x, **more), tuple, None, Task()
+    )
 
 
 def check(answers, expected):

@@ -24,8 +24,11 @@ pytestmark = pytest.mark.usefixtures("nobody_asks")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_the_plan(home, name, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)  # a busy machine is no reason to answer alone
+def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_the_plan(
+    home, name, monkeypatch
+):
+    # a busy machine is no reason to answer alone
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
@@ -67,7 +70,9 @@ def test_rivals_answer_alike_on_the_same_devices_each_in_its_own_way(home, monke
                 rows = other.explain(1e8).rows
                 divided[way] = [sum(place in of for of in rows.values()) > 1 for place in range(99)]
                 computing = {name for name, of in rows.items() if of}
-                assert computing == {"device": {fast.device}, "helper": {fast.helpers[0]}}.get(way, computing)
+                assert computing == {"device": {fast.device}, "helper": {fast.helpers[0]}}.get(
+                    way, computing
+                )
         assert any(divided["greedy tiling"])
         assert not any(any(divided[way]) for way in WAYS if "cut" in way)
         with pytest.raises(UserError, match="There are device, helper"):
@@ -80,7 +85,9 @@ def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
     with fast_of(home, net, x) as fast:
         pieces = [piece for program in fast.table.programs for piece in program.pieces[fast.device]]
         assert len(pieces) > 2
-        assert all(piece.lender == "0/layers-0-" + str(len(fast.model.layers())) for piece in pieces)
+        assert all(
+            piece.lender == "0/layers-0-" + str(len(fast.model.layers())) for piece in pieces
+        )
         assert n_bytes < fast.memory_bytes[fast.device] - FLOOR_BYTES < 2 * n_bytes + 2**20
     with pytest.raises(potluck.errors.HomeError, match="closed"):
         fast(x)
@@ -88,7 +95,10 @@ def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
 
 @pytest.mark.parametrize(
     ("x", "says"),
-    [(torch.zeros(2, 3, 27, 19), r"float32 \[2 rows, 3, 27, 18\] is expected"), (torch.zeros(3, 3, 27, 18), "2 rows")],
+    [
+        (torch.zeros(2, 3, 27, 19), r"float32 \[2 rows, 3, 27, 18\] is expected"),
+        (torch.zeros(3, 3, 27, 18), "2 rows"),
+    ],
     ids=["another shape", "more rows"],
 )
 def test_another_shape_than_the_examples_is_answered_with_what_is_expected(home, x, says):
@@ -153,7 +163,9 @@ def test_a_model_for_sequences_of_any_length_is_refused_and_says_what_would_do(h
         accelerate(made, x, helper=home["local-2"])
 
 
-def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_with_it(home, monkeypatch):
+def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_with_it(
+    home, monkeypatch
+):
     monkeypatch.setattr(accelerate_module, "platform", SimpleNamespace(node=lambda: "elsewhere"))
     net, x = family("vgg")
     with torch.no_grad():
@@ -207,9 +219,14 @@ def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net, (x,), tmp_path / "net.onnx", dynamo=False, input_names=["x"], output_names=["y"],
+            net,
+            (x,),
+            tmp_path / "net.onnx",
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
             dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
-        )  # fmt: skip
+        )
     with torch.no_grad():
         expected = net(x)
     made, batch = accelerate_module._read(tmp_path / "net.onnx", x)

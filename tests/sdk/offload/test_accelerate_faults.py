@@ -1,4 +1,6 @@
-"""A shared request is answered whatever becomes of the helper, the device's worker, or the values in it."""
+"""A shared request is answered whatever becomes of the helper, the device's worker, or the values
+in it.
+"""
 
 import threading
 from concurrent.futures import Future
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("nobody_asks")
 
 
 class Picked(torch.nn.Module):
-    """Which row of the table a pixel is, is computed: nobody can see beforehand that there is no such row."""
+    """Which row of the table a pixel is, is computed: nobody can see beforehand that there is no
+    such row.
+    """
 
     def __init__(self):
         super().__init__()
@@ -32,7 +36,9 @@ class Picked(torch.nn.Module):
         return self.out(self.table((x.abs() * 2).to(torch.int64)).permute(0, 3, 1, 2)), x
 
 
-def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(home, monkeypatch):
+def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_helps(
+    home, monkeypatch
+):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, good = Picked().eval(), torch.rand(2, 9, 4)
     wrong = good.clone()
@@ -47,7 +53,9 @@ def test_a_request_that_fails_over_its_values_ends_alone_and_the_helper_still_he
         assert (fast.failure, fast.stats.fallbacks) == (None, 0)
 
 
-def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(home, monkeypatch):
+def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper_is_loaded_again(
+    home, monkeypatch
+):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, good = Picked().eval(), torch.rand(2, 9, 4)
     wrong = {"input": torch.full((2, 9, 4), 99.0)}
@@ -59,7 +67,9 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
             patch.setattr(
                 crew,
                 "execute",
-                lambda *args, **more: execute(*args, **(more | {"batch": wrong} if args[0] else more)),
+                lambda *args, **more: execute(
+                    *args, **(more | {"batch": wrong} if args[0] else more)
+                ),
             )
             check(fast(good), net(good))
         assert (type(fast.failure), fast.stats.fallbacks) == (RequestFailed, 1)
@@ -70,7 +80,9 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
 
 
 def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypatch):
-    """It still computes what it began alone: what waits for that is not the helper's doing, and begins no new race."""
+    """It still computes what it began alone: what waits for that is not the helper's doing, and
+    begins no new race.
+    """
     monkeypatch.setattr(fast_module, "LATE", 0.0)
     monkeypatch.setattr(fast_module, "LATE_S", 0.0)
     net, x = family("vgg")
@@ -97,15 +109,18 @@ def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypat
 def robot_home(request):
     """A robot, and a server that is so many times slower than it."""
     torch.set_num_threads(1)
-    with potluck.Home.lab([Spec(name="robot"), Spec(name="server", slowdown=request.param)]) as opened:
+    with potluck.Home.lab(
+        [Spec(name="robot"), Spec(name="server", slowdown=request.param)]
+    ) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("robot_home", [200], indirect=True)
-def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps_again_when_it_is_back(
+def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_is_back(
     robot_home, monkeypatch
 ):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)  # it takes its time, and shall not be taken for late
+    # it takes its time, and shall not be taken for late
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
@@ -116,7 +131,8 @@ def test_a_request_is_answered_when_the_helper_dies_before_or_in_it_and_it_helps
         before = fast._loaded._n_steps
         request = threading.Thread(target=lambda: answers.append(fast(x)))
         request.start()
-        wait_until(lambda: fast._loaded._n_steps > before)  # both have their orders; the helper takes its time
+        # both have their orders; the helper takes its time
+        wait_until(lambda: fast._loaded._n_steps > before)
         robot_home._lab.agents.kill("server")
         request.join(PATIENCE_S)
         check(answers[0], expected)
@@ -167,13 +183,17 @@ def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch
 
 
 @pytest.mark.parametrize("robot_home", [1], indirect=True)
-def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_helps_again(robot_home):
+def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_helps_again(
+    robot_home,
+):
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
     with fast_of(robot_home, net, x) as fast:
         fast.bytes_per_s = 1e8
-        for worker in psutil.Process(robot_home._lab.agents.process("robot").pid).children(recursive=True):
+        for worker in psutil.Process(robot_home._lab.agents.process("robot").pid).children(
+            recursive=True
+        ):
             worker.kill()
         check(fast(x), expected)
         assert fast.stats.answers[-1].way == "alone"

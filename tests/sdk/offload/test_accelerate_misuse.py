@@ -41,7 +41,10 @@ def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(
         ):
             with pytest.raises(ModelError, match=says):
                 fast(*inputs)
-        with torch.autocast("cpu"), pytest.raises(ModelError, match=r"called under torch\.autocast"):
+        with (
+            torch.autocast("cpu"),
+            pytest.raises(ModelError, match=r"called under torch\.autocast"),
+        ):
             fast(x)
         for rate in (-1.0, float("nan"), float("inf"), "5 MB/s"):
             with pytest.raises(UserError, match="a bandwidth is in bytes per second"):
@@ -50,7 +53,9 @@ def test_wrong_requests_and_bandwidths_are_answered_and_the_next_request_is_too(
         check(fast(turned), expected)
 
 
-def test_a_model_in_training_mode_with_dropout_in_half_precision_answers_as_it_does_in_evaluation(home, monkeypatch):
+def test_a_model_in_training_mode_with_dropout_in_half_precision_answers_as_it_does_in_evaluation(
+    home, monkeypatch
+):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     torch.manual_seed(0)
     layers = [
@@ -109,7 +114,9 @@ def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twi
 
 def test_it_can_be_closed_after_its_home(fresh_home):
     net, x = family("vgg")
-    fast = AcceleratedModel(fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task())
+    fast = AcceleratedModel(
+        fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task()
+    )
     fresh_home.close()
     fast.close()
     assert not fast._upkeep.thread.is_alive()

@@ -1,9 +1,19 @@
-"""The estimate of the bandwidth follows drops at once and bursts never, and chooses table entries well."""
+"""The estimate of the bandwidth follows drops at once and bursts never, and chooses table entries
+well.
+"""
 
 import pytest
 
 from potluck.bench.estimators import PLACES, RULES, fade, figures, trace
-from potluck.offload.bandwidth_filter import FIRST_WAIT_S, LEAST_BYTES, LONG, MOST_WAIT_S, STALE_S, Asking, Estimator
+from potluck.offload.bandwidth_filter import (
+    FIRST_WAIT_S,
+    LEAST_BYTES,
+    LONG,
+    MOST_WAIT_S,
+    STALE_S,
+    Asking,
+    Estimator,
+)
 
 N = 100_000
 

@@ -1,4 +1,6 @@
-"""A request that sides share gives what one machine gives: every family, every table entry, any division of rows."""
+"""A request that sides share gives what one machine gives: every family, every table entry, any
+division of rows.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -37,11 +39,17 @@ class Case:
             answer = self.net(self.x)
         self.answer = answer if isinstance(answer, tuple) else (answer,)
         values = self.shareable.values
-        operators = self.shareable.operators([Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)])
-        self.splitter = Splitter(OffloadProblem(operators=operators, bytes_per_s=1e6, latency_s=1e-3))
+        operators = self.shareable.operators(
+            [Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)]
+        )
+        self.splitter = Splitter(
+            OffloadProblem(operators=operators, bytes_per_s=1e6, latency_s=1e-3)
+        )
 
     def run(self, shared: Shared) -> list[torch.Tensor]:
-        """Both sides' pieces, in the worker's interpreter, each with nothing but its own parts and those received."""
+        """Both sides' pieces, in the worker's interpreter, each with nothing but its own parts and
+        those received.
+        """
         state = self.model.state()
         have = defaultdict(dict, {DEVICE: {self.shareable.input_part: self.x}})
         for step in shared.steps:
@@ -50,7 +58,9 @@ class Case:
                 states = [state[row.name] for row in (*graph.parameters, *graph.buffers)]
                 inputs = [have[step.side][part] for part in step.takes]
                 have[step.side].update(
-                    zip(step.gives, Interpreter(graph).run(inputs, states, train=False), strict=True)
+                    zip(
+                        step.gives, Interpreter(graph).run(inputs, states, train=False), strict=True
+                    )
                 )
             else:
                 part, whole = step.part, have[step.side].get(self.shareable.input_part)
@@ -61,7 +71,9 @@ class Case:
         return [have[DEVICE][part] for part in shared.results]
 
     def check(self, divisions: Sequence[Division], tiles: int) -> None:
-        for got, wanted in zip(self.run(lower(self.shareable, divisions, tiles)), self.answer, strict=True):
+        for got, wanted in zip(
+            self.run(lower(self.shareable, divisions, tiles)), self.answer, strict=True
+        ):
             assert got.shape == wanted.shape
             assert (got - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max()))
 
@@ -73,7 +85,9 @@ case = cache(Case)
 def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
     home = case(name)
     rates = (0.0, 1e5, 1e6, 3e6, 1e7, 1e9)
-    for divisions, tiles in dict.fromkeys((s.divisions, s.tiles) for s in map(home.splitter.share, rates)):
+    for divisions, tiles in dict.fromkeys(
+        (s.divisions, s.tiles) for s in map(home.splitter.share, rates)
+    ):
         home.check(divisions, tiles)
 
 
@@ -82,13 +96,21 @@ def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name, data):
     home, shares = case(name), case(name).splitter.shares
-    places = data.draw(st.lists(st.integers(1, shares.last - 1), max_size=4, unique=True).map(sorted), label="places")
+    places = data.draw(
+        st.lists(st.integers(1, shares.last - 1), max_size=4, unique=True).map(sorted),
+        label="places",
+    )
     way = [Handover(0, 1.0)]
     for place in places:
-        share = data.draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1), label=f"share behind {place}")
+        share = data.draw(
+            st.sampled_from((0.0, 1.0)) | st.floats(0, 1), label=f"share behind {place}"
+        )
         way.append(Handover(place, share, data.draw(st.integers(0, 9), label="both") == 0))
     replicate = data.draw(st.booleans(), label="replicate")
-    home.check(divided(shares, (*way, Handover(shares.last, 1.0)), replicate=replicate), data.draw(st.integers(1, 9)))
+    home.check(
+        divided(shares, (*way, Handover(shares.last, 1.0)), replicate=replicate),
+        data.draw(st.integers(1, 9)),
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -98,7 +120,10 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, da
     home, shares = case(name), case(name).splitter.shares
     divisions = [((0, shares.operators[0].count), NONE)]
     for operator in shares.operators[1:-1]:
-        cut = data.draw(st.sampled_from((0, 1, operator.count - 1, operator.count)) | st.integers(0, operator.count))
+        cut = data.draw(
+            st.sampled_from((0, 1, operator.count - 1, operator.count))
+            | st.integers(0, operator.count)
+        )
         if not operator.divisible:
             cut = operator.count if cut else 0
         divisions.append(((0, cut), (cut, operator.count)))
@@ -113,7 +138,9 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator_on_three
     divisions = [((0, shares.operators[0].count), NONE, NONE)]
     for operator in shares.operators[1:-1]:
         size = operator.count if operator.divisible else 1
-        bounds = sorted(data.draw(st.integers(0, size)) * (operator.count // size) for _ in range(2))
+        bounds = sorted(
+            data.draw(st.integers(0, size)) * (operator.count // size) for _ in range(2)
+        )
         divisions.append(tuple(pairwise((0, *bounds, operator.count))))
     home.check([*divisions, ((0, 1), NONE, NONE)], data.draw(st.integers(1, 4)))
 

@@ -21,7 +21,9 @@ def test_a_layers_time_is_divided_over_its_operators(model):
     found = pace(model.laid_out(), layer_s, batch=1)
     assert sum(found.seconds.values()) == pytest.approx(sum(layer_s))
     assert all(0 < found.fixed_s[value] < seconds for value, seconds in found.seconds.items())
-    assert found.times(2.0).seconds == {value: 2 * seconds for value, seconds in found.seconds.items()}
+    assert found.times(2.0).seconds == {
+        value: 2 * seconds for value, seconds in found.seconds.items()
+    }
 
 
 def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_their_share(model):
@@ -37,12 +39,16 @@ def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_t
 
     wide, narrow = (p for p, operator in enumerate(operators) if "conv" in operator.name)
     assert 1 < beyond(wide) < beyond(narrow)
-    assert sharing.seconds(DEVICE, narrow, operators[narrow].count) == pytest.approx(operators[narrow].side_s[DEVICE])
+    assert sharing.seconds(DEVICE, narrow, operators[narrow].count) == pytest.approx(
+        operators[narrow].side_s[DEVICE]
+    )
     assert sharing.seconds(DEVICE, narrow, 0) == 0
 
 
 def test_pieces_of_an_operator_that_reads_rows_beyond_its_own_take_more_than_the_whole():
-    net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.MaxPool2d(2))
+    net = nn.Sequential(
+        nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)
+    )
     model = Model.from_torch(net.eval(), torch.zeros(1, 8, 16, 16))
     found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
     shareable = Shareable(model.traced_line())
@@ -52,6 +58,9 @@ def test_pieces_of_an_operator_that_reads_rows_beyond_its_own_take_more_than_the
     for place, operator in enumerate(operators[1:-1], 1):
         half_s = sharing.seconds(DEVICE, place, operator.count // 2)
         extra_s.append(2 * half_s - operator.seconds(DEVICE) - operator.fixed_s(DEVICE))
-    wide, *_ = shareable.groups[1]  # the convolution of three rows; what follows reads its own rows alone
+    # the convolution of three rows; what follows reads its own rows alone
+    wide, *_ = shareable.groups[1]
     assert extra_s == pytest.approx([2 * found.seam_s[wide], 0.0])
-    assert found.times(2.0).seam_s == {value: 2 * seconds for value, seconds in found.seam_s.items()}
+    assert found.times(2.0).seam_s == {
+        value: 2 * seconds for value, seconds in found.seam_s.items()
+    }

@@ -1,4 +1,6 @@
-"""Some rows of an operator, computed from exactly the rows it claims to need, are those rows of the whole."""
+"""Some rows of an operator, computed from exactly the rows it claims to need, are those rows of the
+whole.
+"""
 
 from collections import Counter
 from functools import cache
@@ -31,7 +33,9 @@ class Whole:
 
     def __init__(self, name: str) -> None:
         self.net, self.x = family(name.removesuffix(ONNX))
-        self.model = as_onnx(self.net, self.x) if name.endswith(ONNX) else Model.from_torch(self.net, self.x)
+        self.model = (
+            as_onnx(self.net, self.x) if name.endswith(ONNX) else Model.from_torch(self.net, self.x)
+        )
         self.line = self.model.traced_line()
         self.graph = self.line.traced.graph
         self.localities = localities(self.line)
@@ -39,8 +43,12 @@ class Whole:
         first = self.graph.first_node
         computed = [value for value in self.line.place if value >= first]
         gives = [part for value in computed for part in self.parts(value, 0, self.count(value))]
-        graph = self.piece([TensorSlice(0, 0, self.count(0))], {v: (0, self.count(v)) for v in computed}, gives)
-        self.values = {part.ref: y for part, y in zip(gives, self.run(graph, [self.x]), strict=True)}
+        graph = self.piece(
+            [TensorSlice(0, 0, self.count(0))], {v: (0, self.count(v)) for v in computed}, gives
+        )
+        self.values = {
+            part.ref: y for part, y in zip(gives, self.run(graph, [self.x]), strict=True)
+        }
         self.outputs = [self.values[output.ref] for output in self.graph.outputs]
         self.values[TensorSlice(0, 0, 1).ref] = self.x
 
@@ -49,7 +57,10 @@ class Whole:
 
     def parts(self, value: int, start: int, stop: int) -> list[TensorSlice]:
         n_items = len(self.line.traced.types[value])
-        return [TensorSlice(value, start, stop, item if n_items > 1 else None) for item in range(n_items)]
+        return [
+            TensorSlice(value, start, stop, item if n_items > 1 else None)
+            for item in range(n_items)
+        ]
 
     def piece(self, takes, computes, gives):
         return piece(self.line, self.localities, takes=takes, computes=computes, gives=gives)
@@ -62,7 +73,11 @@ class Whole:
     def rows(self, part: TensorSlice) -> torch.Tensor:
         axis, _ = rows_of(self.line, self.localities, part.value)
         whole = self.values[part.ref]
-        return whole if axis is None else whole.narrow(axis, part.start, part.stop - part.start).contiguous()
+        return (
+            whole
+            if axis is None
+            else whole.narrow(axis, part.start, part.stop - part.start).contiguous()
+        )
 
 
 whole = cache(Whole)
@@ -72,8 +87,11 @@ whole = cache(Whole)
 def test_the_whole_as_one_piece_is_the_network(name):
     with torch.no_grad():
         expected = whole(name).net(whole(name).x)
-    tolerance = 1e-4 if name.endswith(ONNX) else TOLERANCE  # a piece pads by itself: other kernels than the network's
-    for got, wanted in zip(whole(name).outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
+    # a piece pads by itself: other kernels than the network's
+    tolerance = 1e-4 if name.endswith(ONNX) else TOLERANCE
+    for got, wanted in zip(
+        whole(name).outputs, expected if isinstance(expected, tuple) else (expected,), strict=True
+    ):
         assert torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
@@ -98,17 +116,27 @@ def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data
             takes += [TensorSlice(ref.value, a, b, ref.item) for a, b in seams]
     value = home.graph.first_node + position
     gives = home.parts(value, start, stop)
-    got = home.run(home.piece(takes, {value: (start, stop)}, gives), [home.rows(part) for part in takes])
+    got = home.run(
+        home.piece(takes, {value: (start, stop)}, gives), [home.rows(part) for part in takes]
+    )
     for part, rows in zip(gives, got, strict=True):
         wanted = home.rows(part)
         assert rows.shape == wanted.shape
-        assert (rows - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max())), (node.op, start, stop)
+        assert (rows - wanted).abs().max() <= TOLERANCE * max(1.0, float(wanted.abs().max())), (
+            node.op,
+            start,
+            stop,
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "operators"),
     {
-        "vgg": {"aten.adaptive_avg_pool2d.default", "aten.flatten.using_ints", "aten.linear.default"},
+        "vgg": {
+            "aten.adaptive_avg_pool2d.default",
+            "aten.flatten.using_ints",
+            "aten.linear.default",
+        },
         "unet": set(),
         "detector": {"aten.cat.default"},
         "vit": {"aten.cat.default", "aten.select.int", "aten.linear.default"},
@@ -116,19 +144,28 @@ def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data
 )
 def test_what_is_global(name, operators):
     home = whole(name)
-    kinds = Counter(n.op for n, row in zip(home.graph.nodes, home.localities, strict=True) if row.kind == GLOBAL)
+    kinds = Counter(
+        n.op for n, row in zip(home.graph.nodes, home.localities, strict=True) if row.kind == GLOBAL
+    )
     assert kinds.keys() == operators
 
 
 def test_a_window_of_three_rows_with_padding_needs_a_row_on_either_side_but_not_beyond_the_edge():
     reads = AccessPattern(axis=2, count=8, low=-1, high=1)
-    assert [reads.rows(0, 1), reads.rows(3, 5), reads.rows(7, 8), reads.rows(4, 4)] == [(0, 2), (2, 6), (6, 8), (0, 0)]
+    assert [reads.rows(0, 1), reads.rows(3, 5), reads.rows(7, 8), reads.rows(4, 4)] == [
+        (0, 2),
+        (2, 6),
+        (6, 8),
+        (0, 0),
+    ]
 
 
 def test_rows_that_are_not_there_are_named():
     home = whole("vgg")
     value = home.graph.first_node
-    with pytest.raises(PlanError, match=r"rows \[3, 7\) of value 0 are needed; here are \[\(0, 5\)\]"):
+    with pytest.raises(
+        PlanError, match=r"rows \[3, 7\) of value 0 are needed; here are \[\(0, 5\)\]"
+    ):
         home.piece([TensorSlice(0, 0, 5)], {value: (4, 6)}, [TensorSlice(value, 4, 6)])
 
 

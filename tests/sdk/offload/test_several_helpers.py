@@ -1,4 +1,6 @@
-"""One request shared by three real agents: the answer is the module's, whichever of the helpers goes and comes back."""
+"""One request shared by three real agents: the answer is the module's, whichever of the helpers
+goes and comes back.
+"""
 
 import pytest
 from tests.sdk.graph.families import family
@@ -26,7 +28,8 @@ def three():
 
 @pytest.mark.parametrize("name", ["vgg", "resnet", "mobilenet", "unet"])
 def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monkeypatch):
-    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)  # a busy machine is no reason to answer alone
+    # a busy machine is no reason to answer alone
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
@@ -38,7 +41,10 @@ def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monk
             for device, timeline in execution.timelines.items():
                 assert timeline.peak_bytes <= fast.memory_bytes[device]
         assert fast.failure is None
-        assert {answer.by for answer in fast.stats.answers} >= {("robot",), ("robot", "desktop", "nas")}
+        assert {answer.by for answer in fast.stats.answers} >= {
+            ("robot",),
+            ("robot", "desktop", "nas"),
+        }
 
 
 def test_three_lines_name_both_helpers_and_all_sides_are_shown(three, monkeypatch):
@@ -70,9 +76,7 @@ def test_helpers_are_different_devices(three):
         accelerate(net, x, helper=[])
 
 
-def test_a_helper_that_dies_leaves_the_request_to_the_device_and_the_next_ones_to_those_that_are_left(
-    three, monkeypatch
-):
+def test_a_helper_that_dies_leaves_the_next_requests_to_those_that_are_left(three, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Sharing one request between a device and its helpers: worked by hand, against every division, and at the edges."""
+"""Sharing one request between a device and its helpers: worked by hand, against every division, and
+at the edges.
+"""
 
 import itertools
 import random
@@ -39,53 +41,96 @@ class Window:
 
 
 def chain(
-    n: int = 4, *, count: int = 10, reach: int = 0, row_bytes: int = 100, device_s: float = 1.0, helper_s: float = 0.5,
-    bytes_per_s: float = 1e3, latency_s: float = 0.0, tail_s: float = 0.0, **link: float,
-) -> OffloadProblem:  # fmt: skip
-    """`n` operators with windows, then (with `tail_s`) one that needs every row; the result has 1 row of 10 bytes."""
+    n: int = 4,
+    *,
+    count: int = 10,
+    reach: int = 0,
+    row_bytes: int = 100,
+    device_s: float = 1.0,
+    helper_s: float = 0.5,
+    bytes_per_s: float = 1e3,
+    latency_s: float = 0.0,
+    tail_s: float = 0.0,
+    **link: float,
+) -> OffloadProblem:
+    """`n` operators with windows, then (with `tail_s`) one that needs every row.
+
+    The result has 1 row of 10 bytes.
+    """
     operators = [Operator(name="input", count=count, row_bytes=row_bytes)]
     for i in range(n):
         operators.append(
             Operator(
-                name=f"window {i}", count=count, row_bytes=row_bytes, side_s=(device_s, helper_s),
+                name=f"window {i}",
+                count=count,
+                row_bytes=row_bytes,
+                side_s=(device_s, helper_s),
                 inputs=((i, Window(count, reach)),),
             )
-        )  # fmt: skip
-    operators.append(Operator(name="head", count=1, row_bytes=10, side_s=(tail_s, tail_s / 2), inputs=((n, None),)))
+        )
+    operators.append(
+        Operator(
+            name="head", count=1, row_bytes=10, side_s=(tail_s, tail_s / 2), inputs=((n, None),)
+        )
+    )
     operators.append(Operator(name="result", count=1, row_bytes=10, inputs=((n + 1, None),)))
-    return OffloadProblem(operators=tuple(operators), bytes_per_s=bytes_per_s, latency_s=latency_s, **link)
+    return OffloadProblem(
+        operators=tuple(operators), bytes_per_s=bytes_per_s, latency_s=latency_s, **link
+    )
 
 
 def branched(draw: random.Random) -> OffloadProblem:
-    """A few operators that read one or two earlier ones, as skips and branches do; a head that needs all."""
+    """A few operators that read one or two earlier ones, as skips and branches do.
+
+    A head that needs all.
+    """
     count = draw.randint(2, 5)
     operators = [Operator(name="input", count=count, row_bytes=draw.randint(10, 200))]
     for i in range(1, draw.randint(3, 5)):
         read = {i - 1, draw.randrange(i)}
-        inputs = tuple((u, Window(count, draw.randint(0, 1)) if draw.random() < 0.8 else None) for u in sorted(read))
+        inputs = tuple(
+            (u, Window(count, draw.randint(0, 1)) if draw.random() < 0.8 else None)
+            for u in sorted(read)
+        )
         operators.append(
             Operator(
-                name=str(i), count=count, row_bytes=draw.randint(10, 200),
+                name=str(i),
+                count=count,
+                row_bytes=draw.randint(10, 200),
                 side_s=(draw.uniform(0.1, 1.0), draw.uniform(0.01, 1.0)),
-                inputs=inputs, divisible=draw.random() < 0.9,
+                inputs=inputs,
+                divisible=draw.random() < 0.9,
             )
-        )  # fmt: skip
+        )
     last = len(operators)
-    operators.append(Operator(name="result", count=1, row_bytes=1, inputs=((last - 1, None), (last // 2, None))))
+    operators.append(
+        Operator(name="result", count=1, row_bytes=1, inputs=((last - 1, None), (last // 2, None)))
+    )
     return OffloadProblem(
-        operators=tuple(operators), bytes_per_s=10 ** draw.uniform(1, 4), latency_s=draw.uniform(0, 0.05),
-        piece_s=draw.choice((0.0, 0.01)), busy_w=10.0, radio_w=2.0, idle_w=3.0,
-    )  # fmt: skip
+        operators=tuple(operators),
+        bytes_per_s=10 ** draw.uniform(1, 4),
+        latency_s=draw.uniform(0, 0.05),
+        piece_s=draw.choice((0.0, 0.01)),
+        busy_w=10.0,
+        radio_w=2.0,
+        idle_w=3.0,
+    )
 
 
 def with_another_helper(sharing: OffloadProblem, draw: random.Random) -> OffloadProblem:
     """One helper more, joined to the first by a cable or by the same air."""
     operators = tuple(
-        replace(op, side_s=(*op.side_s, op.seconds(HELPER) * draw.uniform(0.3, 3))) if op.side_s else op
+        replace(op, side_s=(*op.side_s, op.seconds(HELPER) * draw.uniform(0.3, 3)))
+        if op.side_s
+        else op
         for op in sharing.operators
     )
     cable = SharedLink(media=((1, 1),), latency_s=0.001)
-    wired = {"lines": {(1, 2): cable, (2, 1): cable}, "media_bytes_per_s": (1e5,)} if draw.random() < 0.5 else {}
+    wired = (
+        {"lines": {(1, 2): cable, (2, 1): cable}, "media_bytes_per_s": (1e5,)}
+        if draw.random() < 0.5
+        else {}
+    )
     return replace(sharing, operators=operators, n_sides=3, **wired)
 
 
@@ -115,21 +160,24 @@ def test_rows_without_others(rows, taken, left):
 
 
 def test_a_split_worked_by_hand():
-    # The helper takes rows 6 to 10 of the input, one at a time: 100 bytes, 0.1 s each, there 0.1 s later: at 0.2, 0.3,
-    # 0.4 and 0.5 s. It computes a row of all four operators in 4 x 0.05 = 0.2 s, as soon as it is there: until 1.0 s.
-    # Each comes back at once, at 0.6, 0.8, 1.0 and 1.2 s. The device computes its 6 rows in 4 x 0.6 = 2.4 s, then the
-    # head, which needs all, in 1 s: 3.4 s.
+    # The helper takes rows 6 to 10 of the input, one at a time: 100 bytes, 0.1 s each, there 0.1 s
+    # later: at 0.2, 0.3, 0.4 and 0.5 s. It computes a row of all four operators in 4 x 0.05 = 0.2
+    # s, as soon as it is there: until 1.0 s. Each comes back at once, at 0.6, 0.8, 1.0 and 1.2 s.
+    # The device computes its 6 rows in 4 x 0.6 = 2.4 s, then the head, which needs all, in 1 s: 3.4
+    # s.
     sharing = chain(4, latency_s=0.1, tail_s=1.0, busy_w=10, radio_w=3, idle_w=2)
     split = Splitter(sharing).evaluate(plain(sharing, 6), 1e3)
     assert split.latency_s == pytest.approx(3.4)
     assert (split.sent_bytes, split.received_bytes) == (400, 400)
-    # 3.4 s at 2 W, 3.4 s of them computing at 8 W more, 0.8 s of radio at 3 W; both ways meet on the air for 0.1 s
+    # 3.4 s at 2 W, 3.4 s of them computing at 8 W more, 0.8 s of radio at 3 W; both ways meet on
+    # the air for 0.1 s
     assert split.energy_j == pytest.approx(3.4 * 2 + 3.4 * 8 + 0.8 * 3)
 
 
 def test_the_steps_of_a_split_worked_by_hand():
-    # Two operators with windows of 3 rows, cut in the middle. The row next to the seam is made first on either side and
-    # goes over; what waits for it is a piece of its own; nothing is computed twice.
+    # Two operators with windows of 3 rows, cut in the middle. The row next to the seam is made
+    # first on either side and goes over; what waits for it is a piece of its own; nothing is
+    # computed twice.
     sharing = chain(2, count=4, reach=1)
     todo = steps(Shares(sharing), plain(sharing, 2), tiles=1)
     assert [(step.side, step.sends, dict(step.rows), step.after) for step in todo] == [
@@ -159,7 +207,8 @@ def test_over_an_endless_link_a_helper_that_is_much_faster_does_nearly_all():
 
 
 def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
-    # The front is much smaller behind it and has to run on the device: its rows go over while the next are computed.
+    # The front is much smaller behind it and has to run on the device: its rows go over while the
+    # next are computed.
     operators = (
         Operator(name="input", count=8, row_bytes=10**6),
         Operator(name="front", count=8, row_bytes=100, side_s=(0.8, 0.1), inputs=((0, Window(8)),)),
@@ -170,7 +219,8 @@ def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
     cut = rivals.least_cut(splitter.shares, 1e3)
     assert cut == (((0, 8), NONE), ((0, 8), NONE), (NONE, (0, 8)), ((0, 1), NONE))
     assert splitter.evaluate(cut, 1e3, tiles=1).latency_s == pytest.approx(0.8 + 0.8 + 0.8 + 0.8)
-    # in eight parts of 0.1 s each: the fourth stage of the pipeline ends at 0.1 x (8 + 3); both ways share the air
+    # in eight parts of 0.1 s each: the fourth stage of the pipeline ends at 0.1 x (8 + 3); both
+    # ways share the air
     assert splitter.evaluate(cut, 1e3, tiles=8).latency_s < 2.0
 
 
@@ -199,7 +249,9 @@ def in_turn_s(shares: Shares, on_device: frozenset[int], bytes_per_s: float) -> 
                 sent.add(source)
             elif side == DEVICE and source and source not in on_device:
                 back.add(source)
-    return total + sum(shares.operators[u].nbytes / bytes_per_s + sharing.latency_s for u in (*sent, *back))
+    return total + sum(
+        shares.operators[u].nbytes / bytes_per_s + sharing.latency_s for u in (*sent, *back)
+    )
 
 
 @settings(max_examples=40)
@@ -226,12 +278,19 @@ def divisions_of(count: int, n_sides: int) -> list[Division]:
 
 
 def ratio_to_the_best_of_all(n_sides, seed):
-    """Of a random chain whose operators have three rows, the coarsest there are: no row is computed twice."""
+    """Of a random chain whose operators have three rows, the coarsest there are: no row is computed
+    twice.
+    """
     draw = random.Random(seed)
     sharing = chain(
-        2, count=3, reach=draw.randint(0, 1), helper_s=draw.uniform(0.05, 1), bytes_per_s=10 ** draw.uniform(2, 4),
-        latency_s=draw.uniform(0, 0.05), tail_s=draw.random(),
-    )  # fmt: skip
+        2,
+        count=3,
+        reach=draw.randint(0, 1),
+        helper_s=draw.uniform(0.05, 1),
+        bytes_per_s=10 ** draw.uniform(2, 4),
+        latency_s=draw.uniform(0, 0.05),
+        tail_s=draw.random(),
+    )
     sharing = sharing if n_sides == 2 else with_another_helper(sharing, draw)
     splitter, rate = Splitter(sharing), sharing.bytes_per_s
     best, idle = float("inf"), (NONE,) * (n_sides - 1)
@@ -275,7 +334,9 @@ def test_by_a_deadline_no_layer_cut_takes_fewer_joules(draw, times_as_long):
 
 
 def test_a_deadline_that_nothing_holds_says_how_soon_it_could_be():
-    with pytest.raises(PlanError, match=r"no split answers within 100\.0 ms; the fastest takes \d+\.\d ms"):
+    with pytest.raises(
+        PlanError, match=r"no split answers within 100\.0 ms; the fastest takes \d+\.\d ms"
+    ):
         share(chain(), deadline_s=0.1)
 
 
@@ -288,7 +349,10 @@ def test_the_papers_rules_are_kept_where_they_are_asked_for():
         split = strict.share(rate)
         own, lacking = useful(strict.shares, split.divisions)
         assert not any(lacking[side][2] for side in (DEVICE, HELPER))
-        assert all(min(a[1], b[1]) <= max(a[0], b[0]) for a, b in zip(own[DEVICE], own[HELPER], strict=True))
+        assert all(
+            min(a[1], b[1]) <= max(a[0], b[0])
+            for a, b in zip(own[DEVICE], own[HELPER], strict=True)
+        )
         assert split.latency_s >= Splitter(sharing).share(rate).latency_s - 1e-12
 
 
@@ -305,7 +369,10 @@ def test_between_two_bandwidths_it_turns_to_the_other_split_where_that_becomes_b
     turns_at = turn(splitter, low, high)
     assert low[0] < turns_at < high[0]
     for rate, better, worse in ((turns_at - 400, low[1], high[1]), (turns_at, high[1], low[1])):
-        seconds = [splitter.evaluate(split.divisions, rate, split.tiles).latency_s for split in (better, worse)]
+        seconds = [
+            splitter.evaluate(split.divisions, rate, split.tiles).latency_s
+            for split in (better, worse)
+        ]
         assert seconds[0] <= seconds[1]
     assert turn(splitter, (1.0, low[1]), (2.0, low[1])) < 1.1  # the same: at once
 
@@ -344,7 +411,9 @@ def test_searches_go_where_the_split_between_two_bandwidths_may_lose_most(deadli
 def test_rows_that_nobody_computes_are_named():
     sharing = chain(2)
     rows = [((0, 10), NONE), ((0, 4), (6, 10)), *plain(sharing, 5)[2:]]
-    with pytest.raises(PlanError, match=r"rows \(4, 5\) of window 0 are needed, but no side computes them"):
+    with pytest.raises(
+        PlanError, match=r"rows \(4, 5\) of window 0 are needed, but no side computes them"
+    ):
         Splitter(sharing).evaluate(rows, 1e3)
 
 
@@ -355,7 +424,9 @@ def test_what_has_to_be_sent_cannot_be_over_a_link_that_carries_nothing():
         Splitter(sharing).evaluate(plain(sharing, 5), 0.0)
 
 
-@pytest.mark.parametrize("bad", [{"operators": ()}, {"bytes_per_s": -1.0}, {"bytes_per_s": float("nan")}])
+@pytest.mark.parametrize(
+    "bad", [{"operators": ()}, {"bytes_per_s": -1.0}, {"bytes_per_s": float("nan")}]
+)
 def test_problems_that_make_no_sense_are_refused(bad):
     with pytest.raises(PlanError):
         OffloadProblem(**{"operators": chain().operators, "bytes_per_s": 1.0, **bad})
@@ -381,7 +452,9 @@ def test_another_helper_never_makes_it_worse_and_every_side_has_what_it_uses(see
 
 
 def check_steps(shares: Shares, todo) -> None:
-    """Every step finds all rows that it takes on its side, made or received by steps that it waits for."""
+    """Every step finds all rows that it takes on its side, made or received by steps that it waits
+    for.
+    """
     have = [[set() for _ in shares.operators] for _ in shares.sides]
     have[DEVICE][0] = set(range(shares.operators[0].count))
     for number, step in enumerate(todo):

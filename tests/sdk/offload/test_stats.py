@@ -1,4 +1,6 @@
-"""What an accelerated model keeps, asks and tells: its table, the bandwidth, its stats and explanation."""
+"""What an accelerated model keeps, asks and tells: its table, the bandwidth, its stats and
+explanation.
+"""
 
 import json
 from concurrent.futures import CancelledError
@@ -33,13 +35,15 @@ def test_zero_bandwidth_is_answered_alone_and_says_so(home):
         assert "sharing does not pay: local-1 answers alone" in repr(fast.explain(0.0))
 
 
-def test_splits_are_found_again_for_the_same_model_and_times_alone_and_anew_where_the_file_is_corrupt(
+def test_splits_are_found_again_for_the_same_model_and_anew_where_the_file_is_corrupt(
     home, tmp_path, monkeypatch
 ):
     searched = []
     search = SearchSpec.search
     monkeypatch.setattr(
-        SearchSpec, "search", lambda self, *a, **more: searched.append(self) or search(self, *a, **more)
+        SearchSpec,
+        "search",
+        lambda self, *a, **more: searched.append(self) or search(self, *a, **more),
     )
     (net, x), (other, y) = family("vgg"), family("mobilenet")
 
@@ -47,7 +51,10 @@ def test_splits_are_found_again_for_the_same_model_and_times_alone_and_anew_wher
         return SplitCache(directory, known.model.signature).found(known.sharing, known.wishes)
 
     first = case(home, net, x)
-    made, path = found(first), SplitCache(tmp_path, first.model.signature).path(first.sharing, first.wishes)
+    made, path = (
+        found(first),
+        SplitCache(tmp_path, first.model.signature).path(first.sharing, first.wishes),
+    )
     assert found(case(home, net, x)) == made
     assert len(searched) == 1
     found(case(home, net, x, fast_s=1e-4))
@@ -69,7 +76,7 @@ def test_splits_are_found_again_for_the_same_model_and_times_alone_and_anew_wher
     assert found(first, path / "no folder") == made
 
 
-def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which_the_next_begins_with(home, tmp_path):
+def test_the_first_requests_have_some_splits_until_a_process_has_found_all(home, tmp_path):
     net, x = family("vgg")
     known = case(home, net, x, first=(0.0,), n_searches=8)
     store = SplitCache(tmp_path, known.model.signature)
@@ -77,7 +84,10 @@ def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which
         expected = net(x)
     others = ExitStack()
     others.enter_context(alone(tmp_path))  # a search waits for those of others
-    with others, AcceleratedModel(home._link, home.devices, known, tuple, None, Task(), store) as fast:
+    with (
+        others,
+        AcceleratedModel(home._link, home.devices, known, tuple, None, Task(), store) as fast,
+    ):
         first = fast.table
         assert "8 bandwidths so far" in repr(fast)
         assert "8 bandwidths so far" in repr(fast.stats)
@@ -89,9 +99,14 @@ def test_the_first_requests_have_some_splits_until_a_process_has_found_all_which
         assert "so far" not in repr(fast.stats) + repr(fast.explain())
         check(fast(x), expected)
         assert fast.failure is None
-        assert tuple((entry.bytes_per_s, entry.split) for entry in fast.table.entries) == known.search()
+        assert (
+            tuple((entry.bytes_per_s, entry.split) for entry in fast.table.entries)
+            == known.search()
+        )
     tables = TableSearch(SplitCache(tmp_path, known.model.signature))
-    assert [e.split for e in tables.first(known, 1e8).entries] == [e.split for e in fast.table.entries]
+    assert [e.split for e in tables.first(known, 1e8).entries] == [
+        e.split for e in fast.table.entries
+    ]
     assert tables.searched is None
 
 
@@ -104,7 +119,9 @@ def test_planning_stops_where_it_is_cancelled_before_anything_is_loaded(home, mo
         AcceleratedModel(home._link, home.devices, case(home, net, x), tuple, None, task)
 
 
-def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(home, tmp_path):
+def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(
+    home, tmp_path
+):
     net, x = family("vgg")
     known = case(home, net, x)
     path = SplitCache(tmp_path, known.model.signature).path(known.sharing, known.wishes)
@@ -146,7 +163,9 @@ def test_stats_and_explanation_show_themselves(home, tmp_path, monkeypatch):
     assert "<table" in account.save(tmp_path / "rows.html").read_text()
 
 
-def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_comes_back(home, monkeypatch):
+def test_the_bandwidth_is_asked_for_while_the_device_answers_alone_so_that_help_comes_back(
+    home, monkeypatch
+):
     monkeypatch.undo()  # here somebody asks
     net, x = family("vgg")
     with fast_of(home, net, x) as fast:

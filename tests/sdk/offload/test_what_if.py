@@ -35,7 +35,9 @@ def test_sharing_is_never_later_than_others(found):
 def test_a_front_goes_from_the_fastest_to_the_thriftiest(found):
     front = found.front(RATES[1])
     assert front[0].latency_s == pytest.approx(found.points[1].split.latency_s)
-    assert [split.energy_j for split in front] == sorted((split.energy_j for split in front), reverse=True)
+    assert [split.energy_j for split in front] == sorted(
+        (split.energy_j for split in front), reverse=True
+    )
     assert [split.latency_s for split in front] == sorted(split.latency_s for split in front)
 
 
@@ -49,7 +51,9 @@ def test_it_shows_itself(found, tmp_path):
 
 def test_a_second_helper_never_makes_it_later(model):
     one, two = (
-        potluck.offload_what_if("smart-home-1", model, device="laptop-1", helper=helpers, bandwidths=RATES[1:])
+        potluck.offload_what_if(
+            "smart-home-1", model, device="laptop-1", helper=helpers, bandwidths=RATES[1:]
+        )
         for helpers in (["desktop-1"], ["desktop-1", "desktop-2"])
     )
     assert two.points[0].split.latency_s <= one.points[0].split.latency_s * (1 + 1e-9)

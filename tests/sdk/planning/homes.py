@@ -1,4 +1,6 @@
-"""Small homes for the planners' tests: random ones, and what the simulator says of every plan there is."""
+"""Small homes for the planners' tests: random ones, and what the simulator says of every plan there
+is.
+"""
 
 import random
 from dataclasses import replace
@@ -23,11 +25,20 @@ from potluck.records import (
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
-WORKLOADS = [Training(batch=8, micro_batch=2), Inference(batch=4), Inference(batch=4, streaming=True)]
+WORKLOADS = [
+    Training(batch=8, micro_batch=2),
+    Inference(batch=4),
+    Inference(batch=4, streaming=True),
+]
 
 
-def random_home(seed, workload=None, *, devices=3, layers=5, qoe=None, capacity=None, speedup=1.0, prefix="d"):
-    """Devices `prefix`0, 1, ... on one shared medium; `capacity` and `speedup` (of the first device) for what-if."""
+def random_home(
+    seed, workload=None, *, devices=3, layers=5, qoe=None, capacity=None, speedup=1.0, prefix="d"
+):
+    """Devices `prefix`0, 1, ... on one shared medium.
+
+    `capacity` and `speedup` (of the first device) for what-if.
+    """
     rng = random.Random(seed)
     n = rng.randint(2, devices)
     names = [f"{prefix}{i}" for i in range(n)]
@@ -37,26 +48,43 @@ def random_home(seed, workload=None, *, devices=3, layers=5, qoe=None, capacity=
     weights = [rng.uniform(0.5, 2) for _ in range(rng.randint(3, layers))]
     sizes = [rng.choice([100, 1000, 10_000]) for _ in weights]
     return Problem(
-        model="chain", workload=workload or Training(batch=8, micro_batch=2), qoe=qoe or QoE(),
-        devices=tuple(Device(name=x, memory_bytes=10**9, idle_w=1.0, busy_w=4.0, radio_w=1.0) for x in names),
+        model="chain",
+        workload=workload or Training(batch=8, micro_batch=2),
+        qoe=qoe or QoE(),
+        devices=tuple(
+            Device(name=x, memory_bytes=10**9, idle_w=1.0, busy_w=4.0, radio_w=1.0) for x in names
+        ),
         network=Network(
             media=(Medium(name="air", capacity_bytes_per_s=capacity or drawn),),
-            paths={(a, b): Path(media=(("air", 1),), latency_s=1e-4) for a in names for b in names if a != b},
+            paths={
+                (a, b): Path(media=(("air", 1),), latency_s=1e-4)
+                for a in names
+                for b in names
+                if a != b
+            },
         ),
         layers=tuple(
-            Layer(name=f"l{i}", parameter_bytes=1000, output_bytes=s, gradient_bytes=s, activation_bytes=s)
+            Layer(
+                name=f"l{i}",
+                parameter_bytes=1000,
+                output_bytes=s,
+                gradient_bytes=s,
+                activation_bytes=s,
+            )
             for i, s in enumerate(sizes)
         ),
         costs={
             name: tuple(
                 LayerCost(
-                    rows=(1, 8), forward_s=(w / speed, 5 * w / speed), backward_s=(2 * w / speed, 10 * w / speed)
+                    rows=(1, 8),
+                    forward_s=(w / speed, 5 * w / speed),
+                    backward_s=(2 * w / speed, 10 * w / speed),
                 )
                 for w in weights
             )
             for name, speed in zip(names, speeds, strict=True)
         },
-    )  # fmt: skip
+    )
 
 
 def optimum_s(problem):
@@ -67,24 +95,36 @@ def optimum_s(problem):
 
 
 def every_plan(problem):
-    """Every plan there is for a chain, whatever memory says: all micro-batches, orders of devices, cuts and rows;
-    depths K_p, those of plain 1F1B, and 1."""
+    """Every plan there is for a chain, whatever memory says: all micro-batches, orders of devices,
+    cuts and rows; depths K_p, those of plain 1F1B, and 1."""
     n_layers, training = len(problem.layers), isinstance(problem.workload, Training)
     batch, fixed = problem.workload.batch, getattr(problem.workload, "micro_batch", None)
     sizes = [fixed] if fixed else [size for size in range(1, batch + 1) if batch % size == 0]
-    for size, (groups, spans) in product(sizes, _stages_of([device.name for device in problem.devices], n_layers)):
+    for size, (groups, spans) in product(
+        sizes, _stages_of([device.name for device in problem.devices], n_layers)
+    ):
         n, m = len(groups), batch // size
-        depths = {(1,) * n, tuple(n - p for p in range(n)), tuple(2 * (n - p) - 1 for p in range(n))}
+        depths = {
+            (1,) * n,
+            tuple(n - p for p in range(n)),
+            tuple(2 * (n - p) - 1 for p in range(n)),
+        }
         for shares in product(*(_parts(size, len(group)) for group in groups)):
             for depth in depths if training else [(1,) * n]:
                 stages = tuple(
                     Stage(start=start, stop=stop, devices=group, shares=rows, warm_up=min(deep, m))
-                    for (start, stop), group, rows, deep in zip(spans, groups, shares, depth, strict=True)
+                    for (start, stop), group, rows, deep in zip(
+                        spans, groups, shares, depth, strict=True
+                    )
                 )
                 yield Plan(
-                    planner="every", model=problem.model, stages=stages, micro_batch=size, n_micro_batches=m,
+                    planner="every",
+                    model=problem.model,
+                    stages=stages,
+                    micro_batch=size,
+                    n_micro_batches=m,
                     training=training,
-                )  # fmt: skip
+                )
 
 
 def _stages_of(names, n_layers):
@@ -93,17 +133,23 @@ def _stages_of(names, n_layers):
         for order in permutations(names, n):
             for k in range(1, min(n, n_layers) + 1):
                 for sizes, lengths in product(_parts(n, k), _parts(n_layers, k)):
-                    ends, cuts = ([0, *(sum(parts[: i + 1]) for i in range(k))] for parts in (sizes, lengths))
+                    ends, cuts = (
+                        [0, *(sum(parts[: i + 1]) for i in range(k))] for parts in (sizes, lengths)
+                    )
                     yield [order[a:b] for a, b in pairwise(ends)], [*pairwise(cuts)]
 
 
 def _parts(total, n):
     """All ways to write `total` as n whole numbers above zero."""
-    return [tuple(b - a for a, b in pairwise((0, *at, total))) for at in combinations(range(1, total), n - 1)]
+    return [
+        tuple(b - a for a, b in pairwise((0, *at, total)))
+        for at in combinations(range(1, total), n - 1)
+    ]
 
 
 def random_branches(seed, workload=None, *, devices=3):
-    """A stem, two or three branches of one or two layers (the last may be fed by home), a head that takes them all.
+    """A stem, two or three branches of one or two layers (the last may be fed by home), a head that
+    takes them all.
 
     The devices of `random_home`; in some the head takes what the stem makes, too.
     """
@@ -115,29 +161,48 @@ def random_branches(seed, workload=None, *, devices=3):
     firsts = [1 + sum(lengths[:b]) for b in range(len(lengths))]
     edges[0].append(_edge(rng, *firsts, *([head] if rng.random() < 0.3 else [])))
     for first, length in zip(firsts, lengths, strict=True):
-        edges += [[_edge(rng, i + 1 if i + 1 < first + length else head)] for i in range(first, first + length)]
+        edges += [
+            [_edge(rng, i + 1 if i + 1 < first + length else head)]
+            for i in range(first, first + length)
+        ]
     edges.append([])
     alive = [
-        sum(edge.output_bytes for i, row in enumerate(edges) for edge in row if i <= at < max(edge.to))
+        sum(
+            edge.output_bytes
+            for i, row in enumerate(edges)
+            for edge in row
+            if i <= at < max(edge.to)
+        )
         for at in range(head)
     ]
     fed = {firsts[-1]: 40} if rng.random() < 0.5 else {}
     layers = tuple(
         Layer(
-            name=f"l{i}", parameter_bytes=rng.choice([400, 4000]), output_bytes=size, gradient_bytes=size,
-            activation_bytes=100, edges=tuple(row), feed_bytes=fed.get(i, 0),
+            name=f"l{i}",
+            parameter_bytes=rng.choice([400, 4000]),
+            output_bytes=size,
+            gradient_bytes=size,
+            activation_bytes=100,
+            edges=tuple(row),
+            feed_bytes=fed.get(i, 0),
         )
         for i, (row, size) in enumerate(zip(edges, [*alive, 100], strict=True))
-    )  # fmt: skip
+    )
     weights = [rng.uniform(0.1, 3) for _ in layers]
     costs = {
         device.name: tuple(
-            LayerCost(rows=(1, 8), forward_s=(w / speed, 5 * w / speed), backward_s=(2 * w / speed, 10 * w / speed))
+            LayerCost(
+                rows=(1, 8),
+                forward_s=(w / speed, 5 * w / speed),
+                backward_s=(2 * w / speed, 10 * w / speed),
+            )
             for w in weights
         )
         for device, speed in ((device, rng.uniform(50, 150)) for device in home.devices)
     }
-    return replace(home, model="branches", layers=layers, costs=costs, input_bytes=60, target_bytes=4)
+    return replace(
+        home, model="branches", layers=layers, costs=costs, input_bytes=60, target_bytes=4
+    )
 
 
 def _edge(rng, *to):

@@ -24,7 +24,10 @@ def disconnected(problem):
 
 
 def powerless(problem):
-    devices = (problem.devices[0], *(replace(device, busy_w=None) for device in problem.devices[1:]))
+    devices = (
+        problem.devices[0],
+        *(replace(device, busy_w=None) for device in problem.devices[1:]),
+    )
     return replace(problem, devices=devices)
 
 
@@ -32,10 +35,22 @@ def powerless(problem):
 @pytest.mark.parametrize(
     ("problem", "kind", "said"),
     [
-        (disconnected(random_home(0)), UserError, r"no path from d1 to d0\. Connect them or leave one out"),
+        (
+            disconnected(random_home(0)),
+            UserError,
+            r"no path from d1 to d0\. Connect them or leave one out",
+        ),
         (replace(random_home(0), devices=()), EmptyHome, "has no devices"),
-        (powerless(replace(random_home(0), qoe=QoE(energy_j=5.0))), UserError, "d1: energy is limited, and nobody"),
-        (powerless(replace(random_home(0), qoe=QoE(device_energy_j={"d1": 5.0}))), UserError, "d1: energy is limited"),
+        (
+            powerless(replace(random_home(0), qoe=QoE(energy_j=5.0))),
+            UserError,
+            "d1: energy is limited, and nobody",
+        ),
+        (
+            powerless(replace(random_home(0), qoe=QoE(device_energy_j={"d1": 5.0}))),
+            UserError,
+            "d1: energy is limited",
+        ),
     ],
     ids=["disconnected", "empty", "unknown power", "unknown power of one"],
 )
@@ -58,8 +73,12 @@ def test_a_layer_that_fits_nowhere_is_named_with_need_and_room(name):
         *problem.layers[:-1],
         replace(problem.layers[-1], name="huge", parameter_bytes=10**9, widest_parameter_bytes=0),
     )
-    problem = granted(replace(problem, layers=layers), {device.name: 10**8 for device in problem.devices})
-    with pytest.raises(Infeasible, match=r"layer 'huge' of chain fits on no device: it needs 4\d{3} MB, .* 100 MB"):
+    problem = granted(
+        replace(problem, layers=layers), {device.name: 10**8 for device in problem.devices}
+    )
+    with pytest.raises(
+        Infeasible, match=r"layer 'huge' of chain fits on no device: it needs 4\d{3} MB, .* 100 MB"
+    ):
         make_plans(problem) if name == "potluck" else ask(problem, name)
 
 
@@ -76,9 +95,12 @@ def test_a_device_whose_rates_nobody_knows_is_named_with_the_way_out():
     profile = potluck.estimate("family", "bert-small", max_layers=4, rows=(1, 8))
     spec = library.load_device("genio-720")
     assert "peak_fp32_flop_per_s" not in spec.numbers
-    assert profile.with_device("genio-720").devices[-1].name == "genio-720"  # a home of the library assumes it
+    # a home of the library assumes it
+    assert profile.with_device("genio-720").devices[-1].name == "genio-720"
     bare = library.load_device("iphone-15")
-    missing = next((n for n in ("peak_fp32_flop_per_s", "memory_bytes_per_s") if n not in bare.numbers), None)
+    missing = next(
+        (n for n in ("peak_fp32_flop_per_s", "memory_bytes_per_s") if n not in bare.numbers), None
+    )
     if missing:
         with pytest.raises(FileError, match=rf"{missing} of iphone-15 is not known"):
             profile.with_device("iphone-15")
@@ -125,6 +147,9 @@ def test_any_other_number_is_a_limit_and_plans_are_made_with_it(field, good):
 
 
 def test_lateness_may_cost_nothing():
-    best = [make_plans(replace(random_home(0), qoe=QoE(energy_j=1e9, lambda_j_per_s=rate))).best for rate in (0, 1e6)]
+    best = [
+        make_plans(replace(random_home(0), qoe=QoE(energy_j=1e9, lambda_j_per_s=rate))).best
+        for rate in (0, 1e6)
+    ]
     assert best[0].energy_j <= best[1].energy_j
     assert best[0].latency_s >= best[1].latency_s

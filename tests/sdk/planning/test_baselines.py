@@ -1,4 +1,7 @@
-"""Each rival: every plan it gives can be carried out and fits; and what is special about it, by hand."""
+"""Each rival: every plan it gives can be carried out and fits.
+
+And what is special about it, by hand.
+"""
 
 from dataclasses import replace
 
@@ -36,7 +39,9 @@ def test_every_plan_can_be_carried_out_and_fits(name, workload):
 @pytest.mark.parametrize("name", PLANNERS)
 def test_where_nothing_fits_there_is_no_plan(name):
     problem = random_home(8)
-    tiny = replace(problem, devices=tuple(replace(device, memory_bytes=10) for device in problem.devices))
+    tiny = replace(
+        problem, devices=tuple(replace(device, memory_bytes=10) for device in problem.devices)
+    )
     assert list(PLANNERS[name](tiny, None)) == []
 
 
@@ -56,7 +61,10 @@ def test_mean_devices_are_equal_and_as_fast_as_the_average():
 
 def test_gpipe_keeps_all_micro_batches_and_uses_single_devices():
     for plan in plan_gpipe(random_home(1)):
-        assert all(len(stage.devices) == 1 and stage.warm_up == plan.n_micro_batches for stage in plan.stages)
+        assert all(
+            len(stage.devices) == 1 and stage.warm_up == plan.n_micro_batches
+            for stage in plan.stages
+        )
 
 
 def test_edgeshard_takes_the_fastest_device_for_one_request_over_slow_links():

@@ -1,4 +1,6 @@
-"""Plans for models with parallel branches: the branches on different devices at once, judged and bounded rightly."""
+"""Plans for models with parallel branches: the branches on different devices at once, judged and
+bounded rightly.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -38,14 +40,26 @@ def branched(workload, *, seconds=(0.1, 1, 1, 1, 1, 0.1), capacity=1e6):
     names = [device.name for device in home.devices]
     layers = tuple(
         Layer(
-            name=f"l{i}", parameter_bytes=1000, output_bytes=alive, gradient_bytes=alive, activation_bytes=10,
-            edges=edges, feed_bytes=40 if i == 3 else 0,
+            name=f"l{i}",
+            parameter_bytes=1000,
+            output_bytes=alive,
+            gradient_bytes=alive,
+            activation_bytes=10,
+            edges=edges,
+            feed_bytes=40 if i == 3 else 0,
         )
         for i, (edges, alive) in enumerate(zip(EDGES, ALIVE, strict=True))
-    )  # fmt: skip
-    costs = tuple(LayerCost(rows=(1, 8), forward_s=(s, 8 * s), backward_s=(2 * s, 16 * s)) for s in seconds)
+    )
+    costs = tuple(
+        LayerCost(rows=(1, 8), forward_s=(s, 8 * s), backward_s=(2 * s, 16 * s)) for s in seconds
+    )
     return replace(
-        home, layers=layers, costs=dict.fromkeys(names, costs), workload=workload, input_bytes=60, target_bytes=4
+        home,
+        layers=layers,
+        costs=dict.fromkeys(names, costs),
+        workload=workload,
+        input_bytes=60,
+        target_bytes=4,
     )
 
 
@@ -60,11 +74,17 @@ def test_what_stages_hand_on_is_counted_once_for_each_taker():
     assert apart == (((((1, 2)), 100, 100),), ((((3,)), 100, 100),), ((((3,)), 100, 100),), ())
     together = bundles(problem, stages(0, 1, 5, 6))
     assert together == ((((1,), 100, 100),), (((2,), 200, 200),), ())
-    inside = bundles(problem, stages(0, 2, 4, 6))  # the second stage ends one branch and begins the other
+    # the second stage ends one branch and begins the other
+    inside = bundles(problem, stages(0, 2, 4, 6))
     assert inside == ((((1,), 200, 200),), (((2,), 200, 200),), ())
     assert chain_ends(problem) == (0, 1, 3, 5, 6)
     assert learning(apart) == (True,) * 4
-    assert [feed_bytes(problem, a, b) for a, b in ((0, 1), (0, 6), (1, 3), (3, 5))] == [20, 60, 0, 40]
+    assert [feed_bytes(problem, a, b) for a, b in ((0, 1), (0, 6), (1, 3), (3, 5))] == [
+        20,
+        60,
+        0,
+        40,
+    ]
 
 
 @pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=1)])
@@ -75,15 +95,19 @@ def test_branches_go_to_different_devices_at_once(workload):
     dora = min(plan_dora(problem, table), key=lambda plan: direct.run(plan).latency_s)
     best = make_plans(problem).best
     assert best.latency_s <= direct.run(dora).latency_s * (1 + 1e-9)
-    chain = replace(problem, layers=tuple(replace(layer, edges=(), feed_bytes=0) for layer in problem.layers))
+    chain = replace(
+        problem, layers=tuple(replace(layer, edges=(), feed_bytes=0) for layer in problem.layers)
+    )
     in_a_row = min(Direct(chain).run(plan).latency_s for plan in plan_hybrid(chain))
-    gain = 0.9 if isinstance(workload, Inference) else 1 + 1e-9  # many micro-batches keep all devices busy in a row too
+    # many micro-batches keep all devices busy in a row too
+    gain = 0.9 if isinstance(workload, Inference) else 1 + 1e-9
     assert best.latency_s <= in_a_row * gain
     assert best.gap_frac is None or 0 <= best.gap_frac < 1
 
 
 def test_one_request_takes_the_longest_way_alone():
-    """Two branches of 2 s, a stem and a head of 0.1 s each: 2.2 s and some transfers; 4.2 s in a row.
+    """Two branches of 2 s, a stem and a head of 0.1 s each: 2.2 s and some transfers; 4.2 s in a
+    row.
 
     Two devices will do: one takes a branch and then the head.
     """
@@ -102,7 +126,9 @@ def test_for_a_chain_the_longest_way_is_the_chain(seed):
     table = CostTable(problem)
     for plan in list(plan_dora(problem, table))[:20]:
         bounds = [0, *(stage.stop for stage in plan.stages)]
-        same = build(table, "dora", bounds, [stage.devices for stage in plan.stages], plan.micro_batch)
+        same = build(
+            table, "dora", bounds, [stage.devices for stage in plan.stages], plan.micro_batch
+        )
         assert same is not None
         if same.stages == plan.stages:
             assert plan.latency_s == pytest.approx(same.latency_s)
@@ -110,7 +136,12 @@ def test_for_a_chain_the_longest_way_is_the_chain(seed):
 
 @pytest.mark.parametrize(
     "workload",
-    [Training(batch=8, micro_batch=2), Inference(batch=4), Inference(batch=1), Inference(batch=4, streaming=True)],
+    [
+        Training(batch=8, micro_batch=2),
+        Inference(batch=4),
+        Inference(batch=1),
+        Inference(batch=4, streaming=True),
+    ],
 )
 def test_no_plan_is_below_the_bound(workload):
     problem = branched(workload, seconds=(0.3, 1, 0.2, 0.5, 2, 0.4), capacity=1e4)
@@ -118,7 +149,9 @@ def test_no_plan_is_below_the_bound(workload):
     direct = Direct(problem, table)
     plans = make_plans(problem)
     bound_s = plans.best.latency_s * (1 - plans.best.gap_frac)
-    assert all(direct.run(plan).latency_s >= bound_s * (1 - 1e-9) for plan in plan_dora(problem, table))
+    assert all(
+        direct.run(plan).latency_s >= bound_s * (1 - 1e-9) for plan in plan_dora(problem, table)
+    )
 
 
 WORKLOADS = [
@@ -158,7 +191,8 @@ def test_no_rival_is_faster_on_branches(seed):
 def test_branches_that_fit_nowhere_are_refused():
     problem = branched(Training(batch=8, micro_batch=2))
     layers = tuple(replace(layer, parameter_bytes=1_000_000) for layer in problem.layers)
-    tiny = tuple(replace(device, memory_bytes=7_000_000) for device in problem.devices)  # one layer each, of six
+    # one layer each, of six
+    tiny = tuple(replace(device, memory_bytes=7_000_000) for device in problem.devices)
     with pytest.raises(Infeasible, match="no plan for chain fits"):
         make_plans(replace(problem, layers=layers, devices=tiny))
 
@@ -186,16 +220,22 @@ def test_neighbours_are_ranked_by_a_time_that_no_plan_is_below(seed):
 
 @pytest.mark.parametrize(("seed", "cuts"), [(6, (1, 3, 4, 5, 6)), (10, (1, 3, 4, 5))])
 def test_a_cut_that_moves_into_another_branch_leaves_no_stage_waiting(seed, cuts):
-    """The depths of a plan suit its own stages: moved, one may take from a stage that keeps fewer micro-batches."""
+    """The depths of a plan suit its own stages: moved, one may take from a stage that keeps fewer
+    micro-batches.
+    """
     problem = random_branches(seed, Training(batch=8, micro_batch=1))
     table, n_layers = CostTable(problem), len(problem.layers)
     bounds = pairwise((0, *cuts, n_layers))
     plan = Plan(
-        planner="potluck", model=problem.model, micro_batch=1, n_micro_batches=8, training=True,
+        planner="potluck",
+        model=problem.model,
+        micro_batch=1,
+        n_micro_batches=8,
+        training=True,
         stages=with_depths(
             problem, [Stage(start=a, stop=b, devices=("d0",), shares=(1,)) for a, b in bounds], 8
         ),
-    )  # fmt: skip
+    )
     others = list(neighbours(table, plan))
     assert others
     for other in others:
@@ -205,7 +245,8 @@ def test_a_cut_that_moves_into_another_branch_leaves_no_stage_waiting(seed, cuts
 def test_a_device_with_several_stages_needs_memory_for_all_of_them():
     """Each branch alone would fit on each device: not two of them."""
     problem = branched(Training(batch=8, micro_batch=2))
-    layers = tuple(replace(layer, parameter_bytes=1_000_000) for layer in problem.layers)  # 16 MB each in training
+    # 16 MB each in training
+    layers = tuple(replace(layer, parameter_bytes=1_000_000) for layer in problem.layers)
     tight = tuple(replace(device, memory_bytes=40_000_000) for device in problem.devices)
     best = make_plans(replace(problem, layers=layers, devices=tight)).best
     assert set(best.devices) == {device.name for device in problem.devices}
@@ -223,7 +264,9 @@ def test_a_device_with_several_stages_needs_memory_for_all_of_them():
 )
 def test_refuses_edges_that_lead_nowhere(edges, match):
     problem = branched(Inference(batch=1))
-    layers = tuple(replace(layer, edges=edges.get(i, layer.edges)) for i, layer in enumerate(problem.layers))
+    layers = tuple(
+        replace(layer, edges=edges.get(i, layer.edges)) for i, layer in enumerate(problem.layers)
+    )
     with pytest.raises(UserError, match=match):
         replace(problem, layers=layers)
     with pytest.raises(UserError, match="somebody who takes it"):

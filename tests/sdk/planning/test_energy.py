@@ -1,4 +1,6 @@
-"""The bound on joules against the energy of every plan there is, and limits that are refused by bounds alone."""
+"""The bound on joules against the energy of every plan there is, and limits that are refused by
+bounds alone.
+"""
 
 import random
 from dataclasses import replace
@@ -24,7 +26,8 @@ def powered(problem, seed):
     rng = random.Random(f"power {seed}")
     memory = rng.choice([10**9, 60_000])
     devices = tuple(
-        replace(d, idle_w=rng.uniform(0, 8), busy_w=rng.uniform(0.5, 20), memory_bytes=memory) for d in problem.devices
+        replace(d, idle_w=rng.uniform(0, 8), busy_w=rng.uniform(0.5, 20), memory_bytes=memory)
+        for d in problem.devices
     )
     return replace(problem, devices=devices)
 
@@ -35,15 +38,23 @@ def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
     problem = powered(random_home(seed, workload, layers=4), seed)
     table = CostTable(problem)
     plans = list(plan_exhaustive(problem, table))
-    plans += [other for plan in plans[:: max(1, len(plans) // 6)] for other in neighbours(table, plan)]
+    plans += [
+        other for plan in plans[:: max(1, len(plans) // 6)] for other in neighbours(table, plan)
+    ]
     judged = [judge(problem, plan, table) for plan in plans]
-    assert least_energy_j(problem, table) <= min((plan.energy_j for plan in judged), default=inf) * (1 + 1e-9)
+    assert least_energy_j(problem, table) <= min(
+        (plan.energy_j for plan in judged), default=inf
+    ) * (1 + 1e-9)
     if judged:
         assert least_energy_j(problem, table) > 0
         limit_s = sorted(plan.latency_s for plan in judged)[len(judged) // 10]
         on_time = min(plan.energy_j for plan in judged if plan.latency_s <= limit_s)
         asked = replace(problem, qoe=QoE(latency_s=limit_s))
-        assert least_energy_j(problem, table) <= least_energy_j(asked, CostTable(asked)) <= on_time * (1 + 1e-9)
+        assert (
+            least_energy_j(problem, table)
+            <= least_energy_j(asked, CostTable(asked))
+            <= on_time * (1 + 1e-9)
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -61,12 +72,16 @@ def test_one_device_alone_takes_its_power_for_all_its_time():
     problem = random_home(1, Inference(batch=8))
     alone = replace(problem, devices=problem.devices[:1])
     seconds = sum(costs.forward_s[-1] for costs in alone.costs[alone.devices[0].name])
-    assert least_energy_j(alone, CostTable(alone)) == pytest.approx(seconds * alone.devices[0].busy_w)
+    assert least_energy_j(alone, CostTable(alone)) == pytest.approx(
+        seconds * alone.devices[0].busy_w
+    )
 
 
 def test_where_power_is_unknown_nothing_is_claimed():
     problem = random_home(1)
-    unknown = replace(problem, devices=tuple(replace(device, idle_w=None) for device in problem.devices))
+    unknown = replace(
+        problem, devices=tuple(replace(device, idle_w=None) for device in problem.devices)
+    )
     assert least_energy_j(unknown, CostTable(unknown)) == 0.0
 
 
@@ -78,7 +93,9 @@ def test_the_thriftiest_plan_says_how_far_it_is_from_the_bound(seed):
     asked = replace(problem, qoe=QoE(latency_s=fastest.latency_s * 2))
     best = make_plans(asked).best
     assert 0 <= best.energy_gap_frac < 1
-    assert best.energy_j * (1 - best.energy_gap_frac) == pytest.approx(least_energy_j(asked, CostTable(asked)))
+    assert best.energy_j * (1 - best.energy_gap_frac) == pytest.approx(
+        least_energy_j(asked, CostTable(asked))
+    )
 
 
 @pytest.mark.parametrize("limit", ["latency_s", "energy_j"])
@@ -88,7 +105,8 @@ def test_a_limit_below_the_bound_is_refused_by_the_bound(limit):
     bound = quick_bound_s(problem) if limit == "latency_s" else least_energy_j(problem, table)
     refuse_impossible(replace(problem, qoe=QoE(**{limit: bound})), table)
     with pytest.raises(
-        Infeasible, match=r"Every plan for chain needs more than .* per step; the (latency|energy) limit"
+        Infeasible,
+        match=r"Every plan for chain needs more than .* per step; the (latency|energy) limit",
     ) as caught:
         make_plans(replace(problem, qoe=QoE(**{limit: bound * 0.99})))
     assert caught.value.facts["needed"] == pytest.approx(bound)
@@ -96,7 +114,11 @@ def test_a_limit_below_the_bound_is_refused_by_the_bound(limit):
 
 def test_a_layer_that_fits_nowhere_is_named_without_a_search():
     problem = random_home(3)
-    layers = (*problem.layers[:1], replace(problem.layers[1], parameter_bytes=10**12), *problem.layers[2:])
+    layers = (
+        *problem.layers[:1],
+        replace(problem.layers[1], parameter_bytes=10**12),
+        *problem.layers[2:],
+    )
     big = replace(problem, layers=layers)
     with pytest.raises(Infeasible, match="layer 'l1' of chain fits on no device"):
         refuse_impossible(big, CostTable(big))

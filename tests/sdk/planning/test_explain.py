@@ -18,9 +18,13 @@ def split(problem):
     n, training = len(problem.layers), isinstance(problem.workload, Training)
     rows = problem.workload.batch
     stages = tuple(
-        Stage(start=a, stop=b, devices=(name,), shares=(rows,)) for a, b, name in ((0, 1, "d0"), (1, n, "d1"))
+        Stage(start=a, stop=b, devices=(name,), shares=(rows,))
+        for a, b, name in ((0, 1, "d0"), (1, n, "d1"))
     )
-    return judge(problem, Plan(planner="mine", model="chain", stages=stages, micro_batch=rows, training=training))
+    return judge(
+        problem,
+        Plan(planner="mine", model="chain", stages=stages, micro_batch=rows, training=training),
+    )
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
@@ -48,7 +52,9 @@ def test_by_hand_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not():
 
 def test_air_that_is_crossed_twice_is_busy_twice_as_long():
     problem = random_home(0, Inference(batch=1), capacity=1e4)
-    twice = {pair: replace(path, media=(("air", 2),)) for pair, path in problem.network.paths.items()}
+    twice = {
+        pair: replace(path, media=(("air", 2),)) for pair, path in problem.network.paths.items()
+    }
     once, double = (
         explain(split(item), improvements=False)
         for item in (problem, replace(problem, network=replace(problem.network, paths=twice)))
@@ -71,7 +77,9 @@ def test_each_device_alone_is_there_for_comparison():
     problem = random_home(4, capacity=100.0)
     found = explain(make_plans(problem).best, improvements=False)
     assert set(found.alone) == {device.name for device in problem.devices}
-    assert min(plan.latency_s for plan in found.alone.values()) == pytest.approx(found.plan.latency_s)
+    assert min(plan.latency_s for plan in found.alone.values()) == pytest.approx(
+        found.plan.latency_s
+    )
 
 
 def test_a_plan_from_a_file_must_be_judged_first():
@@ -99,10 +107,15 @@ def test_shows_itself_as_text_and_html():
 
 @pytest.mark.parametrize("free", ["one path", "all paths"])
 def test_paths_that_cross_no_medium_are_planned_for_and_explained(free):
-    """Two places on one host, or what a link costs taken away: rivals that know one mean rate must live with it."""
+    """Two places on one host, or what a link costs taken away: rivals that know one mean rate must
+    live with it.
+    """
     problem = random_home(1, Training(batch=8, micro_batch=4))
     network = problem.network
     pairs = list(network.paths)[:2] if free == "one path" else list(network.paths)
-    paths = {pair: replace(path, media=() if pair in pairs else path.media) for pair, path in network.paths.items()}
+    paths = {
+        pair: replace(path, media=() if pair in pairs else path.media)
+        for pair, path in network.paths.items()
+    }
     problem = replace(problem, network=replace(network, paths=paths))
     assert explain(make_plans(problem).best).parts

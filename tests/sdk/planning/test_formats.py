@@ -1,4 +1,6 @@
-"""The peers' formats: what is written reads back, what their planners print is judged, what is wrong is named."""
+"""The peers' formats: what is written reads back, what their planners print is judged, what is
+wrong is named.
+"""
 
 import json
 
@@ -12,7 +14,8 @@ from potluck.planning.registry import ask
 from potluck.profile.estimate import imported
 from potluck.records import Inference, Training
 
-# In the format of PipeDream's profiler: a chain of a convolution, its activation, a skip, and a layer of two outputs.
+# In the format of PipeDream's profiler: a chain of a convolution, its activation, a skip, and a
+# layer of two outputs.
 GRAPH = """node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=4096.0, \
 parameter_size=0.000
 node2 -- Conv2d(3, 64, kernel_size=(3, 3)) -- forward_compute_time=1.500, backward_compute_time=3.000, \
@@ -40,12 +43,17 @@ def test_reads_a_profile_in_running_order():
     assert [operator.name for operator in graph.operators] == ["node1", "node2", "node3", "node10"]
     conv, last = graph.operators[1], graph.operators[-1]
     assert (conv.forward_s, conv.backward_s) == pytest.approx((1.5e-3, 3e-3))
-    assert (conv.activation_bytes, conv.parameter_bytes, last.activation_bytes) == (8192, 7168, 2048)
+    assert (conv.activation_bytes, conv.parameter_bytes, last.activation_bytes) == (
+        8192,
+        7168,
+        2048,
+    )
 
 
 def test_a_profile_becomes_a_model_whose_cuts_carry_the_skip():
     model = pipedream.model_of(pipedream.read(GRAPH), rows=32)
-    assert model.alive_bytes() == (256, 512, 64)  # per row: conv; conv kept for the sum, and its activation; the sum
+    # per row: conv; conv kept for the sum, and its activation; the sum
+    assert model.alive_bytes() == (256, 512, 64)
     costs = pipedream.costs_of(pipedream.read(GRAPH), rows=32)
     assert [cost.forward_s for cost in costs] == [(1.5e-3,), (2.5e-4,), (1e-4,)]
 
@@ -59,7 +67,9 @@ def test_a_profile_of_pipedream_is_planned_on_a_home(problem):
     assert 0 < best.latency_s <= 5.55e-3 + 0.01  # one device computes 5.55 ms
     whole = pipedream.write(pipedream.of_problem(problem, rows=8, device="laptop-1"))
     again = imported("family", whole, rows=8, max_layers=8).problem(Training(batch=32))
-    assert [layer.output_bytes for layer in again.layers] == [layer.output_bytes for layer in problem.layers]
+    assert [layer.output_bytes for layer in again.layers] == [
+        layer.output_bytes for layer in problem.layers
+    ]
 
 
 def test_graphs_round_trip(problem):
@@ -69,7 +79,11 @@ def test_graphs_round_trip(problem):
         assert pipedream.write(again) == text
         assert again.edges == graph.edges
         for a, b in zip(again.operators, graph.operators, strict=True):
-            assert (a.name, a.description, a.activation_bytes) == (b.name, b.description, b.activation_bytes)
+            assert (a.name, a.description, a.activation_bytes) == (
+                b.name,
+                b.description,
+                b.activation_bytes,
+            )
             assert a.forward_s == pytest.approx(b.forward_s, abs=1e-6)
 
 
@@ -77,7 +91,9 @@ def test_an_export_says_what_the_problem_says(problem):
     graph = pipedream.of_problem(problem, rows=8, device="laptop-1")
     operators = graph.operators[1:]
     assert len(operators) == len(problem.layers)
-    assert [o.parameter_bytes for o in operators] == [layer.parameter_bytes for layer in problem.layers]
+    assert [o.parameter_bytes for o in operators] == [
+        layer.parameter_bytes for layer in problem.layers
+    ]
     times = [cost.forward_s[1] for cost in problem.costs["laptop-1"]]
     assert [operator.forward_s for operator in operators] == pytest.approx(times)
 
@@ -86,7 +102,9 @@ def staged(problem, ends):
     """The export with stages, as PipeDream's optimizer writes it."""
     lines = pipedream.write(pipedream.of_problem(problem, rows=8)).splitlines()
     stage = [0, *(sum(i >= end for end in ends) for i in range(len(problem.layers)))]
-    return "\n".join(f"{line} -- stage_id={stage[i]}" if i < len(stage) else line for i, line in enumerate(lines))
+    return "\n".join(
+        f"{line} -- stage_id={stage[i]}" if i < len(stage) else line for i, line in enumerate(lines)
+    )
 
 
 def test_a_staged_graph_is_judged_with_the_devices_that_serve_it_best(problem):
@@ -99,10 +117,14 @@ def test_a_staged_graph_is_judged_with_the_devices_that_serve_it_best(problem):
 
 
 def test_the_printed_partition_is_judged_with_its_replicas(problem):
-    printed = "(Split start, split end) / compute time taken per stage / replication factor per stage:\n"
+    printed = (
+        "(Split start, split end) / compute time taken per stage / replication factor per stage:\n"
+    )
     printed += "(0, 5) 0.123 2\n(5, 8) 0.0456 1\n\nTotal number of stages: 2\n"
     assert judged(printed, problem).best.stages[0].stop == 5
-    equal = potluck.estimate("asteroid-a-1000", "bert-small", max_layers=8, rows=(1, 8, 32)).problem(Training(batch=32))
+    equal = potluck.estimate(
+        "asteroid-a-1000", "bert-small", max_layers=8, rows=(1, 8, 32)
+    ).problem(Training(batch=32))
     best = judged(printed, equal).best
     assert [(stage.stop, len(stage.devices)) for stage in best.stages] == [(5, 2), (8, 1)]
 
@@ -133,13 +155,18 @@ def test_what_metis_reads_says_what_the_problem_says(problem):
     document = json.loads(files[f"profile/DeviceType.{name}_tp1_bs8.json"])
     times = document["execution_time"]["layer_compute_total_ms"]
     costs = problem.costs[members[0]]
-    assert times == pytest.approx([1e3 * (cost.forward_s[1] + cost.backward_s[1]) for cost in costs])
-    assert document["model"]["parameters"]["parameters_per_layer_bytes"] == [x.parameter_bytes for x in problem.layers]
+    assert times == pytest.approx(
+        [1e3 * (cost.forward_s[1] + cost.backward_s[1]) for cost in costs]
+    )
+    assert document["model"]["parameters"]["parameters_per_layer_bytes"] == [
+        x.parameter_bytes for x in problem.layers
+    ]
     nodes = json.loads(files["clusterfile.json"])
     assert len(nodes) == len(files["hostfile"].splitlines()) == len(problem.devices)
     air = problem.network.media[0].capacity_bytes_per_s
     for node in nodes.values():
-        assert node["inter_bandwidth"] * 2**20 * 1e3 == pytest.approx(air / 2)  # up to the access point and down again
+        # up to the access point and down again
+        assert node["inter_bandwidth"] * 2**20 * 1e3 == pytest.approx(air / 2)
     assert "--gbs=32" in files["README.txt"]
 
 
@@ -159,11 +186,23 @@ def test_metis_gets_no_inference_and_no_more_kinds_than_it_knows(problem):
     [
         ("node3 -- node10", "node3 -- node11", "an edge joins node11, and there is no such node"),
         ("\tnode1 -- node2", "\tnode10 -- node2", "there is a cycle: "),
-        ("forward_compute_time=1.500", "forward_compute_time=-1.5", "line 2: forward_compute_time: expected a number"),
-        ("forward_compute_time=1.500", "forward_compute_time=nan", "expected a number, zero or more, got 'nan'"),
+        (
+            "forward_compute_time=1.500",
+            "forward_compute_time=-1.5",
+            "line 2: forward_compute_time: expected a number",
+        ),
+        (
+            "forward_compute_time=1.500",
+            "forward_compute_time=nan",
+            "expected a number, zero or more, got 'nan'",
+        ),
         ("activation_size=4096.0, ", "", "line 1: expected the facts"),
         ("node3 -- ReLU", "node2 -- ReLU", "line 4: there are two nodes called node2"),
-        ("\tnode1 -- node2", "\tnode1", "line 5: expected `name -- description -- facts`, got 'node1'"),
+        (
+            "\tnode1 -- node2",
+            "\tnode1",
+            "line 5: expected `name -- description -- facts`, got 'node1'",
+        ),
     ],
 )
 def test_says_what_is_wrong_with_a_graph(old, new, said):
@@ -180,8 +219,14 @@ def test_says_what_is_wrong_with_a_graph(old, new, said):
         ("(0, 5) 0.1 1\n(5, 9) 0.1 1\n", "covers 9 layers; bert-small has 8"),
         ("(0, 5) 0.1 1\n(6, 8) 0.1 1\n", "has (6, 8) after 5"),
         ("(0, 5) 0.1 3\n(5, 8) 0.1 2\n", "takes 5 devices; this home has 4"),
-        (METIS.format(a="H100", b="V100", c="P100", d="T4"), "names H100; this home has A100, V100, P100, T4"),
-        (METIS.format(a="A100", b="V100", c="P100", d="T4").replace("[0, 4, 8]", "[0, 4, 9]"), "covers 9 layers"),
+        (
+            METIS.format(a="H100", b="V100", c="P100", d="T4"),
+            "names H100; this home has A100, V100, P100, T4",
+        ),
+        (
+            METIS.format(a="A100", b="V100", c="P100", d="T4").replace("[0, 4, 8]", "[0, 4, 9]"),
+            "covers 9 layers",
+        ),
     ],
 )
 def test_a_plan_for_something_else_is_refused(problem, text, said):
@@ -200,4 +245,8 @@ def test_the_rivals_of_the_literature_can_be_asked_by_name(problem):
     plans = ask(problem, "gpipe")
     assert {plan.planner for plan in plans} == {"gpipe"}
     with pytest.raises(UserError, match="there is no planner 'gpie'"):
-        potluck.plan(potluck.estimate("family", "bert-small", max_layers=4), Training(batch=8), planner="gpie")
+        potluck.plan(
+            potluck.estimate("family", "bert-small", max_layers=4),
+            Training(batch=8),
+            planner="gpie",
+        )

@@ -1,4 +1,6 @@
-"""Homes of many devices: an end by any clock, work that grows slowly, and no plan of others that is better."""
+"""Homes of many devices: an end by any clock, work that grows slowly, and no plan of others that is
+better.
+"""
 
 from dataclasses import replace
 
@@ -41,7 +43,9 @@ def labels_of(n_devices):
 
 
 def test_the_search_over_alike_devices_grows_like_a_polynomial():
-    """States are how many are taken, not which: squared with the devices, times the sizes of groups."""
+    """States are how many are taken, not which: squared with the devices, times the sizes of
+    groups.
+    """
     few, many = labels_of(12), labels_of(48)
     assert 0 < many <= few * (48 / 12) ** 3
 
@@ -54,7 +58,9 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     best = make_plans(problem, clock=lambda: float(next(looks)), budget_s=100.0).best
     check_plan(best, problem)
     assert next(looks) < 200
-    alone_s = min(Direct(problem).run(plan).latency_s for plan in rivals(problem, CostTable(problem)))
+    alone_s = min(
+        Direct(problem).run(plan).latency_s for plan in rivals(problem, CostTable(problem))
+    )
     assert quick_bound_s(problem) <= best.latency_s <= alone_s * (1 + 1e-9)
 
 
@@ -78,7 +84,9 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
         return iter(())
 
     monkeypatch.setattr(anytime, "_passes", passes)
-    monkeypatch.setattr(anytime, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked"))
+    monkeypatch.setattr(
+        anytime, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked")
+    )
     search(CandidatePool(problem, table, Direct(problem, table)), borrow=False)
     assert len(made) == len(set(made)) == len(anytime.EFFORTS)
 
@@ -96,16 +104,24 @@ def test_more_devices_get_more_work():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize(("kind", "network", "seed"), [
-    ("alike", "switch", 4), ("two kinds", "sites", 5), ("mixed", "sites", 6), ("mixed", "wifi", 7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "network", "seed"),
+    [
+        ("alike", "switch", 4),
+        ("two kinds", "sites", 5),
+        ("mixed", "sites", 6),
+        ("mixed", "wifi", 7),
+    ],
+)
 def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, workload):
     problem = small(LargeHome(24, kind, network, workload, seed), n_layers=12)
     table = CostTable(problem)
     direct, best = Direct(problem, table), make_plans(problem).best
     for name, planner in RIVALS.items():
         steps = iter(range(2000))
-        plans = in_time(planner, problem, WorkBudget(), lambda steps=steps: next(steps, None) is None)
+        plans = in_time(
+            planner, problem, WorkBudget(), lambda steps=steps: next(steps, None) is None
+        )
         least_s = min((direct.run(plan).latency_s for plan in plans[:8]), default=float("inf"))
         assert best.latency_s <= least_s * (1 + 1e-6), name
 
@@ -130,7 +146,9 @@ def test_a_metered_table_tells_the_same_until_time_is_up():
 @pytest.mark.parametrize("workload", ["training", "single"])
 @pytest.mark.parametrize(("network", "seed"), [("switch", 4), ("wifi", 11), ("sites", 2)])
 def test_no_label_is_given_up_whose_whole_pipeline_is_better(network, workload, seed, micro_batch):
-    """Told to find what is a little worse than the best there is, the search over alike devices finds the best."""
+    """Told to find what is a little worse than the best there is, the search over alike devices
+    finds the best.
+    """
     problem = small(LargeHome(12, "alike", network, workload, seed), n_layers=8, batch=64)
     if problem.workload.batch % micro_batch:
         pytest.skip("no micro-batch of this batch")
@@ -143,7 +161,10 @@ def test_no_label_is_given_up_whose_whole_pipeline_is_better(network, workload, 
 
 
 def test_a_cable_of_one_device_is_no_medium_that_all_share():
-    media = [busiest_medium(LargeHome(12, "alike", network, "training", 0).problem()) for network in NETWORKS]
+    media = [
+        busiest_medium(LargeHome(12, "alike", network, "training", 0).problem())
+        for network in NETWORKS
+    ]
     assert media[NETWORKS.index("wifi")] == "air"
     assert media[NETWORKS.index("switch")] is None
     assert media[NETWORKS.index("sites")].startswith("site")
@@ -154,21 +175,36 @@ def test_a_stage_of_alike_devices_is_priced_as_if_each_were_another(n):
     problem = small(LargeHome(16, "alike", "switch", "training", 1))
     table = CostTable(problem)
     alike = StageCostTable(table, 16, range(9), [range(16)], [(n,)])
-    unlike = StageCostTable(table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))])
+    unlike = StageCostTable(
+        table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))]
+    )
     assert alike.head(0, 5, 0, float("inf")) == unlike.head(0, 5, 0, float("inf"))
 
 
-def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and_the_error_says_why(monkeypatch):
-    """By the closed form, which knows of one request at a time, plans fit; the many of a stream do not."""
+def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and_the_error_says_why(
+    monkeypatch,
+):
+    """By the closed form, which knows of one request at a time, plans fit.
+
+    The many of a stream do not.
+    """
     monkeypatch.setattr(tally_module, "GIVEN_S", ENOUGH_S)
     problem = small(LargeHome(24, "mixed", "switch", "streaming", 6))
     rejecting = replace(
-        problem, devices=tuple(replace(device, memory_bytes=12_000_000) for device in problem.devices),
-        layers=tuple(replace(layer, parameter_bytes=4 << 20, output_bytes=1 << 19) for layer in problem.layers),
-    )  # fmt: skip
+        problem,
+        devices=tuple(replace(device, memory_bytes=12_000_000) for device in problem.devices),
+        layers=tuple(
+            replace(layer, parameter_bytes=4 << 20, output_bytes=1 << 19)
+            for layer in problem.layers
+        ),
+    )
     tallies = [WorkBudget()]
-    monkeypatch.setattr(make_module, "WorkBudget", lambda: tallies.append(WorkBudget()) or tallies[-1])
-    with pytest.raises(Infeasible, match=r"no plan for chain fits: it would need .* MB, and may use 12 MB") as error:
+    monkeypatch.setattr(
+        make_module, "WorkBudget", lambda: tallies.append(WorkBudget()) or tallies[-1]
+    )
+    with pytest.raises(
+        Infeasible, match=r"no plan for chain fits: it would need .* MB, and may use 12 MB"
+    ) as error:
         make_plans(rejecting)
     assert error.value.facts["limit"] == "memory"
     assert ENOUGH_S / 2 <= sum(tally() for tally in tallies) < 2 * ENOUGH_S

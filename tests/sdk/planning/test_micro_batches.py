@@ -1,4 +1,6 @@
-"""Which micro-batch sizes are tried: what fits is found whatever divisors a batch has, and absurd batches end soon."""
+"""Which micro-batch sizes are tried: what fits is found whatever divisors a batch has, and absurd
+batches end soon.
+"""
 
 from dataclasses import replace
 
@@ -19,14 +21,14 @@ AWKWARD = [33, 37, 41, 62, 74, 101, 146, 211]
 
 
 def short_home(seed, batch, rows=1):
-    """A home whose devices hold the whole model with micro-batches of so many rows and little more, and a slow one that
-    holds less."""
+    """A home whose devices hold the whole model with micro-batches of so many rows and little more,
+    and a slow one that holds less."""
     problem = random_home(seed, Training(batch=batch), devices=3)
     layers = tuple(replace(layer, activation_bytes=50_000) for layer in problem.layers)
     problem = replace(problem, layers=layers)
     needed = footprint.memory_bytes(
         CostTable(problem), 0, len(layers), rows, warm_up=1, n_micro_batches=batch // rows
-    )  # fmt: skip
+    )
     return granted(problem, {device.name: int(1.02 * needed) for device in problem.devices})
 
 
@@ -44,7 +46,9 @@ def test_other_planners_may_choose_from_the_same_sizes(planner):
 
 @pytest.mark.parametrize("batch", AWKWARD)
 def test_an_awkward_batch_is_no_slower_than_one_that_has_every_divisor(batch):
-    """Per row, on devices of plenty of memory that lose nothing by small micro-batches: a pipeline can be filled."""
+    """Per row, on devices of plenty of memory that lose nothing by small micro-batches: a pipeline
+    can be filled.
+    """
     awkward = make_plans(random_home(1, Training(batch=batch))).best.latency_s / batch
     assert awkward <= make_plans(random_home(1, Training(batch=32))).best.latency_s / 32 * 1.05
 
@@ -53,7 +57,9 @@ def test_an_awkward_batch_is_no_slower_than_one_that_has_every_divisor(batch):
 def test_only_where_memory_is_short_small_sizes_are_tried_too(batch):
     plenty = candidates.micro_batches(random_home(1, Training(batch=batch)))
     short = candidates.micro_batches(short_home(1, batch, rows=2 if batch > 256 else 1))
-    assert max(batch // size for size in plenty) <= candidates.MAX_MICRO_BATCHES < batch // min(short)
+    assert (
+        max(batch // size for size in plenty) <= candidates.MAX_MICRO_BATCHES < batch // min(short)
+    )
     assert set(plenty) < set(short)
     assert batch // min(short) <= candidates.MOST_MICRO_BATCHES
     assert all(batch % size == 0 for size in short)
@@ -64,12 +70,18 @@ def test_micro_batches_that_help_are_named(workload):
     problem = replace(short_home(5, workload.batch), workload=workload)
     with pytest.raises(Infeasible, match=r"Would do .*micro-batches of") as error:
         solve(problem)
-    (remedy,) = (remedy for remedy in error.value.facts["remedies"] if remedy.limit == "micro-batch")
-    assert make_plans(replace(problem, workload=replace(workload, micro_batch=int(remedy.value)))).best.latency_s
+    (remedy,) = (
+        remedy for remedy in error.value.facts["remedies"] if remedy.limit == "micro-batch"
+    )
+    assert make_plans(
+        replace(problem, workload=replace(workload, micro_batch=int(remedy.value)))
+    ).best.latency_s
 
 
 @pytest.mark.parametrize(
-    "workload", [Training(batch=99999999), Training(batch=10**18 + 9), Inference(batch=99999999)], ids=str
+    "workload",
+    [Training(batch=99999999), Training(batch=10**18 + 9), Inference(batch=99999999)],
+    ids=str,
 )
 def test_of_an_absurd_batch_it_is_proved_without_a_search_that_nothing_fits(workload, monkeypatch):
     problem = replace(short_home(1, 8), workload=workload)

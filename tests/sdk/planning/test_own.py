@@ -1,4 +1,6 @@
-"""Our planner against every plan there is, its bound, its clock, and what must not change its answer."""
+"""Our planner against every plan there is, its bound, its clock, and what must not change its
+answer.
+"""
 
 import random
 from dataclasses import replace
@@ -49,13 +51,22 @@ def test_no_plan_is_below_the_bound(seed, workload):
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is_short(seed):
     rng = random.Random(seed)
-    workloads = [Training(batch=6), Training(batch=12), Inference(batch=6), Inference(batch=6, streaming=True)]
+    workloads = [
+        Training(batch=6),
+        Training(batch=12),
+        Inference(batch=6),
+        Inference(batch=6, streaming=True),
+    ]
     problem = random_home(seed + 100, workloads[seed % 4], layers=4)
-    scarce = tuple(replace(d, memory_bytes=rng.choice([40_000, 100_000, 10**9])) for d in problem.devices)
+    scarce = tuple(
+        replace(d, memory_bytes=rng.choice([40_000, 100_000, 10**9])) for d in problem.devices
+    )
     problem = replace(problem, devices=scarce)
     table = CostTable(problem)
     direct, plans = Direct(problem, table), list(plan_exhaustive(problem, table))
-    plans += [other for plan in plans[:: max(1, len(plans) // 10)] for other in neighbours(table, plan)]
+    plans += [
+        other for plan in plans[:: max(1, len(plans) // 10)] for other in neighbours(table, plan)
+    ]
     if plans:
         least_s = min(direct.run(plan).latency_s for plan in plans)
         assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
@@ -65,19 +76,29 @@ def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is
 def test_no_plan_is_below_the_bound_on_cables_and_air(seed):
     """Slow links, so that what they carry decides."""
     problem = random_problem(random.Random(f"bound {seed}"), {"devices": 3, "layers": 4})
-    slow = tuple(replace(m, capacity_bytes_per_s=m.capacity_bytes_per_s / 30) for m in problem.network.media)
+    slow = tuple(
+        replace(m, capacity_bytes_per_s=m.capacity_bytes_per_s / 30) for m in problem.network.media
+    )
     problem = replace(problem, network=replace(problem.network, media=slow))
     table = CostTable(problem)
     direct, plans = Direct(problem, table), list(plan_exhaustive(problem, table))
-    plans += [other for plan in plans[:: max(1, len(plans) // 5)] for other in neighbours(table, plan)]
+    plans += [
+        other for plan in plans[:: max(1, len(plans) // 5)] for other in neighbours(table, plan)
+    ]
     least_s = min(direct.run(plan).latency_s for plan in plans)
     assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
 
 
 def test_paths_that_share_a_cable_carry_no_more_than_it():
     ends = {"a": 10.0, "b": 4.0, "c": 4.0}
-    media = [Medium(name=f"{n} {way}", capacity_bytes_per_s=rate) for n, rate in ends.items() for way in ("up", "down")]
-    paths = {(x, y): Path(media=((f"{x} up", 1), (f"{y} down", 1))) for x in ends for y in ends if x != y}
+    media = [
+        Medium(name=f"{n} {way}", capacity_bytes_per_s=rate)
+        for n, rate in ends.items()
+        for way in ("up", "down")
+    ]
+    paths = {
+        (x, y): Path(media=((f"{x} up", 1), (f"{y} down", 1))) for x in ends for y in ends if x != y
+    }
     network = Network(media=tuple(media), paths=paths)
     assert together(network, [("a", "b"), ("a", "c")]) == 8.0  # each brings 4, a could send 10
     assert together(network, [("b", "a"), ("b", "c")]) == 4.0  # b sends 4 at most
@@ -168,7 +189,7 @@ def test_every_unused_device_has_its_reason():
     assert set(best.unused) == {device.name for device in problem.devices} - set(best.devices)
 
 
-# --- alike devices ----------------------------------------------------------------------------------------------------
+# --- alike devices --------------------------------------------------------------------------------
 
 
 def twins(**changes):
@@ -190,13 +211,23 @@ def test_equal_devices_are_alike_and_others_are_not():
 def test_a_plan_is_simulated_once_for_all_that_alike_devices_could_do_in_it():
     problem = twins()
     table = CostTable(problem)
-    simulator, plan = Direct(problem, table), next(p for p in plan_exhaustive(problem, table) if len(p.stages) > 1)
+    simulator, plan = (
+        Direct(problem, table),
+        next(p for p in plan_exhaustive(problem, table) if len(p.stages) > 1),
+    )
     other = {plan.devices[0]: plan.devices[1], plan.devices[1]: plan.devices[0]}
-    stages = tuple(replace(stage, devices=tuple(other[name] for name in stage.devices)) for stage in plan.stages)
+    stages = tuple(
+        replace(stage, devices=tuple(other[name] for name in stage.devices))
+        for stage in plan.stages
+    )
     board = CandidatePool(problem, table, simulator)
     score = board.score(plan)
     assert board.knows(replace(plan, stages=stages))
-    assert board.score(replace(plan, stages=stages)) == score == simulator.run(replace(plan, stages=stages)).latency_s
+    assert (
+        board.score(replace(plan, stages=stages))
+        == score
+        == simulator.run(replace(plan, stages=stages)).latency_s
+    )
     apart = CandidatePool(twins(memory_bytes=5), CostTable(twins(memory_bytes=5)), simulator)
     apart.score(plan)
     assert not apart.knows(replace(plan, stages=stages))
@@ -211,8 +242,17 @@ def test_of_plans_that_differ_only_in_which_of_alike_devices_does_what_one_is_to
 def test_devices_on_equal_cables_of_their_own_are_alike():
     problem = replace(random_home(0, devices=2), costs=twins().costs)
     names = ("d0", "d1")
-    media = tuple(Medium(name=f"{name} {way}", capacity_bytes_per_s=9.0) for name in names for way in ("up", "down"))
-    paths = {(a, b): Path(media=((f"{a} up", 1), (f"{b} down", 1))) for a in names for b in names if a != b}
+    media = tuple(
+        Medium(name=f"{name} {way}", capacity_bytes_per_s=9.0)
+        for name in names
+        for way in ("up", "down")
+    )
+    paths = {
+        (a, b): Path(media=((f"{a} up", 1), (f"{b} down", 1)))
+        for a in names
+        for b in names
+        if a != b
+    }
     assert alike(replace(problem, network=Network(media=media, paths=paths))) == [[0, 1]]
     slower = (replace(media[0], capacity_bytes_per_s=8.0), *media[1:])
     assert alike(replace(problem, network=Network(media=slower, paths=paths))) == [[0], [1]]
@@ -232,9 +272,11 @@ def test_a_home_of_many_devices_gets_a_plan(n):
     devices = tuple(replace(problem.devices[0], name=name) for name in names)
     paths = {(a, b): Path(media=(("air", 1),)) for a in names for b in names if a != b}
     many = replace(
-        problem, devices=devices, network=replace(problem.network, paths=paths),
+        problem,
+        devices=devices,
+        network=replace(problem.network, paths=paths),
         costs={name: (first if i % 3 else second) for i, name in enumerate(names)},
-    )  # fmt: skip
+    )
     best = make_plans(many).best
     check_plan(best, many)
     assert best.latency_s <= make_plans(problem).best.latency_s * 1.01
@@ -243,7 +285,10 @@ def test_a_home_of_many_devices_gets_a_plan(n):
 
 def test_a_profile_measured_for_inference_alone_is_enough():
     problem = random_home(3, Inference(batch=2))
-    bare = {name: tuple(replace(c, backward_s=()) for c in costs) for name, costs in problem.costs.items()}
+    bare = {
+        name: tuple(replace(c, backward_s=()) for c in costs)
+        for name, costs in problem.costs.items()
+    }
     assert make_plans(replace(problem, costs=bare)).best.stages == make_plans(problem).best.stages
 
 
@@ -258,8 +303,12 @@ def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
         budget = rng.randrange(1000, 3_000_000)
 
         def needs(depth, start=start, stop=stop, rows=rows, n=n, replicas=replicas):
-            return footprint.memory_bytes(table, start, stop, rows, warm_up=depth, replicas=replicas, n_micro_batches=n)
+            return footprint.memory_bytes(
+                table, start, stop, rows, warm_up=depth, replicas=replicas, n_micro_batches=n
+            )
 
         every = [depth for depth in range(1, n + 1) if needs(depth) <= budget]
-        found = footprint.depth_that_fits(table, start, stop, rows, budget, replicas=replicas, n_micro_batches=n)
+        found = footprint.depth_that_fits(
+            table, start, stop, rows, budget, replicas=replicas, n_micro_batches=n
+        )
         assert found == max(every, default=0)

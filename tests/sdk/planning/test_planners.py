@@ -1,4 +1,6 @@
-"""The planners: Algorithm 1 and the round's equations by hand, the dynamic program against the exhaustive oracle."""
+"""The planners: Algorithm 1 and the round's equations by hand, the dynamic program against the
+exhaustive oracle.
+"""
 
 import random
 import re
@@ -32,31 +34,59 @@ from potluck.records import (
 from potluck.simulate.cost import CostTable, all_reduce_s, cut_s, interpolate
 
 
-def make(speeds, *, layers=4, workload=None, capacity=1e6, memory=10**9, qoe=None, rng=None, parameter_bytes=1000):
-    """A home of devices as fast as `speeds` (rows per second and layer), one shared medium, a chain of layers."""
+def make(
+    speeds,
+    *,
+    layers=4,
+    workload=None,
+    capacity=1e6,
+    memory=10**9,
+    qoe=None,
+    rng=None,
+    parameter_bytes=1000,
+):
+    """A home of devices as fast as `speeds` (rows per second and layer), one shared medium, a chain
+    of layers.
+    """
     names = [f"d{i}" for i in range(len(speeds))]
-    devices = tuple(Device(name=n, memory_bytes=memory, idle_w=1.0, busy_w=4.0, radio_w=1.0) for n in names)
+    devices = tuple(
+        Device(name=n, memory_bytes=memory, idle_w=1.0, busy_w=4.0, radio_w=1.0) for n in names
+    )
     paths = {(a, b): Path(media=(("air", 1),)) for a in names for b in names if a != b}
     weights = [rng.uniform(0.5, 2) if rng else 1.0 for _ in range(layers)]
     sizes = [rng.choice([100, 1000, 10_000]) if rng else 1000 for _ in range(layers)]
     costs = {
         name: tuple(
-            LayerCost(rows=(1, 64), forward_s=(w / speed, 64 * w / speed), backward_s=(2 * w / speed, 128 * w / speed))
+            LayerCost(
+                rows=(1, 64),
+                forward_s=(w / speed, 64 * w / speed),
+                backward_s=(2 * w / speed, 128 * w / speed),
+            )
             for w in weights
         )
         for name, speed in zip(names, speeds, strict=True)
     }
     return Problem(
-        model="chain", devices=devices, costs=costs, workload=workload or Training(batch=16), qoe=qoe or QoE(),
+        model="chain",
+        devices=devices,
+        costs=costs,
+        workload=workload or Training(batch=16),
+        qoe=qoe or QoE(),
         network=Network(media=(Medium(name="air", capacity_bytes_per_s=capacity),), paths=paths),
         layers=tuple(
-            Layer(name=f"l{i}", parameter_bytes=parameter_bytes, output_bytes=s, gradient_bytes=s, activation_bytes=s)
+            Layer(
+                name=f"l{i}",
+                parameter_bytes=parameter_bytes,
+                output_bytes=s,
+                gradient_bytes=s,
+                activation_bytes=s,
+            )
             for i, s in enumerate(sizes)
         ),
-    )  # fmt: skip
+    )
 
 
-# --- equations --------------------------------------------------------------------------------------------------------
+# --- equations ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,7 +105,8 @@ def test_a_time_is_never_below_proportion_nor_falling():
 
 def test_round_by_hand():
     assert round_s([Step(1, 2)], 3) == 9
-    # The last step is dominant: waits 1.5, then 4 x 6; the first starts at once and ends its last backward after it.
+    # The last step is dominant: waits 1.5, then 4 x 6; the first starts at once and ends its last
+    # backward after it.
     assert round_s([Step(1, 2), Step(0.5, 0.5), Step(2, 4, 1)], 4) == 28
     # A slow link is dominant: 1 + 4 x 10 + 2 behind... the first step waits for its last gradient.
     assert round_s([Step(1, 2), Step(5, 5), Step(2, 4)], 4) == 43
@@ -85,14 +116,16 @@ def test_round_by_hand():
 
 def test_transfers_and_all_reduce_by_hand():
     network = make([1, 1, 1], capacity=100.0).network
-    assert cut_s(network, 10, ["d0"], [8], ["d1", "d2"], [5, 3]) == pytest.approx(0.8)  # one sender, 80 bytes
+    # one sender, 80 bytes
+    assert cut_s(network, 10, ["d0"], [8], ["d1", "d2"], [5, 3]) == pytest.approx(0.8)
     assert cut_s(network, 10, ["d0", "d1"], [4, 4], ["d1", "d2"], [4, 4]) == pytest.approx(0.4)
     assert cut_s(network, 10, ["d0"], [8], ["d0"], [8]) == 0.0
-    assert all_reduce_s(network, ["d0", "d1", "d2"], 300) == pytest.approx(4.0)  # 2 x 2/3 x 300 bytes at 100 per second
+    # 2 x 2/3 x 300 bytes at 100 per second
+    assert all_reduce_s(network, ["d0", "d1", "d2"], 300) == pytest.approx(4.0)
     assert all_reduce_s(network, ["d0"], 300) == 0.0
 
 
-# --- Algorithm 1 ------------------------------------------------------------------------------------------------------
+# --- Algorithm 1 ----------------------------------------------------------------------------------
 
 
 def test_rows_in_proportion():
@@ -143,13 +176,19 @@ def test_allocation_is_by_speed():
     assert allocate(table, 0, 4, ["d0", "d1"], 8, warm_up=1, n_micro_batches=2) == (2, 6)
 
 
-# --- the dynamic program ----------------------------------------------------------------------------------------------
+# --- the dynamic program --------------------------------------------------------------------------
 
 
 def random_problem(seed, workload):
     rng = random.Random(seed)
     speeds = [rng.uniform(20, 200) for _ in range(rng.randint(1, 3))]
-    return make(speeds, layers=rng.randint(2, 5), workload=workload, capacity=rng.choice([1e4, 1e5, 1e6]), rng=rng)
+    return make(
+        speeds,
+        layers=rng.randint(2, 5),
+        workload=workload,
+        capacity=rng.choice([1e4, 1e5, 1e6]),
+        rng=rng,
+    )
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -168,13 +207,20 @@ def test_dynamic_program_against_every_plan_in_its_order(seed, workload):
 
     best = min(plan.latency_s for plan in plan_exhaustive(problem) if in_order(plan))
     assert found >= best * (1 - 1e-9)
-    # Q keeps one pipeline per state while eq. (6) looks at all steps, so the best may be missed, but not by much.
+    # Q keeps one pipeline per state while eq. (6) looks at all steps, so the best may be missed,
+    # but not by much.
     assert found <= best * 1.15
 
 
 def test_the_oracle_lists_every_ordered_grouping_once():
     listed = list(groupings(["a", "b"], 2))
-    assert sorted(listed) == [(("a",),), (("a",), ("b",)), (("a", "b"),), (("b",),), (("b",), ("a",))]
+    assert sorted(listed) == [
+        (("a",),),
+        (("a",), ("b",)),
+        (("a", "b"),),
+        (("b",),),
+        (("b",), ("a",)),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -204,7 +250,9 @@ def test_a_slow_link_leaves_one_device_alone_and_says_why():
 
 
 def test_more_bandwidth_never_hurts_the_best_plan():
-    latencies = [make_plans(make([30.0, 10.0], capacity=c)).best.latency_s for c in (1e3, 1e4, 1e5, 1e7)]
+    latencies = [
+        make_plans(make([30.0, 10.0], capacity=c)).best.latency_s for c in (1e3, 1e4, 1e5, 1e7)
+    ]
     assert latencies == sorted(latencies, reverse=True)
 
 
@@ -221,12 +269,13 @@ def test_with_a_latency_limit_the_thriftiest_plan_that_holds_it_is_best():
 
 def test_memory_is_held_by_splitting():
     problem = make([10.0, 10.0], layers=4, capacity=1e9, parameter_bytes=10**6, memory=12 * 10**6)
-    best = make_plans(problem).best  # 16 MB of weights, gradients and moments: no device holds them alone
+    # 16 MB of weights, gradients and moments: no device holds them alone
+    best = make_plans(problem).best
     assert len(best.stages) == 2
     assert max(best.peak_bytes.values()) <= 12 * 10**6
 
 
-# --- limits -----------------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def test_no_memory_names_device_needed_available_and_the_way_out():
@@ -239,14 +288,20 @@ def test_no_memory_names_device_needed_available_and_the_way_out():
     assert facts["limit"] == "memory"
     assert facts["needed"] > facts["available"] == 7 * 10**6
     relaxed = replace(
-        problem, devices=tuple(replace(d, memory_bytes=int(facts["needed"] * 1.01) + 10**6) for d in problem.devices)
+        problem,
+        devices=tuple(
+            replace(d, memory_bytes=int(facts["needed"] * 1.01) + 10**6) for d in problem.devices
+        ),
     )
     assert make_plans(relaxed)
 
 
 def test_a_layer_too_big_for_any_device_is_named():
     problem = make([10.0], layers=2, parameter_bytes=10**9, memory=10**6)
-    with pytest.raises(Infeasible, match=r"layer 'l1' of chain fits on no device: it needs 5\d+ MB, .* may use 1 MB"):
+    with pytest.raises(
+        Infeasible,
+        match=r"layer 'l1' of chain fits on no device: it needs 5\d+ MB, .* may use 1 MB",
+    ):
         make_plans(problem)
 
 
@@ -270,7 +325,7 @@ def test_an_empty_home_is_an_error():
         make_plans(make([]))
 
 
-# --- choices and checks -----------------------------------------------------------------------------------------------
+# --- choices and checks ---------------------------------------------------------------------------
 
 
 def test_micro_batches_divide_the_batch():
@@ -278,7 +333,8 @@ def test_micro_batches_divide_the_batch():
     assert micro_batches(make([1.0], workload=Training(batch=7))) == (7, 1)
     assert micro_batches(make([1.0], workload=Training(batch=12, micro_batch=4))) == (4,)
     assert all(
-        128 % size == 0 and 128 // size <= 32 for size in micro_batches(make([1.0], workload=Training(batch=128)))
+        128 % size == 0 and 128 // size <= 32
+        for size in micro_batches(make([1.0], workload=Training(batch=128)))
     )
 
 
@@ -290,17 +346,26 @@ def test_many_layers_keep_the_cuts_that_matter():
 
 
 PLAN = Plan(
-    planner="hand", model="chain", micro_batch=4, n_micro_batches=4,
+    planner="hand",
+    model="chain",
+    micro_batch=4,
+    n_micro_batches=4,
     stages=(Stage(start=0, stop=4, devices=("d0",), shares=(4,)),),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         ({"model": "other"}, "for the model 'other', not for 'chain'"),
-        ({"stages": (Stage(start=0, stop=3, devices=("d0",), shares=(4,)),)}, "cover 3 layers; chain has 4"),
-        ({"stages": (Stage(start=0, stop=4, devices=("d9",), shares=(4,)),)}, "d9: is not in this home"),
+        (
+            {"stages": (Stage(start=0, stop=3, devices=("d0",), shares=(4,)),)},
+            "cover 3 layers; chain has 4",
+        ),
+        (
+            {"stages": (Stage(start=0, stop=4, devices=("d9",), shares=(4,)),)},
+            "d9: is not in this home",
+        ),
         ({"training": False}, "asked was training"),
         ({"n_micro_batches": 3}, "12 in all; the batch has 16"),
     ],
@@ -318,7 +383,10 @@ def test_a_plan_for_something_else_is_refused(change, error):
         (lambda: Device(name="home", memory_bytes=1), "cannot be called 'home'"),
         (lambda: Device(name="a", memory_bytes=0), "a: memory_bytes must be above zero, got 0"),
         (lambda: Medium(name="m", capacity_bytes_per_s=float("nan")), "must be above zero"),
-        (lambda: Training(batch=10, micro_batch=3), "10 rows cannot be split into micro-batches of 3"),
+        (
+            lambda: Training(batch=10, micro_batch=3),
+            "10 rows cannot be split into micro-batches of 3",
+        ),
         (lambda: LayerCost(rows=(2, 1), forward_s=(1.0, 1.0)), "ascending"),
         (lambda: replace(make([1.0]), costs={}), "4 layers but the profile 0"),
         (lambda: make([1.0]).network.path("d0", "d7"), "no path from d0 to d7"),

@@ -1,4 +1,6 @@
-"""The order of plans: joules are weighed against joules only, and where power is unknown that is said."""
+"""The order of plans: joules are weighed against joules only, and where power is unknown that is
+said.
+"""
 
 import random
 from dataclasses import replace
@@ -20,15 +22,24 @@ def some_plans(seed, known):
     stages = (Stage(start=0, stop=3, devices=("d0",), shares=(2,)),)
     return [
         Plan(
-            planner=str(i), model="chain", stages=stages, micro_batch=2, latency_s=10 ** rng.uniform(-3, 3),
-            energy_j=10 ** rng.uniform(-3, 3) if known == "all" or (known == "some" and rng.random() < 0.5) else None,
+            planner=str(i),
+            model="chain",
+            stages=stages,
+            micro_batch=2,
+            latency_s=10 ** rng.uniform(-3, 3),
+            energy_j=10 ** rng.uniform(-3, 3)
+            if known == "all" or (known == "some" and rng.random() < 0.5)
+            else None,
         )
         for i in range(12)
-    ]  # fmt: skip
+    ]
 
 
 def without_power(problem, *names):
-    return replace(problem, devices=tuple(replace(d, busy_w=None) if d.name in names else d for d in problem.devices))
+    return replace(
+        problem,
+        devices=tuple(replace(d, busy_w=None) if d.name in names else d for d in problem.devices),
+    )
 
 
 def names_in_order(plans, problem):
@@ -38,7 +49,11 @@ def names_in_order(plans, problem):
 def in_other_units(plans, problem, seconds, joules):
     """The same, told in units of so many seconds and joules."""
     told = [
-        replace(p, latency_s=p.latency_s / seconds, energy_j=None if p.energy_j is None else p.energy_j / joules)
+        replace(
+            p,
+            latency_s=p.latency_s / seconds,
+            energy_j=None if p.energy_j is None else p.energy_j / joules,
+        )
         for p in plans
     ]
     qoe = problem.qoe
@@ -67,13 +82,17 @@ def test_the_order_is_total_and_the_same_in_any_units(latency_s, known, powers):
 def test_where_a_power_is_unknown_time_alone_decides(known):
     problem = without_power(replace(random_home(1), qoe=QoE(latency_s=50.0)), "d1")
     plans = some_plans(3, known)
-    assert names_in_order(plans, problem) == [p.planner for p in sorted(plans, key=lambda plan: plan.latency_s)]
+    assert names_in_order(plans, problem) == [
+        p.planner for p in sorted(plans, key=lambda plan: plan.latency_s)
+    ]
 
 
 def test_where_all_powers_are_known_plans_of_unknown_energy_come_last_by_time():
     problem = replace(random_home(1), qoe=QoE(latency_s=50.0))
     plans = some_plans(4, "some")
-    unknown = [plan.planner for plan in sorted(plans, key=lambda p: p.latency_s) if plan.energy_j is None]
+    unknown = [
+        plan.planner for plan in sorted(plans, key=lambda p: p.latency_s) if plan.energy_j is None
+    ]
     assert 0 < len(unknown) < len(plans)
     assert names_in_order(plans, problem)[-len(unknown) :] == unknown
 
@@ -87,7 +106,12 @@ def test_planning_for_energy_where_a_power_is_unknown_says_so(planner):
     assert "of d1 is not known" in note  # and not of d0
     assert "--power" in note  # what to do
     assert [plan.latency_s for plan in plans] == sorted(plan.latency_s for plan in plans)
-    shown = [repr(plans), plans._repr_html_(), text.plans(plans.items, plans.best), text.plan(plans.best, problem)]
+    shown = [
+        repr(plans),
+        plans._repr_html_(),
+        text.plans(plans.items, plans.best),
+        text.plan(plans.best, problem),
+    ]
     explanation = explain(plans.best, improvements=False)
     shown += [repr(explanation), html.explanation(explanation), html.plan(plans.best, problem)]
     assert all("power of d1 is not known" in " ".join(one.split()) for one in shown)
@@ -102,7 +126,9 @@ def test_nothing_is_said_where_nobody_asked_for_joules_or_all_powers_are_known()
 def test_an_unknown_energy_neither_beats_nor_is_beaten():
     fast, slow = (
         replace(plan, latency_s=seconds, energy_j=joules, peak_bytes={"d0": 1})
-        for plan, seconds, joules in zip(some_plans(0, "all"), (1.0, 2.0), (5.0, None), strict=False)
+        for plan, seconds, joules in zip(
+            some_plans(0, "all"), (1.0, 2.0), (5.0, None), strict=False
+        )
     )
     assert Plans((fast, slow)).pareto == (fast,)  # by time and memory, which are known of both
     thrifty = replace(slow, energy_j=4.0)

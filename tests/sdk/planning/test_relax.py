@@ -1,4 +1,6 @@
-"""What would make it feasible is true: planned with it there is a plan, and with a little less there is none."""
+"""What would make it feasible is true: planned with it there is a plan, and with a little less
+there is none.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +26,9 @@ def asked(problem, **limits):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"])
+@pytest.mark.parametrize(
+    "workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"]
+)
 def test_the_latency_that_is_named_can_be_asked_for_and_little_less_cannot(seed, workload):
     problem = asked(random_home(seed, workload), latency_s=1e-6)
     (remedy,) = remedies(problem, make_plans, make_plans)
@@ -62,9 +66,12 @@ def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
     problem = random_home(seed, Training(batch=8))
     layers = tuple(replace(layer, parameter_bytes=40_000_000) for layer in problem.layers)
     problem = replace(problem, layers=layers)
-    tight = granted(problem, {device.name: 100_000_000 for device in problem.devices})  # one layer needs 160 MB
+    # one layer needs 160 MB
+    tight = granted(problem, {device.name: 100_000_000 for device in problem.devices})
     assert not feasible(tight)
-    found = [remedy for remedy in remedies(tight, make_plans, make_plans) if remedy.limit == "memory"]
+    found = [
+        remedy for remedy in remedies(tight, make_plans, make_plans) if remedy.limit == "memory"
+    ]
     assert found
     for remedy in found:
         assert feasible(granted(tight, {remedy.device: int(remedy.value)}))
@@ -74,18 +81,27 @@ def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
 def test_a_smaller_batch_is_named_where_it_is_enough():
     problem = random_home(0, Training(batch=64, micro_batch=64))
     layers = tuple(replace(layer, activation_bytes=10_000_000) for layer in problem.layers)
-    tight = granted(replace(problem, layers=layers), {device.name: 200_000_000 for device in problem.devices})
-    batch = next(remedy for remedy in remedies(tight, make_plans, make_plans) if remedy.limit == "batch")
+    tight = granted(
+        replace(problem, layers=layers), {device.name: 200_000_000 for device in problem.devices}
+    )
+    batch = next(
+        remedy for remedy in remedies(tight, make_plans, make_plans) if remedy.limit == "batch"
+    )
     assert feasible(replace(tight, workload=Training(batch=int(batch.value))))
 
 
 def test_the_user_is_told_limit_need_and_remedy_in_one_sentence():
     profile = potluck.estimate("family", "mobilenet-v2-cifar", max_layers=5, rows=(1, 8))
-    with pytest.raises(Infeasible, match=r"the latency limit is 0\.001 s\. Would do \(.*a latency of") as error:
+    with pytest.raises(
+        Infeasible, match=r"the latency limit is 0\.001 s\. Would do \(.*a latency of"
+    ) as error:
         potluck.plan(profile, potluck.Training(batch=8), QoE(latency_s=1e-3))
     (remedy,) = error.value.facts["remedies"]
     assert error.value.facts["limit"] == "latency"
-    assert potluck.plan(profile, potluck.Training(batch=8), QoE(latency_s=remedy.value)).best.latency_s <= remedy.value
+    assert (
+        potluck.plan(profile, potluck.Training(batch=8), QoE(latency_s=remedy.value)).best.latency_s
+        <= remedy.value
+    )
     with pytest.raises(Infeasible, match=r" per request; the latency limit"):
         potluck.plan(profile, potluck.Inference(), QoE(latency_s=1e-9))
     with pytest.raises(Infeasible, match="Would do"):
@@ -93,7 +109,8 @@ def test_the_user_is_told_limit_need_and_remedy_in_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("value", "rounded"), [(0.12301, 0.124), (2.0, 2.0), (1234.5, 1240), (9.999, 10.0), (1e-5, 1e-5), (0.0, 0.0)]
+    ("value", "rounded"),
+    [(0.12301, 0.124), (2.0, 2.0), (1234.5, 1240), (9.999, 10.0), (1e-5, 1e-5), (0.0, 0.0)],
 )
 def test_rounds_up_to_three_digits(value, rounded):
     assert round_up(value) == pytest.approx(rounded, rel=1e-12)

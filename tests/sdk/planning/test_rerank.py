@@ -17,7 +17,9 @@ from potluck.simulate.predict import predict_steps
 
 
 def congested(seed, workload=None):
-    return random_home(seed, workload or Training(batch=8, micro_batch=2), devices=4, layers=5, capacity=2e4)
+    return random_home(
+        seed, workload or Training(batch=8, micro_batch=2), devices=4, layers=5, capacity=2e4
+    )
 
 
 def ways(plan):
@@ -35,9 +37,15 @@ def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
     before, after = make_plans(problem), make_plans(problem, order_transfers=True)
     assert ways(after.best) != ways(before.best)
     assert {ways(plan) for plan in after} == {ways(plan) for plan in before}
-    looked_at = [plan for plan in before[:N_PLANS] if ways(plan) in {ways(other) for other in after[:N_PLANS]}]
+    looked_at = [
+        plan
+        for plan in before[:N_PLANS]
+        if ways(plan) in {ways(other) for other in after[:N_PLANS]}
+    ]
     foretold_s = {ways(plan): step_s(problem, plan) for plan in looked_at}
-    assert [plan.latency_s for plan in after[:N_PLANS]] == pytest.approx(sorted(foretold_s.values()))
+    assert [plan.latency_s for plan in after[:N_PLANS]] == pytest.approx(
+        sorted(foretold_s.values())
+    )
     assert after.best.latency_s < foretold_s[ways(before.best)]
     assert after.best.energy_j == pytest.approx(sum(after.best.device_energy_j.values()))
     assert after.best.gap_frac is None  # what is certified is one step alone

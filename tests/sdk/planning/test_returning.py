@@ -1,4 +1,6 @@
-"""Chains that come back to a device: found where they are much faster or alone fit, and what is certified says so."""
+"""Chains that come back to a device: found where they are much faster or alone fit, and what is
+certified says so.
+"""
 
 from dataclasses import replace
 
@@ -10,7 +12,19 @@ from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.evaluate import judge
 from potluck.planning.explain import explain
 from potluck.planning.feasibility import breaches
-from potluck.records import Device, Inference, Layer, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
+from potluck.records import (
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+    Training,
+)
 
 MB = 10**6
 
@@ -18,7 +32,9 @@ MB = 10**6
 def chain(seconds, memory, parameters, workload):
     """Devices a and b on cables; `seconds` per row of each layer, by device."""
     names = "a", "b"
-    media = tuple(Medium(name=f"{n} {way}", capacity_bytes_per_s=1e8) for n in names for way in ("up", "down"))
+    media = tuple(
+        Medium(name=f"{n} {way}", capacity_bytes_per_s=1e8) for n in names for way in ("up", "down")
+    )
     return Problem(
         model="chain",
         devices=tuple(Device(name=name, memory_bytes=memory[name]) for name in names),
@@ -30,17 +46,24 @@ def chain(seconds, memory, parameters, workload):
             },
         ),
         layers=tuple(
-            Layer(name=f"l{i}", parameter_bytes=nbytes, output_bytes=1000, gradient_bytes=1000, activation_bytes=1000)
+            Layer(
+                name=f"l{i}",
+                parameter_bytes=nbytes,
+                output_bytes=1000,
+                gradient_bytes=1000,
+                activation_bytes=1000,
+            )
             for i, nbytes in enumerate(parameters)
         ),
         costs={
             name: tuple(
-                LayerCost(rows=(1, 8), forward_s=(s, 8 * s), backward_s=(2 * s, 16 * s)) for s in seconds[name]
+                LayerCost(rows=(1, 8), forward_s=(s, 8 * s), backward_s=(2 * s, 16 * s))
+                for s in seconds[name]
             )
             for name in names
         },
         workload=workload,
-    )  # fmt: skip
+    )
 
 
 def returning(problem, first, last):
@@ -48,13 +71,21 @@ def returning(problem, first, last):
     spans = ((0, first, "a"), (first, last, "b"), (last, n_layers, "a"))
     stages = tuple(Stage(start=i, stop=j, devices=(name,), shares=(rows,)) for i, j, name in spans)
     plan = Plan(
-        planner="hand", model="chain", stages=stages, micro_batch=rows, training=isinstance(problem.workload, Training)
-    )  # fmt: skip
+        planner="hand",
+        model="chain",
+        stages=stages,
+        micro_batch=rows,
+        training=isinstance(problem.workload, Training),
+    )
     return judge(problem, plan)
 
 
-@pytest.mark.parametrize("workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str)
-@pytest.mark.parametrize(("n_layers", "first", "last"), [(6, 1, 5), (5, 2, 4), (20, 1, 19), (24, 3, 17)])
+@pytest.mark.parametrize(
+    "workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str
+)
+@pytest.mark.parametrize(
+    ("n_layers", "first", "last"), [(6, 1, 5), (5, 2, 4), (20, 1, 19), (24, 3, 17)]
+)
 def test_a_device_that_is_fast_at_both_ends_takes_both(workload, n_layers, first, last):
     seconds = {
         "a": [0.02 if first <= i < last else 0.001 for i in range(n_layers)],
@@ -82,7 +113,12 @@ def test_what_is_certified_of_a_chain_is_said_of_plans_with_one_stage_per_device
 
 def test_a_plan_that_comes_back_is_none_that_the_bound_forbids():
     problem = replace(
-        chain({"a": [0.001, 0.02, 0.001], "b": [0.02, 0.001, 0.02]}, {"a": 10**9, "b": 10**9}, [MB] * 3, Inference()),
+        chain(
+            {"a": [0.001, 0.02, 0.001], "b": [0.02, 0.001, 0.02]},
+            {"a": 10**9, "b": 10**9},
+            [MB] * 3,
+            Inference(),
+        )
     )
     best = make_plans(problem).best
     assert [stage.devices for stage in best.stages] == [("a",), ("b",), ("a",)]

@@ -1,4 +1,7 @@
-"""Homes that do not exist: one device more or less, another rate; who shares what with the newcomer."""
+"""Homes that do not exist: one device more or less, another rate.
+
+Who shares what with the newcomer.
+"""
 
 import pytest
 from tests.sdk.planning.homes import random_home
@@ -30,14 +33,21 @@ def test_a_newcomer_at_a_switch_has_a_port_of_its_own():
     assert media(network, "nano-3", "new") == (("nano-3 up", 1), ("new down", 1))
     assert media(network, "nano-2", "new") == (("nano-2 up", 1), ("new down", 1))
     assert media(network, "new", HOME) == (("new up", 1), ("nano-1 down", 1))
-    added = {medium.name: medium.capacity_bytes_per_s for medium in network.media[len(home.network.media) :]}
+    added = {
+        medium.name: medium.capacity_bytes_per_s
+        for medium in network.media[len(home.network.media) :]
+    }
     assert added == {"new up": 12.5e6, "new down": 12.5e6}
 
 
 def test_a_newcomer_behind_a_port_that_several_share_shares_it_too():
     network = joined(library.load_home("deepcee-1").network, "new", "cloud-1-2")
     assert media(network, "new", "cloud-1-3") == (("cloud-1 bus", 1),)
-    assert media(network, "new", "end-1") == (("cloud-1 up", 1), ("cloud > end", 1), ("end-1 down", 1))
+    assert media(network, "new", "end-1") == (
+        ("cloud-1 up", 1),
+        ("cloud > end", 1),
+        ("end-1 down", 1),
+    )
 
 
 @pytest.mark.parametrize("paced", [False, True])
@@ -85,7 +95,7 @@ def test_a_second_device_or_a_faster_medium_never_makes_the_best_plan_slower(see
     assert make_plans(with_medium(problem, "air", 1e12)).best.latency_s <= best_s * 1.01
 
 
-# --- profiles ---------------------------------------------------------------------------------------------------------
+# --- profiles -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +125,18 @@ def test_a_measured_profile_estimates_from_its_layers(profile):
     from dataclasses import replace
 
     measured = replace(profile, graph=None, bounds=())
-    rough, fine = (p.with_device("jetson-orin-nano").training.costs["jetson-orin-nano"] for p in (measured, profile))
+    rough, fine = (
+        p.with_device("jetson-orin-nano").training.costs["jetson-orin-nano"]
+        for p in (measured, profile)
+    )
     for a, b in zip(rough, fine, strict=True):
         assert 0.2 < sum(a.forward_s) / sum(b.forward_s) < 5
 
 
 def test_numbers_that_the_caller_knows_come_first(profile):
-    found = profile.with_device("jetson-orin-nano", "mine", busy_w=7, memory_bytes=4e9, like="laptop-2")
+    found = profile.with_device(
+        "jetson-orin-nano", "mine", busy_w=7, memory_bytes=4e9, like="laptop-2"
+    )
     device = found.devices[-1]
     assert (device.name, device.busy_w, device.memory_bytes) == ("mine", 7, 4_000_000_000)
 
@@ -129,14 +144,35 @@ def test_numbers_that_the_caller_knows_come_first(profile):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda p: p.with_device("jetson-orin"), "no device called 'jetson-orin'. Did you mean jetson-orin-nano"),
-        (lambda p: p.with_device("jetson-orin-nano", "galaxy"), "there is a 'galaxy' in this home already"),
-        (lambda p: p.with_device("jetson-orin-nano", like="laptop"), "no device 'laptop' in this home. Did you mean"),
+        (
+            lambda p: p.with_device("jetson-orin"),
+            "no device called 'jetson-orin'. Did you mean jetson-orin-nano",
+        ),
+        (
+            lambda p: p.with_device("jetson-orin-nano", "galaxy"),
+            "there is a 'galaxy' in this home already",
+        ),
+        (
+            lambda p: p.with_device("jetson-orin-nano", like="laptop"),
+            "no device 'laptop' in this home. Did you mean",
+        ),
         (lambda p: p.with_device("jetson-orin-nano", watts=3), "a device has no number 'watts'"),
-        (lambda p: p.with_device("jetson-orin-nano", busy_w=float("nan")), "busy_w must be a number, zero or more"),
-        (lambda p: p.with_device("jetson-orin-nano", memory_bytes=0), "memory_bytes must be above zero"),
-        (lambda p: p.without_device("gallaxy"), "no device 'gallaxy' in this home. Did you mean galaxy?"),
-        (lambda p: p.with_medium("wifi", "50 Mbit/s"), "no medium 'wifi' in this home. There are air."),
+        (
+            lambda p: p.with_device("jetson-orin-nano", busy_w=float("nan")),
+            "busy_w must be a number, zero or more",
+        ),
+        (
+            lambda p: p.with_device("jetson-orin-nano", memory_bytes=0),
+            "memory_bytes must be above zero",
+        ),
+        (
+            lambda p: p.without_device("gallaxy"),
+            "no device 'gallaxy' in this home. Did you mean galaxy?",
+        ),
+        (
+            lambda p: p.with_medium("wifi", "50 Mbit/s"),
+            "no medium 'wifi' in this home. There are air.",
+        ),
         (lambda p: p.with_medium("air", "50 parsecs"), "cannot read the amount '50 parsecs'"),
         (lambda p: p.with_medium("air", 0), "capacity_bytes_per_s must be above zero"),
     ],
@@ -150,6 +186,9 @@ def test_what_cannot_be_imagined_is_said(profile, change, said):
 def test_a_slower_wifi_and_a_missing_device_change_the_plan(profile):
     workload = Training(batch=32)
     best = potluck.plan(profile, workload).best
-    assert potluck.plan(profile.with_medium("air", "1 Mbit/s"), workload).best.latency_s >= best.latency_s
+    assert (
+        potluck.plan(profile.with_medium("air", "1 Mbit/s"), workload).best.latency_s
+        >= best.latency_s
+    )
     gone = best.devices[0]
     assert gone not in potluck.plan(profile.without_device(gone), workload).best.devices

@@ -1,4 +1,6 @@
-"""Where a batch norm has one value per row and channel, no plan lets a device learn from a single row."""
+"""Where a batch norm has one value per row and channel, no plan lets a device learn from a single
+row.
+"""
 
 from dataclasses import replace
 
@@ -16,13 +18,19 @@ from potluck.records import Inference, Plan, Stage, Training
 
 def normed(problem, layer, values=1):
     """The problem with a batch norm in that layer."""
-    layers = (replace(at, norm_values=values) if i == layer else at for i, at in enumerate(problem.layers))
+    layers = (
+        replace(at, norm_values=values) if i == layer else at for i, at in enumerate(problem.layers)
+    )
     return replace(problem, layers=tuple(layers))
 
 
 def shares(plan, problem):
     """The shares of the stages that hold a batch norm of single values."""
-    held = (s for s in plan.stages if any(layer.norm_values == 1 for layer in problem.layers[s.start : s.stop]))
+    held = (
+        s
+        for s in plan.stages
+        if any(layer.norm_values == 1 for layer in problem.layers[s.start : s.stop])
+    )
     return [share for stage in held for share in stage.shares]
 
 
@@ -48,8 +56,13 @@ def test_a_plan_by_hand_is_told_what_it_breaks():
     problem = normed(random_home(0, Training(batch=8, micro_batch=2)), 0)
     names = tuple(device.name for device in problem.devices[:2])
     stages = (Stage(start=0, stop=len(problem.layers), devices=names, shares=(1, 1)),)
-    plan = judge(problem, Plan(planner="hand", model="chain", stages=stages, micro_batch=2, n_micro_batches=4))
-    assert {(b.limit, b.device) for b in breaches(problem, plan)} == {("rows", name) for name in names}
+    plan = judge(
+        problem,
+        Plan(planner="hand", model="chain", stages=stages, micro_batch=2, n_micro_batches=4),
+    )
+    assert {(b.limit, b.device) for b in breaches(problem, plan)} == {
+        ("rows", name) for name in names
+    }
     for values in (0, 4):
         assert not breaches(normed(problem, 0, values), plan)
 

@@ -1,4 +1,6 @@
-"""Small homes of every kind: our plans against brute force over all rows, orders and depths, and every rival's."""
+"""Small homes of every kind: our plans against brute force over all rows, orders and depths, and
+every rival's.
+"""
 
 from dataclasses import replace
 from itertools import islice
@@ -47,15 +49,18 @@ def test_our_own_search_is_within_1_percent_of_brute_force(kind, seed):
 def test_rows_that_a_stream_wants_on_slow_links_are_found_though_their_neighbours_are_worse(seed):
     problem = small_homes.draw("latency", f"brute force {seed}", {"devices": 3, "layers": 5})
     problem = replace(problem, workload=Inference(batch=8, streaming=True))
-    assert ours_s(problem, borrow=False) <= best_s(problem, Direct(problem), every_plan(problem)) * 1.01
+    assert (
+        ours_s(problem, borrow=False)
+        <= best_s(problem, Direct(problem), every_plan(problem)) * 1.01
+    )
 
 
 @pytest.mark.parametrize("seed", [*range(10), 15, 19, 40, 59])
 def test_where_memory_binds_plans_that_only_the_simulator_knows_to_hold_are_found(seed):
     problem = small_homes.draw("tight", f"falsify {seed}", {"devices": 3, "layers": 5})
     least_s = best_s(problem, Direct(problem), every_plan(problem))
-    assert (ours_s(problem) == inf) == (least_s == inf)
-    assert least_s == inf or ours_s(problem) <= least_s * 1.01
+    # infinite where only plans that come back to a device hold, or none
+    assert ours_s(problem) <= least_s * 1.01
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -73,7 +78,9 @@ def test_is_never_worse_than_any_rival_with_and_without_their_plans(kind, seed):
     simulator = Direct(problem, table)
     with_theirs, without = ours_s(problem), ours_s(problem, borrow=False)
     for name, planner in RIVALS.items():
-        plans = sorted(islice(planner(problem, table), 4000), key=lambda plan: plan.latency_s or inf)[:24]
+        plans = sorted(
+            islice(planner(problem, table), 4000), key=lambda plan: plan.latency_s or inf
+        )[:24]
         theirs = best_s(problem, simulator, plans)
         assert with_theirs <= theirs * (1 + 1e-6), name
         assert without <= theirs * 1.01, name
@@ -83,27 +90,44 @@ def test_is_never_worse_than_any_rival_with_and_without_their_plans(kind, seed):
 def test_the_kinds_of_homes_are_what_they_say(kind):
     problems = [small_homes.draw(kind, str(seed), LARGER) for seed in range(30)]
     assert problems[0] == small_homes.draw(kind, "0", LARGER)
-    paths = [(p.network.path(a, b), p.network.path(b, a)) for p in problems for a, b in p.network.paths]
-    rates = [max(p.network.bandwidth(a, b) / p.network.bandwidth(b, a) for a, b in p.network.paths) for p in problems]
+    paths = [
+        (p.network.path(a, b), p.network.path(b, a)) for p in problems for a, b in p.network.paths
+    ]
+    rates = [
+        max(p.network.bandwidth(a, b) / p.network.bandwidth(b, a) for a, b in p.network.paths)
+        for p in problems
+    ]
     if kind == "tight":
         assert any(ours_s(problem) == inf for problem in problems)
-        assert any(len({device.memory_bytes for device in problem.devices}) > 1 for problem in problems)
+        assert any(
+            len({device.memory_bytes for device in problem.devices}) > 1 for problem in problems
+        )
     if kind == "asymmetric":
         assert max(rates) > 10
     if kind == "latency":
         assert max(path.latency_s for path, _ in paths) > 0.5
     if kind == "batch":
-        costs = [layer for problem in problems for layers in problem.costs.values() for layer in layers]
+        costs = [
+            layer for problem in problems for layers in problem.costs.values() for layer in layers
+        ]
         gains = [layer.forward_s[0] * layer.rows[-1] / layer.forward_s[-1] for layer in costs]
         assert min(gains) < 1 < max(gains)
     if kind == "powerline":
-        assert all(any(medium.name == "powerline" for medium in problem.network.media) for problem in problems)
+        assert all(
+            any(medium.name == "powerline" for medium in problem.network.media)
+            for problem in problems
+        )
     if kind == "far":
-        assert all(any(medium.name == "site 0 up" for medium in problem.network.media) for problem in problems)
+        assert all(
+            any(medium.name == "site 0 up" for medium in problem.network.media)
+            for problem in problems
+        )
 
 
 def test_the_bench_reports_what_it_found():
-    row = measure("tight", "0/1", {"devices": 3, "layers": 4, "judged": 50, "rejudged": 4, "candidates": 100})
+    row = measure(
+        "tight", "0/1", {"devices": 3, "layers": 4, "judged": 50, "rejudged": 4, "candidates": 100}
+    )
     assert row.kind == "tight"
     assert set(row.rivals_s) == set(RIVALS)
     assert row.known_s == min(row.optimum_s, *row.rivals_s.values())
@@ -111,7 +135,9 @@ def test_the_bench_reports_what_it_found():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_oracle_of_the_bench_knows_plans_that_only_the_simulator_knows_to_hold(seed):
-    """It is never worse than one that goes by the closed form of memory, and every plan is one plan once."""
+    """It is never worse than one that goes by the closed form of memory, and every plan is one plan
+    once.
+    """
     problem = small_homes.draw("tight", f"falsify {seed}", {"devices": 3, "layers": 5})
     plans = list(plan_whatever_memory_says(problem))
     assert len({(plan.stages, plan.micro_batch) for plan in plans}) == len(plans)

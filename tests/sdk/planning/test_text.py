@@ -8,15 +8,22 @@ from potluck.planning.text import dumps, loads
 from potluck.records import Plan, Stage
 
 PLAN = Plan(
-    planner="asteroid", model='a "quoted" model', micro_batch=8, n_micro_batches=4,
-    latency_s=0.25, energy_j=3.5, seed=7, home="smart-home-2",
+    planner="asteroid",
+    model='a "quoted" model',
+    micro_batch=8,
+    n_micro_batches=4,
+    latency_s=0.25,
+    energy_j=3.5,
+    seed=7,
+    home="smart-home-2",
     stages=(
         Stage(start=0, stop=3, devices=("laptop 1", "phone.2"), shares=(5, 3), warm_up=3),
         Stage(start=3, stop=9, devices=("jetson",), shares=(8,)),
     ),
-    peak_bytes={"laptop 1": 10, "phone.2": 20}, device_energy_j={"jetson": 1.5},
+    peak_bytes={"laptop 1": 10, "phone.2": 20},
+    device_energy_j={"jetson": 1.5},
     unused={"tablet": "its 3 MB hold no part\nof the model"},
-)  # fmt: skip
+)
 
 
 def test_round_trips():
@@ -24,9 +31,17 @@ def test_round_trips():
 
 
 def test_reads_as_a_person_would_write_it():
-    text = 'model = "m"\nmicro_batch = 2\n[[stage]]\nlayers = [0, 4]\ndevices = ["a", "b"]\nshares = [1, 1]\n'
+    text = (
+        'model = "m"\nmicro_batch = 2\n[[stage]]\nlayers = [0, 4]\ndevices = ["a", '
+        '"b"]\nshares = [1, 1]\n'
+    )
     plan = loads(text)
-    assert (plan.planner, plan.n_micro_batches, plan.training, plan.stages[0].warm_up) == ("edited", 1, True, 1)
+    assert (plan.planner, plan.n_micro_batches, plan.training, plan.stages[0].warm_up) == (
+        "edited",
+        1,
+        True,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +98,12 @@ def test_a_plan_from_a_file_is_judged_as_before(profile, tmp_path):
     [
         ("smart-home-2", "bert-base", None, "for the model 'bert-small', not for 'bert-base'"),
         ("smart-home-1", "bert-small", None, "for the home 'smart-home-2', not for 'smart-home-1'"),
-        ("smart-home-2", "bert-small", potluck.Inference(batch=8), "for training; asked was inference"),
+        (
+            "smart-home-2",
+            "bert-small",
+            potluck.Inference(batch=8),
+            "for training; asked was inference",
+        ),
         ("smart-home-2", "bert-small", potluck.Training(batch=9), "8 in all; the batch has 9"),
     ],
 )

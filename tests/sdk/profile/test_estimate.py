@@ -15,10 +15,19 @@ def chain(cuts, flop=(1,) * 100):
     for index, nbytes in enumerate(cuts):
         source = nodes[-1].name if nodes else "x"
         nodes.append(
-            Node(name=f"n{index}", kind="matmul", inputs=(source,), output_bytes=nbytes, forward_flop=flop[index])
+            Node(
+                name=f"n{index}",
+                kind="matmul",
+                inputs=(source,),
+                output_bytes=nbytes,
+                forward_flop=flop[index],
+            )
         )
     return ModelGraph(
-        name="chain", inputs=(Input(name="x", row_bytes=1),), nodes=tuple(nodes), outputs=(nodes[-1].name,)
+        name="chain",
+        inputs=(Input(name="x", row_bytes=1),),
+        nodes=tuple(nodes),
+        outputs=(nodes[-1].name,),
     )
 
 
@@ -49,8 +58,16 @@ def test_merging_keeps_every_sum(name):
     assert len(few) == 20
     biggest = max(layer.parameter_bytes for layer in few)
     assert biggest <= max(graph.parameter_bytes / 4, max(layer.parameter_bytes for layer in whole))
-    for field in ("parameter_bytes", "buffer_bytes", "activation_bytes", "forward_flop", "backward_flop"):
-        assert sum(getattr(layer, field) for layer in few) == sum(getattr(layer, field) for layer in whole), field
+    for field in (
+        "parameter_bytes",
+        "buffer_bytes",
+        "activation_bytes",
+        "forward_flop",
+        "backward_flop",
+    ):
+        assert sum(getattr(layer, field) for layer in few) == sum(
+            getattr(layer, field) for layer in whole
+        ), field
 
 
 def test_resnet50_is_cut_where_nothing_skips():
@@ -66,9 +83,16 @@ def test_resnet50_is_cut_where_nothing_skips():
 def test_a_problem_is_complete_and_says_that_it_is_estimated():
     home, graph = library.load_home("smart-home-2"), library.load_model("bert-base")
     asked = problem(home, graph, Training(batch=32), QoE(latency_s=1.0), max_layers=10, rows=(1, 8))
-    assert [device.name for device in asked.devices] == ["laptop-1", "laptop-2", "xiaomi-1", "xiaomi-2", "galaxy"]
+    assert [device.name for device in asked.devices] == [
+        "laptop-1",
+        "laptop-2",
+        "xiaomi-1",
+        "xiaomi-2",
+        "galaxy",
+    ]
     assert len(asked.layers) == 10
-    assert (asked.input_bytes, asked.target_bytes, asked.result_bytes) == (512 * 8, 8, 4)  # a loss comes back
+    # a loss comes back
+    assert (asked.input_bytes, asked.target_bytes, asked.result_bytes) == (512 * 8, 8, 4)
     tables = roofline.estimate(home.specs["galaxy"], graph, rows=(1, 8))
     for batch in range(2):
         total = sum(table.forward_s[batch] for table in asked.costs["galaxy"])
@@ -81,14 +105,23 @@ def test_a_problem_is_complete_and_says_that_it_is_estimated():
 
 
 def test_who_has_onnxruntime_alone_answers_requests_and_does_not_train():
-    profile = estimate("family", "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).with_device("galaxy-s25")
+    profile = estimate("family", "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).with_device(
+        "galaxy-s25"
+    )
     asked = profile.problem(Training(batch=8), QoE(memory_bytes={"phone": 10**9}))
     assert [device.name for device in asked.devices] == ["laptop-1", "laptop-2", "jetson"]
     why = "has onnxruntime, and training needs torch"
     assert asked.excluded == {"phone": why, "galaxy-s25": why}
-    assert {device.name for device in profile.problem(Inference()).devices} > {"phone", "galaxy-s25"}
+    assert {device.name for device in profile.problem(Inference()).devices} > {
+        "phone",
+        "galaxy-s25",
+    }
 
 
 def test_phones_train_in_the_homes_of_papers_that_train_on_phones():
     for name in ("smart-home-2", "dora-figure-2", "traffic-monitor"):
-        assert not estimate(name, "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).problem(Training(batch=8)).excluded
+        assert (
+            not estimate(name, "mobilenet-v2-cifar", max_layers=4, rows=(1, 8))
+            .problem(Training(batch=8))
+            .excluded
+        )

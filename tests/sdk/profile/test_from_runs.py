@@ -10,13 +10,20 @@ from potluck.schedule.program_builder import Annotation
 
 COST = LayerCost(rows=(1, 8), forward_s=(1.0, 4.0), backward_s=(2.0, 6.0), update_s=0.5)
 PROFILE = Profile(
-    model="m", signature="s", devices=(Device(name="a", memory_bytes=1), Device(name="b", memory_bytes=1)),
+    model="m",
+    signature="s",
+    devices=(Device(name="a", memory_bytes=1), Device(name="b", memory_bytes=1)),
     network=Network(media=(), paths={}),
-    training=Measurements(layers=(Layer(name="0"), Layer(name="1")), costs={"a": (COST, COST), "b": (COST, COST)}),
-)  # fmt: skip
+    training=Measurements(
+        layers=(Layer(name="0"), Layer(name="1")), costs={"a": (COST, COST), "b": (COST, COST)}
+    ),
+)
 # a runs layer 0, b layer 1
 COMPILED = Compiled(
-    programs={}, notes={name: (Annotation(start=i, stop=i + 1, rows=8),) * 2 for i, name in enumerate(("a", "b"))}
+    programs={},
+    notes={
+        name: (Annotation(start=i, stop=i + 1, rows=8),) * 2 for i, name in enumerate(("a", "b"))
+    },
 )
 
 
@@ -24,11 +31,17 @@ def trace(source, **seconds):
     """A step per number: `a_run=(8.0, 9.0)` are two steps of which device a ran 8 and 9 s."""
     events = [
         Event(
-            device=name[0], lane="compute", start_s=0.0, stop_s=value, op=name[2:], step=step,
+            device=name[0],
+            lane="compute",
+            start_s=0.0,
+            stop_s=value,
+            op=name[2:],
+            step=step,
             instruction=int(name[2:] == "backward"),
         )
-        for name, values in seconds.items() for step, value in enumerate(values)
-    ]  # fmt: skip
+        for name, values in seconds.items()
+        for step, value in enumerate(values)
+    ]
     return Trace(source=source, events=tuple(events), step_s=(1.0,))
 
 
@@ -40,7 +53,13 @@ EXPECTED = {"a_run": (4.0,), "a_backward": (6.0,), "b_run": (4.0,)}
     [((9.0, 1.0, 9.0), 1.5), ((4.0,), 1.0), ((1.0,), 0.5), ((4000.0,), 2.0), ((1e-9,), 0.5)],
 )
 def test_layers_go_half_of_the_way_to_what_their_piece_took(measured, factor):
-    found = learned(PROFILE, trace("predicted", **EXPECTED), trace("measured", a_run=measured), COMPILED, training=True)
+    found = learned(
+        PROFILE,
+        trace("predicted", **EXPECTED),
+        trace("measured", a_run=measured),
+        COMPILED,
+        training=True,
+    )
     changed, other = found.training.costs["a"]
     assert changed.forward_s == pytest.approx((1.0 * factor, 4.0 * factor))
     assert (changed.backward_s, changed.update_s) == (COST.backward_s, COST.update_s)

@@ -22,7 +22,9 @@ print(library.load_home("smart-home-2").devices[0].memory_bytes)
 
 def ask(folders, cwd):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONSAFEPATH": "1"}
-    done = subprocess.run([sys.executable, "-c", ASK], env=env, cwd=cwd, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=env, cwd=cwd, capture_output=True, text=True, check=True
+    )
     where, *answers = done.stdout.splitlines()
     return Path(where), answers
 
@@ -32,7 +34,9 @@ def project(tmp_path_factory):
     """A copy of what a wheel is made of, so that nothing is written into the repository."""
     project = tmp_path_factory.mktemp("project")
     for folder in ("sdk", "device_agent", "profiles"):
-        shutil.copytree(ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for file in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / file).exists():
             shutil.copy(ROOT / file, project)
@@ -43,7 +47,12 @@ def project(tmp_path_factory):
 def build(project, hook, into):
     """What pip does: call the build backend's hook, unpack the wheel."""
     into.mkdir()
-    command = [sys.executable, "-c", f"import sys, hatchling.build as b; b.{hook}(sys.argv[1])", str(into)]
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys, hatchling.build as b; b.{hook}(sys.argv[1])",
+        str(into),
+    ]
     subprocess.run(command, cwd=project, check=True, capture_output=True, text=True)
     (wheel,) = into.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

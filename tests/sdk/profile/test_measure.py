@@ -65,7 +65,16 @@ def test_the_second_time_nothing_is_measured(home, tmp_path):
     def once(**more):
         task = Counted()
         found = profile(
-            home._link, home.devices, model, task, train=False, rows=(1, 2), repeats=1, store=store, save=store, **more
+            home._link,
+            home.devices,
+            model,
+            task,
+            train=False,
+            rows=(1, 2),
+            repeats=1,
+            store=store,
+            save=store,
+            **more,
         )
         return found, sum("known" in text for text in task.texts)
 
@@ -74,9 +83,12 @@ def test_the_second_time_nothing_is_measured(home, tmp_path):
     second, n_known = once()
     assert n_known == 2 * len(model.layers())
     assert second.inference.costs == first.inference.costs
-    broken = store.path(model.signature, potluck.profile.measure.about_of(
-        home.devices["local-1"].key, home.devices["local-1"].capability
-    ))  # fmt: skip
+    broken = store.path(
+        model.signature,
+        potluck.profile.measure.about_of(
+            home.devices["local-1"].key, home.devices["local-1"].capability
+        ),
+    )
     broken.write_text("{")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -1,4 +1,6 @@
-"""The shipped models: as big and as costly as their papers say, small as files, and the same when made again."""
+"""The shipped models: as big and as costly as their papers say, small as files, and the same when
+made again.
+"""
 
 import json
 
@@ -44,23 +46,29 @@ def product_flop(graph: ModelGraph, kinds=PRODUCTS) -> float:
 
 @pytest.mark.parametrize("name", PARAMETERS_M)
 def test_parameters_are_as_published(name):
-    assert library.load_model(name).parameter_bytes / 4e6 == pytest.approx(PARAMETERS_M[name], rel=0.01)
+    assert library.load_model(name).parameter_bytes / 4e6 == pytest.approx(
+        PARAMETERS_M[name], rel=0.01
+    )
 
 
 @pytest.mark.parametrize("name", MULTIPLY_ADDS_G)
 def test_flop_of_image_models_are_as_published(name):
-    assert product_flop(library.load_model(name)) / 2e9 == pytest.approx(MULTIPLY_ADDS_G[name], rel=0.05)
+    assert product_flop(library.load_model(name)) / 2e9 == pytest.approx(
+        MULTIPLY_ADDS_G[name], rel=0.05
+    )
 
 
 def test_flop_of_efficientnet_b1_are_as_published_but_for_its_last_stage():
-    # torchvision: 0.69 G multiply-adds; Tan and Le 2019, Table 2: 0.70. transformers pads 15 pixels to 7 in the last
-    # two stages where the paper's code has 8: a tenth less in all.
-    assert product_flop(library.load_model("efficientnet-b1")) / 2e9 == pytest.approx(0.69, rel=0.11)
+    # torchvision: 0.69 G multiply-adds; Tan and Le 2019, Table 2: 0.70. transformers pads 15 pixels
+    # to 7 in the last two stages where the paper's code has 8: a tenth less in all.
+    assert product_flop(library.load_model("efficientnet-b1")) / 2e9 == pytest.approx(
+        0.69, rel=0.11
+    )
 
 
 def test_flop_of_bert_base_are_as_published():
-    # Sun et al. 2020 (MobileBERT), Table 4: 22.5 G flop at 128 tokens, a multiply-add being 2. Products grow with the
-    # tokens, attention with their square; ours are at 512.
+    # Sun et al. 2020 (MobileBERT), Table 4: 22.5 G flop at 128 tokens, a multiply-add being 2.
+    # Products grow with the tokens, attention with their square; ours are at 512.
     bert = library.load_model("bert-base")
     assert bert.sequence == 512
     at_128 = product_flop(bert, ("matmul",)) / 4 + product_flop(bert, ("attention",)) / 16
@@ -82,7 +90,9 @@ def test_text_form_goes_there_and_back(name):
 def test_backward_costs_about_twice_the_forward():
     for name in library.names("models"):
         graph = library.load_model(name)
-        assert 1.8 < sum(node.backward_flop for node in graph.nodes) / graph.forward_flop < 2.2, name
+        assert 1.8 < sum(node.backward_flop for node in graph.nodes) / graph.forward_flop < 2.2, (
+            name
+        )
 
 
 def test_encoders_of_the_multimodal_model_are_parallel():
@@ -108,7 +118,10 @@ def test_the_command_makes_the_same_file_again(name, tmp_path):
     from potluck.profile import catalog
 
     catalog.main([name, "--into", str(tmp_path)])
-    made, shipped = (json.loads(p.read_text()) for p in (tmp_path / f"{name}.json", library.file_of("models", name)))
+    made, shipped = (
+        json.loads(p.read_text())
+        for p in (tmp_path / f"{name}.json", library.file_of("models", name))
+    )
     made["source"] = shipped["source"]  # it names the version of torch
     assert made == shipped
 

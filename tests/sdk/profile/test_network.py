@@ -20,7 +20,9 @@ def test_noise_on_a_fast_link_gives_no_negative_numbers():
     assert line.latency_s >= 0
 
 
-@pytest.mark.parametrize(("nbytes", "seconds"), [([1000], [1.0]), ([5, 5], [1.0, 2.0]), ([1, 2], [1.0])])
+@pytest.mark.parametrize(
+    ("nbytes", "seconds"), [([1000], [1.0]), ([5, 5], [1.0, 2.0]), ([1, 2], [1.0])]
+)
 def test_a_line_needs_two_sizes(nbytes, seconds):
     with pytest.raises(UserError):
         fit_line(nbytes, seconds)
@@ -36,9 +38,10 @@ def test_a_paced_uplink_is_one_medium_for_all_that_it_sends():
 
 def test_measured_pairs_are_media_of_their_own():
     lines = {
-        ("a", "b"): Line(latency_s=0.1, bytes_per_s=5e6), ("a", "home"): Line(latency_s=0.2, bytes_per_s=3e6),
+        ("a", "b"): Line(latency_s=0.1, bytes_per_s=5e6),
+        ("a", "home"): Line(latency_s=0.2, bytes_per_s=3e6),
         ("home", "a"): Line(latency_s=0.03, bytes_per_s=4e6),
-    }  # fmt: skip
+    }
     network = network_of({"a": {}, "b": {}}, lines)
     assert network.bandwidth("a", "b") == 5e6
     assert network.latency("a", "b") == 0.1
@@ -48,23 +51,39 @@ def test_measured_pairs_are_media_of_their_own():
 
 
 def test_what_stays_inside_one_machine_is_work_for_its_processor():
-    slow, paced = {"slowdown": 4.0, "link_bytes_per_s": None}, {"slowdown": 1.0, "link_bytes_per_s": 1e6}
+    slow, paced = (
+        {"slowdown": 4.0, "link_bytes_per_s": None},
+        {"slowdown": 1.0, "link_bytes_per_s": 1e6},
+    )
     box = {"a": {"host": "box"}, "b": {"host": "box"}, "c": {"host": "elsewhere"}}
-    emulated = {"slow": {"host": "box", "emulated": slow}, "paced": {"host": "box", "emulated": paced}}
+    emulated = {
+        "slow": {"host": "box", "emulated": slow},
+        "paced": {"host": "box", "emulated": paced},
+    }
     network = network_of(box | emulated, {}, "box")
     inside = {pair for pair, path in network.paths.items() if path.host == "box"}
-    assert inside == {(a, b) for a in ("a", "b", "home") for b in ("a", "b", "home", "paced") if a != b}
+    assert inside == {
+        (a, b) for a in ("a", "b", "home") for b in ("a", "b", "home", "paced") if a != b
+    }
 
 
 def test_devices_that_compute_as_fast_as_they_can_share_their_machine():
     a, b, c = {"host": "box"}, {"host": "box", "emulated": {"slowdown": 1.0}}, {"host": "box"}
     other, slow = {"host": "alone"}, {"host": "box", "emulated": {"slowdown": 3.0}}
-    assert sharing_hosts({"a": a, "other": other, "b": b, "slow": slow, "c": c}) == [("a", "b", "c")]
+    assert sharing_hosts({"a": a, "other": other, "b": b, "slow": slow, "c": c}) == [
+        ("a", "b", "c")
+    ]
 
 
 @pytest.mark.parametrize(
     ("n_devices", "room", "speed_frac", "expected"),
-    [(2, 2.0, 1.0, 2.0), (2, 2.0, 0.8, 1.6), (4, 2.0, 0.5, 2.0), (4, 2.0, 0.4, 1.6), (2, 8.0, 1.1, 8.0)],
+    [
+        (2, 2.0, 1.0, 2.0),
+        (2, 2.0, 0.8, 1.6),
+        (4, 2.0, 0.5, 2.0),
+        (4, 2.0, 0.4, 1.6),
+        (2, 8.0, 1.1, 8.0),
+    ],
 )
 def test_cores_by_how_much_devices_slow_each_other(n_devices, room, speed_frac, expected):
     assert effective_cores(n_devices, room, speed_frac) == pytest.approx(expected)

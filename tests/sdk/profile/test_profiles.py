@@ -1,4 +1,6 @@
-"""The shipped profiles: every file loads, every number says whence, the papers' homes are as the papers print them."""
+"""The shipped profiles: every file loads, every number says whence, the papers' homes are as the
+papers print them.
+"""
 
 import tomllib
 from math import inf
@@ -25,7 +27,9 @@ def numbers(table, place=""):
             yield f"{place}.{key}", value
 
 
-@pytest.mark.parametrize("path", sorted(PROFILES.glob("*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(PROFILES.glob("*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_every_number_has_source_and_basis(path):
     for place, number in numbers(tomllib.loads(path.read_text(encoding="utf-8"))):
         assert isinstance(number, dict), f"{place} is bare"
@@ -46,14 +50,18 @@ def test_every_file_loads_by_its_name_and_by_its_path(kind):
 
 def test_names_are_the_files_of_the_repository():
     for kind, suffix in library.SUFFIX.items():
-        assert library.names(kind) == tuple(sorted(path.stem for path in (PROFILES / kind).glob("*" + suffix)))
+        assert library.names(kind) == tuple(
+            sorted(path.stem for path in (PROFILES / kind).glob("*" + suffix))
+        )
 
 
 @pytest.mark.parametrize("name", library.names("homes"))
 def test_every_home_is_complete_enough_to_plan(name):
     home = library.load_home(name)
     members = [device.name for device in home.devices]
-    assert set(home.network.paths) == {(a, b) for a in [HOME, *members] for b in [HOME, *members] if a != b}
+    assert set(home.network.paths) == {
+        (a, b) for a in [HOME, *members] for b in [HOME, *members] if a != b
+    }
     capacities = {medium.name for medium in home.network.media}
     for path in home.network.paths.values():
         assert {medium for medium, _ in path.media} <= capacities
@@ -97,13 +105,17 @@ def test_the_notebook_shares_the_place_of_its_device():
 
 def test_a_home_overrides_the_memory_of_its_devices():
     assert library.load_device("a40").device().memory_bytes == 48 * 2**30
-    assert {d.memory_bytes for d in library.load_home("edge-cluster").devices if d.kind == "a40"} == {16 * 2**30}
+    assert {
+        d.memory_bytes for d in library.load_home("edge-cluster").devices if d.kind == "a40"
+    } == {16 * 2**30}
 
 
 def test_an_absent_number_is_an_error_that_names_field_and_file():
     spec = library.load_device("genio-520")
     assert spec.get("peak_fp32_flop_per_s") is None
-    with pytest.raises(FileError, match=r"genio-520\.toml: peak_fp32_flop_per_s of genio-520 is not known.*assume"):
+    with pytest.raises(
+        FileError, match=r"genio-520\.toml: peak_fp32_flop_per_s of genio-520 is not known.*assume"
+    ):
         spec.need("peak_fp32_flop_per_s")
 
 

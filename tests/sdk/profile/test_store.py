@@ -1,4 +1,6 @@
-"""The cache of layer times: found again, never mixed up, and a bad file loses nothing but itself."""
+"""The cache of layer times: found again, never mixed up, and a bad file loses nothing but
+itself.
+"""
 
 import json
 
@@ -56,11 +58,16 @@ def test_both_modes_live_in_one_file(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", json.dumps({"schema": 0, "modes": {}}), json.dumps({"schema": 1}),
+        "",
+        "{",
+        "[]",
+        "null",
+        json.dumps({"schema": 0, "modes": {}}),
+        json.dumps({"schema": 1}),
         json.dumps({"schema": 1, "modes": {"training": [{"rows": [1]}]}}),
         json.dumps({"schema": 1, "modes": {"training": [UNSORTED]}}),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_cannot_be_used_is_named_and_others_stay(tmp_path, text):
     store = Store(tmp_path)
     store.save("m", ABOUT, COSTS, train=True)

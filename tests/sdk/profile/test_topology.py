@@ -16,7 +16,9 @@ def media(network, source, target):
 
 
 def test_wifi_crosses_the_one_air_twice():
-    network = build(HomeWiring(topology="wifi", capacity_bytes_per_s=100, latency_s=0.001), members(3), "a")
+    network = build(
+        HomeWiring(topology="wifi", capacity_bytes_per_s=100, latency_s=0.001), members(3), "a"
+    )
     assert media(network, "a", "c") == media(network, HOME, "c") == {"air": 2}
     assert network.bandwidth("a", "c") == 50
     assert network.latency("a", "c") == 0.002
@@ -59,7 +61,9 @@ def test_switch_has_a_medium_per_port_and_direction():
     ],
 )
 def test_ring_goes_the_shorter_way_round(n, pair, cables):
-    network = build(HomeWiring(topology="ring", capacity_bytes_per_s=10, latency_s=1.0), members(n), "a")
+    network = build(
+        HomeWiring(topology="ring", capacity_bytes_per_s=10, latency_s=1.0), members(n), "a"
+    )
     assert media(network, *pair) == dict.fromkeys(cables, 1)
     assert network.latency(*pair) == len(cables)
     assert len(network.media) == (2 if n == 2 else 2 * n)
@@ -68,7 +72,9 @@ def test_ring_goes_the_shorter_way_round(n, pair, cables):
 def test_sites_share_the_line_between_them_each_way():
     here, there = members(2, site="home"), [Attachment(name="x", port="x", site="cloud")]
     link = Link(sites=("home", "cloud"), there_bytes_per_s=2, back_bytes_per_s=5, latency_s=0.02)
-    network = build(HomeWiring(topology="sites", capacity_bytes_per_s=100, links=(link,)), here + there, "a")
+    network = build(
+        HomeWiring(topology="sites", capacity_bytes_per_s=100, links=(link,)), here + there, "a"
+    )
     assert media(network, "a", "x") == {"a up": 1, "home > cloud": 1, "x down": 1}
     assert (network.bandwidth("b", "x"), network.bandwidth("x", "b")) == (2, 5)
     assert media(network, "a", "b") == {"a up": 1, "b down": 1}
@@ -76,7 +82,10 @@ def test_sites_share_the_line_between_them_each_way():
 
 
 def test_sites_without_a_link_are_refused():
-    parts = [Attachment(name="a", port="a", site="home"), Attachment(name="x", port="x", site="moon")]
+    parts = [
+        Attachment(name="a", port="a", site="home"),
+        Attachment(name="x", port="x", site="moon"),
+    ]
     with pytest.raises(UserError, match=r"no link joins site 'home' \(a\) and site 'moon' \(x\)"):
         build(HomeWiring(topology="sites", capacity_bytes_per_s=1), parts, "a")
 
@@ -86,6 +95,10 @@ def test_devices_of_one_machine_share_its_port_and_its_bus():
     wiring = HomeWiring(topology="switch", capacity_bytes_per_s=10, bus_bytes_per_s=1000)
     network = build(wiring, [*pair, *members(1)], "a")
     assert media(network, "gpu-1", "gpu-2") == {"server bus": 1}
-    assert media(network, "gpu-1", "a") == media(network, "gpu-2", "a") == {"server up": 1, "a down": 1}
+    assert (
+        media(network, "gpu-1", "a")
+        == media(network, "gpu-2", "a")
+        == {"server up": 1, "a down": 1}
+    )
     with pytest.raises(UserError, match="bus_bytes_per_s"):
         build(HomeWiring(topology="switch", capacity_bytes_per_s=10), pair, "gpu-1")

@@ -1,4 +1,6 @@
-"""Optimizer steps and copies of estimated devices: as many bytes as they pass, at the rate of the memory."""
+"""Optimizer steps and copies of estimated devices: as many bytes as they pass, at the rate of the
+memory.
+"""
 
 import pytest
 
@@ -17,7 +19,9 @@ OPTIMIZERS = {
 
 
 class Passes(torch.utils._python_dispatch.TorchDispatchMode):
-    """Counts the tensors of more than one number that operators read and write, each once per operator."""
+    """Counts the tensors of more than one number that operators read and write, each once per
+    operator.
+    """
 
     def __init__(self):
         super().__init__()
@@ -55,8 +59,14 @@ def test_no_estimated_device_passes_more_bytes_than_its_memory_nor_less_than_hal
         for device in problem.devices:
             bus = specs[device.name].need("memory_bytes_per_s")
             updating_s = cost.update_s(table, device, 0, len(problem.layers)) - device.overhead_s
-            assert 0.5 <= passes * table.parameter_bytes(0, len(problem.layers)) / updating_s / bus < 1
-            assert 0.5 <= cost.ADD_PASSES * 1e6 / (cost.copy_s(device, 10**6) - device.overhead_s) / bus < 1
+            assert (
+                0.5 <= passes * table.parameter_bytes(0, len(problem.layers)) / updating_s / bus < 1
+            )
+            assert (
+                0.5
+                <= cost.ADD_PASSES * 1e6 / (cost.copy_s(device, 10**6) - device.overhead_s) / bus
+                < 1
+            )
 
 
 def test_a_step_of_adamw_on_a_graphics_card_by_hand():
@@ -67,5 +77,7 @@ def test_a_step_of_adamw_on_a_graphics_card_by_hand():
 def test_what_a_device_file_states_of_copies_comes_first(tmp_path):
     text = (library.file_of("devices", "rtx-4090")).read_text()
     path = tmp_path / "rtx-4090.toml"
-    path.write_text(text + 'copy_bytes_per_s = { value = 3e9, basis = "measured", source = "a test" }\n')
+    path.write_text(
+        text + 'copy_bytes_per_s = { value = 3e9, basis = "measured", source = "a test" }\n'
+    )
     assert library.load_device(path).device().copy_bytes_per_s == 3e9

@@ -12,12 +12,21 @@ def make_net(kind: str):
     torch.manual_seed(0)
     if kind == "mlp":
         return torch.nn.Sequential(
-            torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
+            torch.nn.Linear(8, 16),
+            torch.nn.ReLU(),
+            torch.nn.Linear(16, 16),
+            torch.nn.Tanh(),
+            torch.nn.Linear(16, 4),
         )
     return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 8, 3),
-        torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32, 4),
-    )  # fmt: skip
+        torch.nn.Conv2d(1, 4, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(4, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(32, 4),
+    )
 
 
 def make_data(kind: str, rows: int):
@@ -29,7 +38,9 @@ def make_data(kind: str, rows: int):
 def make_model(kind: str):
     net = make_net(kind)
     x, y = make_data(kind, 6)
-    return net, potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    return net, potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
 
 
 def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
@@ -41,7 +52,10 @@ def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
         model="test",
         stages=tuple(
             Stage(
-                start=bounds[i], stop=bounds[i + 1], devices=devices, shares=shares,
+                start=bounds[i],
+                stop=bounds[i + 1],
+                devices=devices,
+                shares=shares,
                 warm_up=min(2 * (len(stages) - i) - 1, n_micro_batches),
             )
             for i, (devices, shares) in enumerate(stages)
@@ -49,11 +63,13 @@ def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
         micro_batch=micro_batch,
         n_micro_batches=n_micro_batches,
         training=training,
-    )  # fmt: skip
+    )
 
 
 def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):
-    """The one-machine reference: the same micro-batches in the same order; returns the loss of every step.
+    """The one-machine reference: the same micro-batches in the same order.
+
+    Returns the loss of every step.
 
     `x`: a tensor, or a tuple of them.
     """
@@ -64,7 +80,10 @@ def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):
             stop, total = min(start + batch, len(y)), 0.0
             for first in range(start, stop, micro_batch):
                 part = slice(first, min(first + micro_batch, stop))
-                loss, rows = torch.nn.functional.cross_entropy(net(*(t[part] for t in inputs)), y[part]), len(y[part])
+                loss, rows = (
+                    torch.nn.functional.cross_entropy(net(*(t[part] for t in inputs)), y[part]),
+                    len(y[part]),
+                )
                 (loss * (rows / (stop - start))).backward()
                 total += loss.item() * rows
             optimizer.step()

@@ -1,7 +1,8 @@
-"""Killing one process of a home at a chosen instruction: when the notebook says something, and so many events later.
+"""Killing one process of a home at a chosen instruction: when the notebook says something, and so
+many events later.
 
-`python -m tests.sdk.run.fault_injection MOMENT AFTER LINKS` is a notebook that is killed itself, in the middle of a
-switch.
+`python -m tests.sdk.run.fault_injection MOMENT AFTER LINKS` is a notebook that is killed itself, in
+the middle of a switch.
 """
 
 import os
@@ -36,7 +37,10 @@ class Moment:
     def has_come(self, action):
         if not isinstance(action, Send) or not isinstance(action.message, self.kind):
             return False
-        return action.message.epoch == self.epoch and getattr(action.message, "program", "") == self.program
+        return (
+            action.message.epoch == self.epoch
+            and getattr(action.message, "program", "") == self.program
+        )
 
 
 DEPLOYING = {
@@ -67,7 +71,9 @@ REQUESTS = {
 
 
 def watch(home, moment, strike, after=0):
-    """Call `strike()` before the notebook does what it does at that moment, or so many messages to it later."""
+    """Call `strike()` before the notebook does what it does at that moment, or so many messages to
+    it later.
+    """
     controller = home._link._controller
     handle, left = type(controller).handle, None
 
@@ -87,7 +93,9 @@ def watch(home, moment, strike, after=0):
 
 
 class Strike:
-    """At `moment`, and `after` more events of its agent, `whom` ("agent" or "worker") of `device` is killed."""
+    """At `moment`, and `after` more events of its agent, `whom` ("agent" or "worker") of `device`
+    is killed.
+    """
 
     def __init__(self, home, moment, device, whom, after):
         self.device, self.whom, self._agents = device, whom, home._lab.agents
@@ -120,7 +128,8 @@ class Strike:
                 self._agents.process(self.device).wait(PATIENCE_S)
         if self._agents.process(self.device).poll() is not None:
             self._agents.restart(self.device)
-        while self.device not in self._home.devices.ready:  # the link may not have noticed yet that it is gone
+        # the link may not have noticed yet that it is gone
+        while self.device not in self._home.devices.ready:
             try:
                 self._home.devices.need([self.device])
             except PotluckError:
@@ -140,7 +149,12 @@ def main(name, after, links, folder):
     agents = home._lab.agents
     sys.stdout.write(f"{agents.directory} {' '.join(str(agents.process(n).pid) for n in NAMES)}\n")
     sys.stdout.flush()
-    watch(home, {**DEPLOYING, **TRAINING}[name], lambda: os.kill(os.getpid(), signal.SIGKILL), int(after))
+    watch(
+        home,
+        {**DEPLOYING, **TRAINING}[name],
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        int(after),
+    )
     model = make_model()
     run = home.deploy(plan_of(model, "ab"), model).wait()
     run.fit(make_data(), epochs=FOREVER)

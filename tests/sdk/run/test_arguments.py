@@ -13,7 +13,10 @@ np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 def model():
     net = torch.nn.Linear(4, 2)
     return potluck.Model.from_torch(
-        net, torch.zeros(2, 4), loss=torch.nn.CrossEntropyLoss(), example_targets=torch.zeros(2, dtype=torch.int64)
+        net,
+        torch.zeros(2, 4),
+        loss=torch.nn.CrossEntropyLoss(),
+        example_targets=torch.zeros(2, dtype=torch.int64),
     )
 
 
@@ -35,38 +38,79 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda home, run: home.profile(torch.nn.Linear(1, 1)), "a potluck.Model is profiled, got Linear"),
-        (lambda home, run: potluck.plan(torch.nn.Linear(1, 1), potluck.Training(batch=4)), "made from a profile"),
+        (
+            lambda home, run: home.profile(torch.nn.Linear(1, 1)),
+            "a potluck.Model is profiled, got Linear",
+        ),
+        (
+            lambda home, run: potluck.plan(torch.nn.Linear(1, 1), potluck.Training(batch=4)),
+            "made from a profile",
+        ),
         (lambda home, run: home.deploy("plan"), "one plan is deployed, got str"),
-        (lambda home, run: home.deploy(run.plan, torch.nn.Linear(4, 2)), "a potluck.Model is deployed, got Linear"),
+        (
+            lambda home, run: home.deploy(run.plan, torch.nn.Linear(4, 2)),
+            "a potluck.Model is deployed, got Linear",
+        ),
         (lambda home, run: home.deploy(run.plan, seed="x").wait(), "the seed is a whole number"),
-        (lambda home, run: home.deploy(run.plan, optimizer=torch.optim.SGD).wait(), "one of potluck's, got type"),
+        (
+            lambda home, run: home.deploy(run.plan, optimizer=torch.optim.SGD).wait(),
+            "one of potluck's, got type",
+        ),
         (lambda home, run: run.switch("plan"), "a run switches to a plan, got str"),
         (lambda home, run: run.fit([]).wait(), "nothing to train on"),
-        (lambda home, run: run.fit(iter([DATA]), epochs=2), "can be gone through once, and 2 epochs"),
-        (lambda home, run: run.fit((DATA[0].double(), DATA[1])).wait(), r"Convert it: \.to\(torch\.float32\)"),
+        (
+            lambda home, run: run.fit(iter([DATA]), epochs=2),
+            "can be gone through once, and 2 epochs",
+        ),
+        (
+            lambda home, run: run.fit((DATA[0].double(), DATA[1])).wait(),
+            r"Convert it: \.to\(torch\.float32\)",
+        ),
         (lambda home, run: run(torch.zeros(4)), r"first dimension is the batch: x\[None\]"),
         (lambda home, run: run(DATA[0], DATA[0]), r"1 tensor is expected \(input\); got 2"),
         (lambda home, run: run.save("nowhere/run.st"), "there is no folder nowhere"),
-        (lambda home, run: potluck.Training(batch=2.5), "batch must be a whole number of rows, got 2.5"),
+        (
+            lambda home, run: potluck.Training(batch=2.5),
+            "batch must be a whole number of rows, got 2.5",
+        ),
         (lambda home, run: potluck.AdamW(lr="fast"), "lr must be a number, got 'fast'"),
         (lambda home, run: potluck.Home.local("2"), "'2' local agents are not possible"),
         (lambda home, run: potluck.estimate("family", torch.nn.Linear(1, 1)), "got Linear"),
-        (lambda home, run: home.deploy(run.plan, refine_s=-1).wait(), "refine_s is a number of seconds, 0 or"),
-        (lambda home, run: run.fit(3), "training takes batches, got int"),
-        (lambda home, run: run.fit(DATA, epochs=1.5), "epochs is a whole number of 1 or more, got 1.5"),
-        (lambda home, run: run.fit(DATA, epochs=-1), "epochs is a whole number of 1 or more, got -1"),
-        (lambda home, run: run.fit(DATA, optimizer="adam"), "the optimizer is one of potluck's, got str"),
-        (lambda home, run: run.fit(DATA, optimizer=potluck.SGD(1e39)), r"SGD\(lr=1e\+39.*takes no step on weights"),
         (
-            lambda home, run: home.deploy(run.plan, optimizer=potluck.SGD(weight_decay=1e39)).wait(),
+            lambda home, run: home.deploy(run.plan, refine_s=-1).wait(),
+            "refine_s is a number of seconds, 0 or",
+        ),
+        (lambda home, run: run.fit(3), "training takes batches, got int"),
+        (
+            lambda home, run: run.fit(DATA, epochs=1.5),
+            "epochs is a whole number of 1 or more, got 1.5",
+        ),
+        (
+            lambda home, run: run.fit(DATA, epochs=-1),
+            "epochs is a whole number of 1 or more, got -1",
+        ),
+        (
+            lambda home, run: run.fit(DATA, optimizer="adam"),
+            "the optimizer is one of potluck's, got str",
+        ),
+        (
+            lambda home, run: run.fit(DATA, optimizer=potluck.SGD(1e39)),
+            r"SGD\(lr=1e\+39.*takes no step on weights",
+        ),
+        (
+            lambda home, run: home.deploy(
+                run.plan, optimizer=potluck.SGD(weight_decay=1e39)
+            ).wait(),
             r"SGD\(.*weight_decay=1e\+39.*takes no step on weights of float32",
         ),
-        (lambda home, run: run.load_into(torch.nn.Sequential(torch.nn.Linear(4, 2))), "none of this model's weights"),
+        (
+            lambda home, run: run.load_into(torch.nn.Sequential(torch.nn.Linear(4, 2))),
+            "none of this model's weights",
+        ),
         (lambda home, run: potluck.Training(batch="64"), "batch must be a number, got '64'"),
         (lambda home, run: potluck.Home(peers="192.168.1.7"), "peers is a list of addresses"),
     ],
-)  # fmt: skip
+)
 def test_says_what_was_expected(home, run, call, text):
     with pytest.raises(UserError, match=text):
         call(home, run)
@@ -86,9 +130,13 @@ def test_says_what_can_be_measured(home, model, more, text):
         home.profile(model, **more)
 
 
-@pytest.mark.parametrize(("workload", "qoe"), [("train", None), (potluck.Inference(), {"latency_s": 1})])
+@pytest.mark.parametrize(
+    ("workload", "qoe"), [("train", None), (potluck.Inference(), {"latency_s": 1})]
+)
 def test_says_what_can_be_planned(workload, qoe):
-    with pytest.raises(UserError, match=r"plans are made for training or inference|limits are a potluck\.QoE"):
+    with pytest.raises(
+        UserError, match=r"plans are made for training or inference|limits are a potluck\.QoE"
+    ):
         potluck.plan(potluck.estimate("family", "bert-small", max_layers=2), workload, qoe)
 
 
@@ -101,12 +149,16 @@ def test_a_request_takes_arrays_and_refuses_no_rows(run):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_around_a_run_is_refused_and_switched_off_it_is_nothing(home, run, dtype):
-    """It would convert on one machine, and not on devices, whose types were settled when the model was made."""
+    """It would convert on one machine, and not on devices, whose types were settled when the model
+    was made.
+    """
     before, score = run.step, torch.nn.functional.cross_entropy
     uses = (lambda: run(DATA[0]), lambda: run.fit(DATA).wait(), lambda: run.evaluate(DATA, score))
     with torch.autocast("cpu", dtype=dtype):
         for use in uses:
-            with pytest.raises(ModelError, match=r"under torch\.autocast\('cpu'\).*outside that block"):
+            with pytest.raises(
+                ModelError, match=r"under torch\.autocast\('cpu'\).*outside that block"
+            ):
                 use()
         assert run.step == before
         with torch.autocast("cpu", enabled=False):
@@ -119,7 +171,9 @@ def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):
     before = run.step
     history = run.fit((DATA[0] * float("nan"), DATA[1])).wait()
     assert len(history.losses) == 2
-    assert [note.partition(":")[0] for note in history.notes] == [f"the loss of step {before + 1} is nan"]
+    assert [note.partition(":")[0] for note in history.notes] == [
+        f"the loss of step {before + 1} is nan"
+    ]
 
 
 def test_a_plan_for_a_device_that_the_profile_does_not_know_runs_and_is_not_foretold(home, model):

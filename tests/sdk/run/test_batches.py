@@ -16,7 +16,9 @@ ROWS = 24
 
 
 class Reader(nn.Module):
-    """Ids, mask and types have the same shape and type: nothing but their names tells one from the other."""
+    """Ids, mask and types have the same shape and type: nothing but their names tells one from the
+    other.
+    """
 
     def __init__(self):
         super().__init__()
@@ -33,7 +35,11 @@ def encoded(rows=ROWS):
     torch.manual_seed(1)
     mask = torch.ones(rows, 6, dtype=torch.int64)
     mask[:, 4:] = torch.randint(0, 2, (rows, 2))
-    return {"ids": torch.randint(0, 20, (rows, 6)), "types": torch.randint(0, 2, (rows, 6)), "mask": mask}
+    return {
+        "ids": torch.randint(0, 20, (rows, 6)),
+        "types": torch.randint(0, 2, (rows, 6)),
+        "mask": mask,
+    }
 
 
 def part(mapping, start, stop):
@@ -49,7 +55,10 @@ FORMS = {
     "two mappings": lambda x, y: [UserDict(x), {"target": y}],
     "nested": lambda x, y: {"text": UserDict(x), "y": y},
     "named tuple": lambda x, y: Fields(labels=y, **x),
-    "lists and arrays": lambda x, y: {"labels": y.tolist(), **{name: t.numpy() for name, t in x.items()}},
+    "lists and arrays": lambda x, y: {
+        "labels": y.tolist(),
+        **{name: t.numpy() for name, t in x.items()},
+    },
     "in order": lambda x, y: (x["ids"], x["mask"], x["types"], y),
 }
 
@@ -57,7 +66,9 @@ FORMS = {
 @pytest.fixture(scope="module")
 def model():
     x = part(X, 0, 6)
-    return potluck.Model.from_torch(Reader(), x, loss=nn.functional.cross_entropy, example_targets=Y[:6])
+    return potluck.Model.from_torch(
+        Reader(), x, loss=nn.functional.cross_entropy, example_targets=Y[:6]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +103,9 @@ def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected
     run = deployed(home, model)
     assert run.fit(data).wait().losses == pytest.approx(losses, abs=1e-6)
     state = run.state_dict()
-    assert all(torch.allclose(state[name], tensor, atol=1e-6) for name, tensor in net.state_dict().items())
+    assert all(
+        torch.allclose(state[name], tensor, atol=1e-6) for name, tensor in net.state_dict().items()
+    )
     run.close()
 
 
@@ -111,7 +124,9 @@ def test_requests_and_scores_are_those_of_one_machine_whatever_the_form(home, mo
     ):
         assert torch.allclose(answer, right, atol=1e-6)
     for make in FORMS.values():
-        data = [make(part(X, start, start + 7), Y[start : start + 7]) for start in range(0, ROWS, 7)]
+        data = [
+            make(part(X, start, start + 7), Y[start : start + 7]) for start in range(0, ROWS, 7)
+        ]
         assert run.evaluate(data, nn.functional.cross_entropy) == pytest.approx(score, abs=1e-6)
         assert run.evaluate(
             data, lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()
@@ -139,22 +154,35 @@ def test_a_bad_batch_is_refused_and_training_goes_on(home, model, expected):
 
 
 def test_what_tokenizers_and_collators_of_transformers_give_is_taken(home):
-    """Its ids, types, mask in the tokenizer's order into `forward(input_ids, attention_mask, token_type_ids, ...)`."""
+    """Its ids, types, mask in the tokenizer's order into `forward(input_ids, attention_mask,
+    token_type_ids, ...)`.
+    """
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=4,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     net = transformers.BertForSequenceClassification(config)
     names = {"ids": "input_ids", "types": "token_type_ids", "mask": "attention_mask"}
     batch = transformers.BatchEncoding({names[name]: tensor for name, tensor in X.items()})
     model = potluck.Model.from_torch(
-        net, batch, loss=lambda answer, labels: nn.functional.cross_entropy(answer.logits, labels),
-        example_targets=Y, sequence_dims=dict.fromkeys(names.values(), 1),
-    )  # fmt: skip
+        net,
+        batch,
+        loss=lambda answer, labels: nn.functional.cross_entropy(answer.logits, labels),
+        example_targets=Y,
+        sequence_dims=dict.fromkeys(names.values(), 1),
+    )
     batch["labels"] = Y
-    run = home.deploy(make_plan(model, ((A,), (ROWS,)), ((B,), (ROWS,)), micro_batch=ROWS), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (ROWS,)), ((B,), (ROWS,)), micro_batch=ROWS), model
+    ).wait()
     rows = [{name: batch[name][i] for name in batch} for i in range(ROWS)]
     loader = torch.utils.data.DataLoader(rows, ROWS, collate_fn=transformers.DefaultDataCollator())
     alone = copy.deepcopy(net)(**batch)
@@ -180,13 +208,22 @@ def test_an_onnx_model_takes_its_inputs_by_name(home, tmp_path):
 
     a, b, path = torch.randn(5, 3), torch.randn(5, 3), tmp_path / "two.onnx"
     torch.onnx.export(
-        Two(), (a, b), path, dynamo=False, input_names=["left", "right"], output_names=["y"],
+        Two(),
+        (a, b),
+        path,
+        dynamo=False,
+        input_names=["left", "right"],
+        output_names=["y"],
         dynamic_axes={name: {0: "batch"} for name in ("left", "right", "y")},
-    )  # fmt: skip
+    )
     for model in (potluck.Model.from_onnx(path), potluck.Model.from_onnx(path).as_torch()):
-        run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model).wait()
+        run = home.deploy(
+            make_plan(model, ((A,), (4,)), micro_batch=4, training=False), model
+        ).wait()
         for answer in (run({"right": b, "left": a}), run(right=b, left=a), run(a, b)):
             assert torch.allclose(answer, a - 2 * b, atol=1e-6)
-        with pytest.raises(UserError, match=r"holds b, which is none of the model's. Inputs are left, right"):
+        with pytest.raises(
+            UserError, match=r"holds b, which is none of the model's. Inputs are left, right"
+        ):
             run(left=a, b=b)
         run.close()

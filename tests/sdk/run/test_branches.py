@@ -1,4 +1,6 @@
-"""Parallel branches of a model on different devices at once, over real agents: the results of one machine."""
+"""Parallel branches of a model on different devices at once, over real agents: the results of one
+machine.
+"""
 
 import copy
 
@@ -34,17 +36,29 @@ def make_plan(model, bounds, places, *, n_micro_batches=1, training=True):
         Stage(start=start, stop=stop, devices=tuple(shares), shares=tuple(shares.values()))
         for start, stop, shares in zip(bounds, bounds[1:], places, strict=False)
     ]
-    plan = Plan(planner="by hand", model="test", stages=tuple(stages), micro_batch=4, training=training)
+    plan = Plan(
+        planner="by hand", model="test", stages=tuple(stages), micro_batch=4, training=training
+    )
     segments = [model.segment(s.start, s.stop, train=training)[0] for s in stages]
     before = wire(plan, segments, training=training).before
     stages = [
-        Stage(start=s.start, stop=s.stop, devices=s.devices, shares=s.shares, warm_up=min(2 * h - 1, n_micro_batches))
+        Stage(
+            start=s.start,
+            stop=s.stop,
+            devices=s.devices,
+            shares=s.shares,
+            warm_up=min(2 * h - 1, n_micro_batches),
+        )
         for s, h in zip(stages, heights(before), strict=True)
     ]
     plan = Plan(
-        planner="by hand", model="test", stages=tuple(stages), micro_batch=4, n_micro_batches=n_micro_batches,
+        planner="by hand",
+        model="test",
+        stages=tuple(stages),
+        micro_batch=4,
+        n_micro_batches=n_micro_batches,
         training=training,
-    )  # fmt: skip
+    )
     return plan, before
 
 
@@ -61,11 +75,19 @@ def test_branches_whose_tensors_three_stages_read_train_as_on_one_machine(home):
     run.close()
     alone = copy.deepcopy(net)
     expected = train_alone(
-        alone, x, y, batch=8, micro_batch=4, epochs=10,
+        alone,
+        x,
+        y,
+        batch=8,
+        micro_batch=4,
+        epochs=10,
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-3),
-    )  # fmt: skip
+    )
     assert list(losses) == pytest.approx(expected, abs=1e-5)
-    assert all(torch.allclose(state[name], tensor, atol=1e-5) for name, tensor in alone.state_dict().items())
+    assert all(
+        torch.allclose(state[name], tensor, atol=1e-5)
+        for name, tensor in alone.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("kind", [TwoEncoders, ForkedStem])

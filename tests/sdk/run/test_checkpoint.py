@@ -16,22 +16,38 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 @pytest.fixture
 def whole():
-    weights = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.empty(0, 3), "n": torch.tensor(7)}
+    weights = {
+        "w": torch.arange(6.0).reshape(2, 3),
+        "none": torch.empty(0, 3),
+        "n": torch.tensor(7),
+    }
     weights["half"] = torch.ones(3, dtype=torch.bfloat16)
     plan = Plan(
-        planner="mine", model="m", micro_batch=4,
+        planner="mine",
+        model="m",
+        micro_batch=4,
         stages=(Stage(start=0, stop=1, devices=("a",), shares=(4,)),),
-    )  # fmt: skip
+    )
     return Checkpoint(
-        signature="s", plan=plan, optimizer=AdamW(lr=1e-3), step=4, seed=5, weights=weights,
+        signature="s",
+        plan=plan,
+        optimizer=AdamW(lr=1e-3),
+        step=4,
+        seed=5,
+        weights=weights,
         moments={"w.first": torch.full((2, 3), 0.5)},
-    )  # fmt: skip
+    )
 
 
 def test_it_comes_back_as_it_was(whole, tmp_path):
     save(tmp_path / "run.safetensors", whole)
     back = load(tmp_path / "run.safetensors")
-    assert (back.plan, back.optimizer, back.step, back.seed) == (whole.plan, whole.optimizer, whole.step, whole.seed)
+    assert (back.plan, back.optimizer, back.step, back.seed) == (
+        whole.plan,
+        whole.optimizer,
+        whole.step,
+        whole.seed,
+    )
     for kept, wanted in ((back.weights, whole.weights), (back.moments, whole.moments)):
         assert kept.keys() == wanted.keys()
         assert all(torch.equal(kept[name], wanted[name]) for name in wanted)

@@ -1,4 +1,7 @@
-"""Which term a difference comes from, by traces written by hand; and predicted against measured on real agents."""
+"""Which term a difference comes from, by traces written by hand.
+
+And predicted against measured on real agents.
+"""
 
 import pytest
 
@@ -38,19 +41,34 @@ LANES = {"run": "compute", "send": "send", "recv": "receive"}
 
 
 def trace(source, *steps):
-    """Each step: its beginning, and (device, instruction, start, stop) of what happens, counted from there."""
+    """Each step: its beginning, and (device, instruction, start, stop) of what happens, counted
+    from there.
+    """
     events, spans = [], []
     for number, (since_s, *rows) in enumerate(steps):
         for device, index, start_s, stop_s in rows:
             item = PROGRAMS[device].instructions[index]
             events.append(
                 Event(
-                    device=device, lane=LANES[item.op], op=item.op, step=number, instruction=index, nbytes=1000,
-                    start_s=since_s + start_s, stop_s=since_s + stop_s, peer=item.attrs.get("peer", ""),
+                    device=device,
+                    lane=LANES[item.op],
+                    op=item.op,
+                    step=number,
+                    instruction=index,
+                    nbytes=1000,
+                    start_s=since_s + start_s,
+                    stop_s=since_s + stop_s,
+                    peer=item.attrs.get("peer", ""),
                 )
-            )  # fmt: skip
+            )
         spans.append((since_s, since_s + max(row[3] for row in rows)))
-    return Trace(source=source, events=tuple(events), step_s=in_turn_s(spans), busy_s={"a": 1.0}, energy_j={"a": 2.0})
+    return Trace(
+        source=source,
+        events=tuple(events),
+        step_s=in_turn_s(spans),
+        busy_s={"a": 1.0},
+        energy_j={"a": 2.0},
+    )
 
 
 def chain(run_a=1.0, way=1.5, gap=0.0, run_b=2.0):
@@ -58,9 +76,12 @@ def chain(run_a=1.0, way=1.5, gap=0.0, run_b=2.0):
     sent = run_a + way
     begun = sent + gap
     return [
-        ("a", 0, 0.0, run_a), ("a", 1, run_a, sent - 0.5), ("b", 0, run_a + 0.5, sent), ("b", 1, begun, begun + run_b),
+        ("a", 0, 0.0, run_a),
+        ("a", 1, run_a, sent - 0.5),
+        ("b", 0, run_a + 0.5, sent),
+        ("b", 1, begun, begun + run_b),
         ("b", 2, begun + run_b, begun + run_b + 0.75),
-    ]  # fmt: skip
+    ]
 
 
 EXPECTED = {"compute": 3.0, "link": 1.25, "latency": 1.0, "overhead": 0.0}
@@ -75,7 +96,12 @@ EXPECTED = {"compute": 3.0, "link": 1.25, "latency": 1.0, "overhead": 0.0}
     ],
 )
 def test_the_term_that_a_difference_comes_from_is_found(change, term, more):
-    found = compare(trace("predicted", (0.0, *chain())), trace("measured", (0.0, *chain(**change))), PROGRAMS, NETWORK)
+    found = compare(
+        trace("predicted", (0.0, *chain())),
+        trace("measured", (0.0, *chain(**change))),
+        PROGRAMS,
+        NETWORK,
+    )
     for name, (expected, measured) in found.terms.items():
         assert expected == pytest.approx(EXPECTED[name])
         assert measured == pytest.approx(EXPECTED[name] + (more if name == term else 0.0))
@@ -89,12 +115,17 @@ def test_what_a_step_did_while_the_one_before_went_on_does_not_count():
     both = trace("measured", (0.0, *chain()), (3.25, *chain()))
     found = compare(trace("predicted", (0.0, *chain())), both, PROGRAMS, NETWORK)
     assert both.step_s == (5.25, 3.25)
-    assert sum(measured for _, measured in found.terms.values()) in (pytest.approx(5.25), pytest.approx(3.25))
+    assert sum(measured for _, measured in found.terms.values()) in (
+        pytest.approx(5.25),
+        pytest.approx(3.25),
+    )
 
 
 def test_terms_of_a_later_step_end_where_the_one_before_ended():
     steps = [(3.25 * number, *chain()) for number in range(4)]  # 3.25 s each, but for the first
-    found = compare(trace("predicted", (0.0, *chain())), trace("measured", *steps), PROGRAMS, NETWORK)
+    found = compare(
+        trace("predicted", (0.0, *chain())), trace("measured", *steps), PROGRAMS, NETWORK
+    )
     assert sum(measured for _, measured in found.terms.values()) == pytest.approx(3.25)
     assert found.terms["compute"][1] == pytest.approx(2.0)
 
@@ -102,12 +133,21 @@ def test_terms_of_a_later_step_end_where_the_one_before_ended():
 @pytest.mark.parametrize(
     ("apart_s", "expected"),
     [
-        (3.25, {"time from answer to answer": "3.25 s", "time of one request, of several at once": "5.25 s"}),
+        (
+            3.25,
+            {
+                "time from answer to answer": "3.25 s",
+                "time of one request, of several at once": "5.25 s",
+            },
+        ),
         (6.0, {"time per request": "5.25 s"}),
     ],
 )
 def test_of_a_stream_its_rate_and_the_time_of_a_request_are_told(apart_s, expected):
-    stream = [trace(source, *((apart_s * n, *chain()) for n in range(4))) for source in ("predicted", "measured")]
+    stream = [
+        trace(source, *((apart_s * n, *chain()) for n in range(4)))
+        for source in ("predicted", "measured")
+    ]
     for table in (tables.comparison(*stream), tables.compared(compare(*stream, PROGRAMS, NETWORK))):
         told = {row[0]: row[2:4] for row in table.rows if row[0].startswith("time")}
         assert told == {what: (time, time) for what, time in expected.items()}
@@ -115,7 +155,9 @@ def test_of_a_stream_its_rate_and_the_time_of_a_request_are_told(apart_s, expect
 
 def test_transfers_are_counted_per_step_from_the_first_byte_sent_to_the_last_one_there():
     steps = [(10.0 * number, *chain(way=2.0)) for number in range(3)]
-    found = compare(trace("predicted", (0.0, *chain())), trace("measured", *steps), PROGRAMS, NETWORK)
+    found = compare(
+        trace("predicted", (0.0, *chain())), trace("measured", *steps), PROGRAMS, NETWORK
+    )
     (way,) = found.transfers
     assert (way.source, way.target, way.n, way.nbytes) == ("a", "b", 1, 1000)
     assert way.seconds == pytest.approx((1.5, 2.0))
@@ -126,7 +168,8 @@ def test_transfers_are_counted_per_step_from_the_first_byte_sent_to_the_last_one
 @pytest.mark.parametrize(
     ("readings", "expected"),
     [
-        ([(-1.0, 0.0), (0.0, 2.0), (4.0, 10.0), (9.0, 99.0)], 16.0),  # 2 W from 0 to 4 s, and so until 8 s
+        # 2 W from 0 to 4 s, and so until 8 s
+        ([(-1.0, 0.0), (0.0, 2.0), (4.0, 10.0), (9.0, 99.0)], 16.0),
         ([(0.0, 2.0), (3.0, 10.0)], None),  # less than half
         ([(2.0, 2.0)], None),
         ([], None),
@@ -138,18 +181,30 @@ def test_joules_of_a_meter_count_where_it_read_for_half_the_time(readings, expec
 
 def test_a_measured_trace_says_which_energy_was_metered():
     done = Execution(
-        run="r", epoch=0, program="p", step=0, outputs={}, start_s=100.0, stop_s=104.0,
-        timelines={name: Timeline(rows=((0, 100.0, 101.0),), busy_s=1.0, peak_bytes=7) for name in ("a", "b")},
-    )  # fmt: skip
+        run="r",
+        epoch=0,
+        program="p",
+        step=0,
+        outputs={},
+        start_s=100.0,
+        stop_s=104.0,
+        timelines={
+            name: Timeline(rows=((0, 100.0, 101.0),), busy_s=1.0, peak_bytes=7)
+            for name in ("a", "b")
+        },
+    )
     watts = {name: Device(name=name, memory_bytes=1, idle_w=1.0, busy_w=3.0) for name in ("a", "b")}
     compiled = Compiled(programs=PROGRAMS)
-    trace = measured_trace([(done, compiled)], watts, energy_j, {"a": [(100.0, 50.0), (104.0, 70.0)]})
+    trace = measured_trace(
+        [(done, compiled)], watts, energy_j, {"a": [(100.0, 50.0), (104.0, 70.0)]}
+    )
     assert trace.energy_j == {"a": 20.0, "b": 6.0}
     assert trace.energy_source == {"a": "measured", "b": "estimated"}
 
 
 @pytest.mark.parametrize(
-    ("spans", "expected"), [([], 1), ([(0.0, 1.0), (1.0, 2.0)], 1), ([(0.0, 3.0), (1.0, 2.0), (1.5, 4.0)], 3)]
+    ("spans", "expected"),
+    [([], 1), ([(0.0, 1.0), (1.0, 2.0)], 1), ([(0.0, 3.0), (1.0, 2.0), (1.5, 4.0)], 3)],
 )
 def test_how_many_requests_were_under_way_at_once(spans, expected):
     assert most_at_once(spans) == expected

@@ -20,7 +20,9 @@ TORCH = dict.fromkeys((A, B, C), ("torch",))
 def test_a_step_on_another_batch_has_as_few_micro_batches_as_hold_it(rows):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A, B), (3, 1)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
-    edition = compile_for_run(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(rows,))
+    edition = compile_for_run(
+        model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(rows,)
+    )
     step = edition.compiled[f"train-{rows}"]
     runs = [i.attrs["rows"] for i in step.programs[C].instructions if i.op == "run"]
     assert runs == [[0, 4, 4]] * (rows // 4) + [[0, rows % 4, rows % 4]] * (rows % 4 > 0)
@@ -33,7 +35,9 @@ def test_batch_sizes_are_facts_and_not_read_from_the_names_of_programs(monkeypat
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), micro_batch=4)
     monkeypatch.setattr(compiled_plan, "train_name", lambda rows, plan: "abc"[rows % 3])
-    edition = compile_for_run(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2, 3, 4))
+    edition = compile_for_run(
+        model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2, 3, 4)
+    )
     assert edition.train_rows == {"b": 4, "c": 2, "a": 3}
     assert edition.sizes == (2, 3)
 
@@ -41,12 +45,21 @@ def test_batch_sizes_are_facts_and_not_read_from_the_names_of_programs(monkeypat
 def test_a_share_of_single_values_is_refused_before_anything_is_sent():
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4))
     x, y = make_data("mlp", 6)
-    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    model = potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
     plan = make_plan(model, ((A, B), (3, 1)), micro_batch=4)
-    with pytest.raises(PlanError, match=r"b: it takes 1 row .* more than 1 value per channel when training"):
+    with pytest.raises(
+        PlanError, match=r"b: it takes 1 row .* more than 1 value per channel when training"
+    ):
         compile_for_run(model, plan, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH)
     fair = make_plan(model, ((A, B), (2, 2)), micro_batch=4)
-    assert compile_for_run(model, fair, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH).plan == fair
+    assert (
+        compile_for_run(
+            model, fair, run="r", epoch=0, optimizer=potluck.AdamW(), backends=TORCH
+        ).plan
+        == fair
+    )
 
 
 def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage():
@@ -61,7 +74,9 @@ def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage
 def test_every_device_is_asked_for_its_own_pieces_and_programs():
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
-    edition = compile_for_run(model, plan, run="r", epoch=3, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2,))
+    edition = compile_for_run(
+        model, plan, run="r", epoch=3, optimizer=potluck.AdamW(), backends=TORCH, sizes=(2,)
+    )
     requests = edition.requests()
     for device, (order, buffers) in requests.items():
         document = json.loads(buffers[0])

@@ -1,5 +1,6 @@
-"""Every schedule on every pattern of stages over every switch: ten steps of AdamW are those of one machine, and each
-request is answered once. Pairs of these are tried each time, all of them in `make test-long`."""
+"""Every schedule on every pattern of stages over every switch: ten steps of AdamW are those of one
+machine, and each request is answered once. Pairs of these are tried each time, all of them in `make
+test-long`."""
 
 import copy
 import re
@@ -23,24 +24,43 @@ torch = pytest.importorskip("torch")
 
 MICRO, N_MICRO, STEPS = 4, 6, 10
 BATCH = MICRO * N_MICRO
-SWITCHED_AFTER, FOLLOWED_UNTIL = 3, 6  # the switch begins behind one step, and shadows follow until the other
-ROUNDING = 1e-5  # of replicated stages: sums of shares are in another order. All others are equal to the bit
+# the switch begins behind one step, and shadows follow until the other
+SWITCHED_AFTER, FOLLOWED_UNTIL = 3, 6
+# of replicated stages: sums of shares are in another order. All others are equal to the bit
+ROUNDING = 1e-5
 
-# Stages as DEVICE ROWS, joined by |: before the switch, and after it where it is not the cut that moves.
+# Stages as DEVICE ROWS, joined by |: before the switch, and after it where it is not the cut that
+# moves.
 PATTERNS = {
     "none": {"before": "A4|B4", "added": "A4|B4|C4", "removed": "B4", "shares": None},
     "first": {"before": "A3 B1|B4", "added": "A2 B1 C1|B4", "removed": "A4", "shares": "A1 B3|B4"},
-    "middle": {"before": "A4|A1 B3|B4", "added": "A4|A1 B2 C1|C4", "removed": "B4|B4", "shares": "A4|A2 B2|B4"},
+    "middle": {
+        "before": "A4|A1 B3|B4",
+        "added": "A4|A1 B2 C1|C4",
+        "removed": "B4|B4",
+        "shares": "A4|A2 B2|B4",
+    },
     "last": {"before": "A4|B3 A1", "added": "A4|B2 C2", "removed": "B4", "shares": "A4|B1 A3"},
-    "both": {"before": "A3 B1|A1 B3", "added": "A2 B1 C1|B1 C3", "removed": "B4|B4", "shares": "A1 B3|A2 B2"},
+    "both": {
+        "before": "A3 B1|A1 B3",
+        "added": "A2 B1 C1|B1 C3",
+        "removed": "B4|B4",
+        "shares": "A1 B3|A2 B2",
+    },
     "branches": {"before": "A4|B4", "added": "A4|B4|C4|B4", "removed": "A4", "shares": None},
-    "shared branches": {"before": "A3 B1|B4", "added": "A3 B1|C4", "removed": "B4", "shares": "A2 B2|B4"},
+    "shared branches": {
+        "before": "A3 B1|B4",
+        "added": "A3 B1|C4",
+        "removed": "B4",
+        "shares": "A2 B2|B4",
+    },
 }
 SWITCHES = ("none", "cut moved", "added", "removed", "shares")
 TRAINING = {
     "1f1b": "1f1b",  # as deep as Asteroid says
     "shallow 1f1b": lambda plan: one_f_one_b(plan, range(len(plan.stages), 0, -1)),
-    "flat 1f1b": lambda plan: one_f_one_b(plan, [1] * len(plan.stages)),  # one micro-batch after the other
+    # one micro-batch after the other
+    "flat 1f1b": lambda plan: one_f_one_b(plan, [1] * len(plan.stages)),
     "fill-drain": "fill-drain",
     "interleaved": "interleaved",
 }
@@ -55,7 +75,8 @@ CASES = [
     case
     for case in product((*TRAINING, *INFERENCE), PATTERNS, SWITCHES)
     if (case[2] != "shares" or PATTERNS[case[1]]["shares"])
-    and case != ("interleaved", "branches", "added")  # four stages on A, B, C, B do not go round: it is refused
+    # four stages on A, B, C, B do not go round: it is refused
+    and case != ("interleaved", "branches", "added")
 ]
 COVERING = covering(CASES)
 
@@ -81,20 +102,29 @@ class Subject:
     def __init__(self, net, inputs, targets, *, bounds=None):
         self.data, self._bounds = (*inputs, targets), bounds
         self.model = potluck.Model.from_torch(
-            net, tuple(tensor[:6] for tensor in inputs), loss=torch.nn.functional.cross_entropy,
+            net,
+            tuple(tensor[:6] for tensor in inputs),
+            loss=torch.nn.functional.cross_entropy,
             example_targets=targets[:6],
-        )  # fmt: skip
+        )
         with torch.no_grad():
             self.outputs = net(*inputs)
         trained = copy.deepcopy(net)
         self.losses = train_alone(
-            trained, inputs, targets, batch=BATCH, micro_batch=MICRO, epochs=STEPS,
+            trained,
+            inputs,
+            targets,
+            batch=BATCH,
+            micro_batch=MICRO,
+            epochs=STEPS,
             make_optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-3),
-        )  # fmt: skip
+        )
         self.trained = trained.state_dict()
 
     def bounds(self, n_stages, training):
-        """Where the layers are cut: evenly, or where the branches end and in the middle of what joins them."""
+        """Where the layers are cut: evenly, or where the branches end and in the middle of what
+        joins them.
+        """
         if self._bounds is not None:
             *ends, stop = self._bounds(self.model, training)
             return [*ends, (ends[-1] + stop) // 2, stop]
@@ -106,7 +136,9 @@ class Subject:
 def chain():
     torch.manual_seed(0)
     inner = [layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
-    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), *inner, torch.nn.Linear(16, 4))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), *inner, torch.nn.Linear(16, 4)
+    )
     x, y = make_data("mlp", BATCH)
     return Subject(net, (x,), y)
 
@@ -114,7 +146,9 @@ def chain():
 @pytest.fixture(scope="module")
 def branched():
     torch.manual_seed(0)
-    return Subject(TwoEncoders(), TwoEncoders.example(BATCH), torch.randint(0, 4, (BATCH,)), bounds=branch_ends)
+    return Subject(
+        TwoEncoders(), TwoEncoders.example(BATCH), torch.randint(0, 4, (BATCH,)), bounds=branch_ends
+    )
 
 
 @pytest.fixture
@@ -123,22 +157,37 @@ def subject(request, pattern):
 
 
 def plan_of(subject, text, *, times=1, moved=0, n_micro_batches=N_MICRO, training=True):
-    """The plan whose stages are written in `text`, so many times over, with its cuts moved by so many layers."""
+    """The plan whose stages are written in `text`, so many times over, with its cuts moved by so
+    many layers.
+    """
     rows = text.split("|") * times
     bounds = subject.bounds(len(rows), training)
     for p, bound in enumerate(bounds[1:-1], 1):
         bounds[p] = max(bounds[p - 1] + 1, bound + moved)  # every stage keeps a layer
     stages = []
     for p, (start, stop) in enumerate(pairwise(bounds)):
-        shares = {f"local-{'ABC'.index(d) + 1}": int(n) for d, n in re.findall(r"([ABC])(\d)", rows[p % len(rows)])}
+        shares = {
+            f"local-{'ABC'.index(d) + 1}": int(n)
+            for d, n in re.findall(r"([ABC])(\d)", rows[p % len(rows)])
+        }
         warm_up = min(2 * (len(bounds) - 1 - p) - 1, n_micro_batches)
         stages.append(
-            Stage(start=start, stop=stop, devices=tuple(shares), shares=tuple(shares.values()), warm_up=warm_up)
+            Stage(
+                start=start,
+                stop=stop,
+                devices=tuple(shares),
+                shares=tuple(shares.values()),
+                warm_up=warm_up,
+            )
         )
     return Plan(
-        planner="by hand", model="test", stages=tuple(stages), micro_batch=MICRO, n_micro_batches=n_micro_batches,
+        planner="by hand",
+        model="test",
+        stages=tuple(stages),
+        micro_batch=MICRO,
+        n_micro_batches=n_micro_batches,
         training=training,
-    )  # fmt: skip
+    )
 
 
 def plans_of(subject, pattern, switch, **of):
@@ -156,7 +205,9 @@ def is_exact(*plans):
 
 
 def steps_over_a_switch(run, subject, plan):
-    """Ten times the batch. The switch begins behind one of them, and goes on to its end only behind another."""
+    """Ten times the batch. The switch begins behind one of them, and goes on to its end only behind
+    another.
+    """
     opened, followed = threading.Event(), threading.Event()
 
     def watch(done_frac, text):
@@ -188,14 +239,19 @@ def test_ten_steps_of_adamw_are_those_of_one_machine(trio, subject, policy, patt
     state = run.state_dict()
     run.close()
     assert losses == pytest.approx(subject.losses, rel=0, abs=tolerance)
-    assert max((state[name] - tensor).abs().max().item() for name, tensor in subject.trained.items()) <= tolerance
+    assert (
+        max((state[name] - tensor).abs().max().item() for name, tensor in subject.trained.items())
+        <= tolerance
+    )
 
 
 @pytest.mark.parametrize(("policy", "pattern", "switch"), some(INFERENCE))
 def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
     """Single requests one after the other, or streams of them, by two who ask at once."""
     n_micro_batches = 2 if policy == "streaming" else 1
-    before, after = plans_of(subject, pattern, switch, n_micro_batches=n_micro_batches, training=False)
+    before, after = plans_of(
+        subject, pattern, switch, n_micro_batches=n_micro_batches, training=False
+    )
     run, over, asked = trio.deploy(before, subject.model).wait(), threading.Event(), []
 
     def ask():

@@ -16,7 +16,14 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 from tests.timeouts import PATIENCE_S
 
 import potluck
-from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, OutOfMemory, WorkerFailed
+from potluck.errors import (
+    DeviceGone,
+    EmptyHome,
+    IdentityChanged,
+    NotPaired,
+    OutOfMemory,
+    WorkerFailed,
+)
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -26,7 +33,9 @@ def start_training(home):
     """A run that trains until it is stopped, and its handle, after the first step."""
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model
+    ).wait()
     run.fit((x, y)).wait()
     return model, run, run.fit((x, y), epochs=1_000_000)
 
@@ -120,7 +129,9 @@ def test_another_key_at_a_known_address_is_not_trusted(home, tmp_path):
 
 
 def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_path):
-    """So it looks where a device is too busy to answer in time, or where its agent is just being started again."""
+    """So it looks where a device is too busy to answer in time, or where its agent is just being
+    started again.
+    """
     first, dropped = home.devices[A].addresses[0].port, []
 
     async def passing(offset, reader, writer):
@@ -148,9 +159,14 @@ def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_pa
     with asyncio.Runner() as runner, ThreadPoolExecutor(1) as pool:
         base, servers = runner.run(open_between())
         with potluck.Home(state=tmp_path) as stranger:
-            trusting = pool.submit(stranger.trust, f"127.0.0.1:{base}", home.devices[A].key, name="a")
-            runner.run(asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), PATIENCE_S))
-            assert stranger.devices["a"].status == "not paired"  # its key was right: it answered, and does not know us
+            trusting = pool.submit(
+                stranger.trust, f"127.0.0.1:{base}", home.devices[A].key, name="a"
+            )
+            runner.run(
+                asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), PATIENCE_S)
+            )
+            # its key was right: it answered, and does not know us
+            assert stranger.devices["a"].status == "not paired"
         assert len(dropped) >= 2
         for server in servers:
             server.close()
@@ -171,19 +187,29 @@ def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, home):
 SCRIPT = """
 import sys, potluck
 home = potluck.Home.local(2)
-print(*[home._lab.agents.process(name).pid for name in home.devices], home._lab.agents.directory, flush=True)
+agents = home._lab.agents
+print(*[agents.process(name).pid for name in home.devices], agents.directory, flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, None], ids=["Ctrl-C", "kill -9", "end of script"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGKILL, None], ids=["Ctrl-C", "kill -9", "end of script"]
+)
 def test_no_process_outlives_the_script(number):
     script = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     *pids, directory = script.stdout.readline().split()
-    family = [p for pid in pids for p in (psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True))]
+    family = [
+        p
+        for pid in pids
+        for p in (psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True))
+    ]
     if number is not None:
         os.kill(script.pid, number)
     else:

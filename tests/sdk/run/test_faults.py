@@ -1,8 +1,10 @@
-"""An agent, a worker or the notebook is killed in the middle of something: that ends with a named cause, or
-goes on and equals one machine where it can; the home can be used again, and nothing is left behind.
+"""An agent, a worker or the notebook is killed in the middle of something: that ends with a named
+cause, or goes on and equals one machine where it can; the home can be used again, and nothing is
+left behind.
 
-Where it happens is chosen by `strikes`. Some cases are tried each time. In `make test-long` any two of links, moment,
-device, victim and event meet in one case: all 644 of them would take two hours on two cores.
+Where it happens is chosen by `strikes`. Some cases are tried each time. In `make test-long` any two
+of links, moment, device, victim and event meet in one case: all 644 of them would take two hours on
+two cores.
 """
 
 import os
@@ -22,7 +24,17 @@ from tests.sdk.lab.homes import interfaces
 from tests.sdk.lab.test_command import are_gone
 from tests.sdk.offload.pairs import covering
 from tests.sdk.run import fault_injection
-from tests.sdk.run.test_switching import FOREVER, A, C, check_equal, make_data, make_model, make_net, plan_of, stop
+from tests.sdk.run.test_switching import (
+    FOREVER,
+    A,
+    C,
+    check_equal,
+    make_data,
+    make_model,
+    make_net,
+    plan_of,
+    stop,
+)
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
@@ -31,7 +43,8 @@ from potluck.lab.namespaces import missing
 torch = pytest.importorskip("torch")
 SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 PLAIN, SPACED = "plain", "namespaces"
-AFTER = (0, 1, 3, 8)  # events of the agent after the moment: a program of these plans is some 4 to 20 of them
+# events of the agent after the moment: a program of these plans is some 4 to 20 of them
+AFTER = (0, 1, 3, 8)
 OLD, NEW = "ab", "abc"
 
 
@@ -40,7 +53,10 @@ def some(cases, *chosen):
     assert set(chosen) <= set(cases)
     marks = {case: [pytest.mark.long] for case in covering(cases)} | {case: [] for case in chosen}
     tried = [case for case in cases if case in marks]
-    return [pytest.param(*case, marks=[*marks[case], *([SPACES] if SPACED in case else [])]) for case in tried]
+    return [
+        pytest.param(*case, marks=[*marks[case], *([SPACES] if SPACED in case else [])])
+        for case in tried
+    ]
 
 
 def everywhere(moments, devices=(A, C)):
@@ -59,7 +75,9 @@ def homes(tmp_path_factory):
             if links not in opened:
                 opened[links] = fault_injection.open_home(links, tmp_path_factory.mktemp("home"))
                 family.extend(
-                    fault_injection.family_of(opened[links]._lab.agents.process(n).pid for n in fault_injection.NAMES)
+                    fault_injection.family_of(
+                        opened[links]._lab.agents.process(n).pid for n in fault_injection.NAMES
+                    )
                 )
             return opened[links]
 
@@ -98,7 +116,9 @@ def check_named(error, device):
 
 
 def check_usable(home, model):
-    """All devices have forgotten what was there: a plan that takes all their memory can be deployed, and trains."""
+    """All devices have forgotten what was there: a plan that takes all their memory can be
+    deployed, and trains.
+    """
     memory = {name: home.devices[name].capability["memory_bytes"] for name in fault_injection.NAMES}
     run = home.deploy(replace(plan_of(model, NEW), peak_bytes=memory), model).wait()
     run.fit(make_data()).wait()
@@ -110,14 +130,19 @@ def check_usable(home, model):
     ("home", "moment", "device", "whom", "after"),
     some(
         everywhere(fault_injection.DEPLOYING, (A,)),
-        (PLAIN, "loading", A, "worker", 1), (PLAIN, "sending weights", A, "worker", 3),
+        (PLAIN, "loading", A, "worker", 1),
+        (PLAIN, "sending weights", A, "worker", 3),
         (PLAIN, "committing the first plan", A, "agent", 0),
     ),
     indirect=["home"],
-)  # fmt: skip
+)
 def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, after):
-    with fault_injection.Strike(home, fault_injection.DEPLOYING[moment], device, whom, after) as strike:
-        error = error_of(lambda: home.deploy(plan_of(model, OLD), model).wait().fit(make_data()).wait())
+    with fault_injection.Strike(
+        home, fault_injection.DEPLOYING[moment], device, whom, after
+    ) as strike:
+        error = error_of(
+            lambda: home.deploy(plan_of(model, OLD), model).wait().fit(make_data()).wait()
+        )
         assert strike.struck
         check_named(error, device)
     check_usable(home, model)
@@ -127,12 +152,15 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
     ("home", "moment", "device", "whom", "after"),
     some(
         everywhere(fault_injection.TRAINING),
-        (PLAIN, "loading shadows", A, "worker", 1), (PLAIN, "fetching", C, "worker", 1),
-        (PLAIN, "following", C, "agent", 3), (PLAIN, "committing", C, "worker", 0),
-        (SPACED, "training", A, "worker", 8), (SPACED, "going over", C, "agent", 1),
+        (PLAIN, "loading shadows", A, "worker", 1),
+        (PLAIN, "fetching", C, "worker", 1),
+        (PLAIN, "following", C, "agent", 3),
+        (PLAIN, "committing", C, "worker", 0),
+        (SPACED, "training", A, "worker", 8),
+        (SPACED, "going over", C, "agent", 1),
     ),
     indirect=["home"],
-)  # fmt: skip
+)
 def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
     strike = fault_injection.Strike(home, fault_injection.TRAINING[moment], device, whom, after)
     with strike, closing(home.deploy(plan_of(model, OLD), model).wait()) as run:
@@ -157,14 +185,20 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
     ("home", "moment", "device", "whom", "after"),
     some(
         everywhere(fault_injection.REQUESTS),
-        (PLAIN, "copying", C, "worker", 1), (PLAIN, "committing", C, "worker", 0),
+        (PLAIN, "copying", C, "worker", 1),
+        (PLAIN, "committing", C, "worker", 0),
         (SPACED, "answering", A, "worker", 3),
     ),
     indirect=["home"],
-)  # fmt: skip
+)
 def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
     """Every request under way is answered once, and rightly, or told which device has died."""
-    x, expected, over, answered = make_data()[0], make_net().eval()(make_data()[0]).detach(), threading.Event(), []
+    x, expected, over, answered = (
+        make_data()[0],
+        make_net().eval()(make_data()[0]).detach(),
+        threading.Event(),
+        [],
+    )
 
     def ask(run):
         while not over.is_set():
@@ -179,7 +213,11 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
             try:
                 error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait())
                 is_needed, before = device in run.plan.devices, len(answered)
-                while not is_needed and len(answered) < before + 4 and not any(future.done() for future in asking):
+                while (
+                    not is_needed
+                    and len(answered) < before + 4
+                    and not any(future.done() for future in asking)
+                ):
                     time.sleep(0)
                 if is_needed:
                     wait(asking)
@@ -198,9 +236,13 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
     check_usable(home, model)
 
 
-# --- the notebook -----------------------------------------------------------------------------------------------------
+# --- the notebook ---------------------------------------------------------------------------------
 
-NOTEBOOK = list(product((PLAIN, "relay", SPACED), (*fault_injection.DEPLOYING, *fault_injection.TRAINING), (0, 5)))
+NOTEBOOK = list(
+    product(
+        (PLAIN, "relay", SPACED), (*fault_injection.DEPLOYING, *fault_injection.TRAINING), (0, 5)
+    )
+)
 
 
 @pytest.mark.parametrize(("links", "moment", "after"), some(NOTEBOOK, (SPACED, "going over", 0)))
@@ -208,17 +250,30 @@ def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     mark, temporary, before = uuid.uuid4().hex, tmp_path / "temporary", interfaces()
     temporary.mkdir()
     notebook = subprocess.Popen(
-        [sys.executable, "-m", "tests.sdk.run.fault_injection", moment, str(after), links, str(tmp_path)],
-        env=os.environ | {"TMPDIR": str(temporary), "POTLUCK_TEST": mark}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tests.sdk.run.fault_injection",
+            moment,
+            str(after),
+            links,
+            str(tmp_path),
+        ],
+        env=os.environ | {"TMPDIR": str(temporary), "POTLUCK_TEST": mark},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     directory, *pids = notebook.stdout.readline().split()
     came = interfaces() - before
     family = fault_injection.family_of(int(pid) for pid in pids)
     notebook.stdout.close()
     assert notebook.wait(PATIENCE_S) == -9
-    assert not psutil.wait_procs(family + [p for p in psutil.process_iter() if carries(p, mark)], PATIENCE_S)[1]
+    assert not psutil.wait_procs(
+        family + [p for p in psutil.process_iter() if carries(p, mark)], PATIENCE_S
+    )[1]
     assert not os.path.exists(directory)
-    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's own
+    # torch's own
+    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []
     assert links != SPACED or are_gone(came)
 
 

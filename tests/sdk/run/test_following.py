@@ -1,4 +1,6 @@
-"""Steps that a shadow shall take are handed out by one thread and looked at by another: none may be lost."""
+"""Steps that a shadow shall take are handed out by one thread and looked at by another: none may be
+lost.
+"""
 
 import sys
 import threading

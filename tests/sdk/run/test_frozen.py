@@ -1,4 +1,6 @@
-"""What its user froze stays as it is in training: modules in evaluation, and weights without a gradient."""
+"""What its user froze stays as it is in training: modules in evaluation, and weights without a
+gradient.
+"""
 
 import copy
 
@@ -83,13 +85,19 @@ def only_the_head():
 
 
 def one_of_two_dropouts():
-    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 8), nn.Dropout(0.0), nn.Linear(8, 4))
+    net = nn.Sequential(
+        nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 8), nn.Dropout(0.0), nn.Linear(8, 4)
+    )
     net[1].eval()
     return net
 
 
 def transformer():
-    encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True).eval().requires_grad_(False)
+    encoder = (
+        nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
+        .eval()
+        .requires_grad_(False)
+    )
     return nn.Sequential(nn.Flatten(2), encoder, head())
 
 
@@ -112,39 +120,57 @@ def test_what_is_frozen_stays_and_all_else_is_trained_as_on_one_machine(home, fr
     net = statistics(FROZEN[frozen]())
     x, y = torch.randn(24, 3, 4, 4), torch.randint(0, 4, (24,))
     before, modes = copy.deepcopy(net.state_dict()), [module.training for module in net.modules()]
-    kept = {name for name, p in net.named_parameters() if not p.requires_grad} | dict(net.named_buffers()).keys()
-    model = potluck.Model.from_torch(net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6])
+    kept = {name for name, p in net.named_parameters() if not p.requires_grad} | dict(
+        net.named_buffers()
+    ).keys()
+    model = potluck.Model.from_torch(
+        net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6]
+    )
     plan = make_plan(model, *SHAPES[shape], micro_batch=4, n_micro_batches=2)
     run = home.deploy(plan, model, optimizer=potluck.AdamW(0.01)).wait()
     history = run.fit((x, y), epochs=2).wait()
     alone = copy.deepcopy(net)
     losses = train_alone(
-        alone, x, y, batch=8, micro_batch=4, epochs=2,
+        alone,
+        x,
+        y,
+        batch=8,
+        micro_batch=4,
+        epochs=2,
         make_optimizer=lambda ps: torch.optim.AdamW([p for p in ps if p.requires_grad], 0.01),
-    )  # fmt: skip
+    )
     assert history.losses == pytest.approx(losses, rel=1e-5)
     state = run.state_dict()
     assert state.keys() == before.keys()
     for name, tensor in alone.state_dict().items():
         assert (
-            torch.equal(state[name], before[name]) if name in kept else torch.allclose(state[name], tensor, atol=1e-5)
+            torch.equal(state[name], before[name])
+            if name in kept
+            else torch.allclose(state[name], tensor, atol=1e-5)
         )
     run.load_into()
     assert [module.training for module in net.modules()] == modes
-    assert all(torch.allclose(tensor, alone.state_dict()[name], atol=1e-5) for name, tensor in net.state_dict().items())
+    assert all(
+        torch.allclose(tensor, alone.state_dict()[name], atol=1e-5)
+        for name, tensor in net.state_dict().items()
+    )
     with torch.no_grad():
         assert torch.allclose(run(x), alone.eval()(x), atol=1e-5)
     run.close()
 
 
 def test_a_frozen_norm_trains_on_one_row_at_a_time(home):
-    """By running statistics, a row does not see the others: neither do shares and micro-batches of one."""
+    """By running statistics, a row does not see the others: neither do shares and micro-batches of
+    one.
+    """
     torch.manual_seed(0)
     net = statistics(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)))
     net[1].eval()
     x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
     model = potluck.Model.from_torch(net, x, loss=nn.functional.cross_entropy, example_targets=y)
-    run = home.deploy(make_plan(model, ((A, B), (1, 1)), micro_batch=2, n_micro_batches=3), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A, B), (1, 1)), micro_batch=2, n_micro_batches=3), model
+    ).wait()
     loss = run.fit((x, y)).wait().losses[0]
     assert loss == pytest.approx(nn.functional.cross_entropy(net(x), y).item(), rel=1e-6)
     run.close()
@@ -153,8 +179,14 @@ def test_a_frozen_norm_trains_on_one_row_at_a_time(home):
 @pytest.mark.parametrize(
     ("net", "what"),
     [
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 4)), r"dropout in the module 1"),
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), r"batch_norm in the module 1"),
+        (
+            lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 4)),
+            r"dropout in the module 1",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)),
+            r"batch_norm in the module 1",
+        ),
         (lambda: nn.Sequential(Functional(), nn.Linear(48, 4)), r"dropout in the module 0"),
     ],
 )
@@ -172,6 +204,9 @@ def test_a_module_that_is_in_evaluation_as_a_whole_is_not_trained_by_guess(net, 
 def test_where_nothing_behaves_otherwise_a_module_in_evaluation_is_trained():
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
     model = potluck.Model.from_torch(
-        net, torch.randn(2, 8), loss=nn.functional.cross_entropy, example_targets=torch.tensor([0, 1])
+        net,
+        torch.randn(2, 8),
+        loss=nn.functional.cross_entropy,
+        example_targets=torch.tensor([0, 1]),
     )
     assert model.trains

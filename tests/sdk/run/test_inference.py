@@ -13,7 +13,9 @@ A, B = "local-1", "local-2"
 
 
 @pytest.mark.parametrize(
-    "stages", [[((A,), (4,))], [((A,), (4,)), ((B,), (4,))], [((A, B), (3, 1)), ((B,), (4,))]], ids=["1", "2", "shared"]
+    "stages",
+    [[((A,), (4,))], [((A,), (4,)), ((B,), (4,))], [((A, B), (3, 1)), ((B,), (4,))]],
+    ids=["1", "2", "shared"],
 )
 def test_equals_the_unsplit_model(home, stages):
     net, model = make_model("cnn")
@@ -44,7 +46,9 @@ def test_it_cannot_be_trained(home):
 
 
 class Picked(torch.nn.Module):
-    """What a row of the table is, is computed: nobody can see beforehand that there is no such row."""
+    """What a row of the table is, is computed: nobody can see beforehand that there is no such
+    row.
+    """
 
     def __init__(self):
         super().__init__()

@@ -24,18 +24,27 @@ SLACK_BYTES = 64 * 2**10
 
 def wide():
     nn = torch.nn
-    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
 
 
 def deployed(home, model, stages, *, train):
     """A run of a judged plan."""
     profile = home.profile(model, train=train, rows=(1, 8), repeats=1).wait()
-    plan = make_plan(model, *stages, micro_batch=8, n_micro_batches=4 if train else 1, training=train)
-    return home.deploy(potluck.judge(replace(plan, model=profile.model), profile), model, order_transfers=False).wait()
+    plan = make_plan(
+        model, *stages, micro_batch=8, n_micro_batches=4 if train else 1, training=train
+    )
+    return home.deploy(
+        potluck.judge(replace(plan, model=profile.model), profile), model, order_transfers=False
+    ).wait()
 
 
 def check(run, unseen_bytes=0):
-    """The peaks, within what was foretold; beside the floor that is close. Between tasks nobody sees `unseen_bytes`."""
+    """The peaks, within what was foretold; beside the floor that is close.
+
+    Between tasks nobody sees `unseen_bytes`.
+    """
     for expected, used in run.compare().peak_bytes.values():
         assert used <= expected
         assert expected - FLOOR_BYTES - unseen_bytes <= (1 + SLACK_FRAC) * used + SLACK_BYTES
@@ -44,10 +53,13 @@ def check(run, unseen_bytes=0):
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 def test_peaks_of_training_and_inference_are_those_foretold(home, stages):
     x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
-    model = potluck.Model.from_torch(wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8])
+    model = potluck.Model.from_torch(
+        wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8]
+    )
     run = deployed(home, model, stages, train=True)
     run.fit([(x, y)] * 3).wait()
-    check(run, unseen_bytes=max(layer.widest_parameter_bytes for layer in model.layers(True)))  # a second gradient
+    # a second gradient
+    check(run, unseen_bytes=max(layer.widest_parameter_bytes for layer in model.layers(True)))
     run.close()
     run = deployed(home, model, stages, train=False)
     for _ in range(3):
@@ -73,7 +85,9 @@ def test_what_libraries_need_for_products_of_every_size_is_foretold():
     nn = torch.nn
     net = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 256))
     x, y = torch.randn(64, 1024), torch.randint(0, 256, (64,))
-    model = potluck.Model.from_torch(net, x[:16], loss=nn.functional.cross_entropy, example_targets=y[:16])
+    model = potluck.Model.from_torch(
+        net, x[:16], loss=nn.functional.cross_entropy, example_targets=y[:16]
+    )
     with potluck.Home.lab([Spec(name=name) for name in (A, B)]) as home:
         profile = home.profile(model, rows=(1,), repeats=1).wait()
         for stages, n in ((STAGES["pipeline"], 2), (STAGES["shared"], 1)):
@@ -88,11 +102,15 @@ def test_what_libraries_need_for_products_of_every_size_is_foretold():
 
 
 def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches():
-    """Backward holds a second gradient of a weight larger than all that a worker may take beside its plan (88 MiB)."""
+    """Backward holds a second gradient of a weight larger than all that a worker may take beside
+    its plan (88 MiB).
+    """
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4096, 5632), torch.nn.Linear(5632, 4096))
     x, y = torch.randn(16, 4096), torch.randint(0, 4096, (16,))
-    model = potluck.Model.from_torch(net, x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4])
+    model = potluck.Model.from_torch(
+        net, x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4]
+    )
     with potluck.Home.lab([Spec(name=A, memory="2 GiB")]) as home:
         profile = home.profile(model, rows=(1, 4), repeats=1).wait()
     plan = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=4)
@@ -103,20 +121,32 @@ def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches()
         run.close()
     assert history.losses == pytest.approx(
         train_alone(
-            net, x, y, batch=16, micro_batch=4, epochs=2,
+            net,
+            x,
+            y,
+            batch=16,
+            micro_batch=4,
+            epochs=2,
             make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
         ),
         rel=1e-5,
-    )  # fmt: skip
+    )
 
 
 def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_profiled():
-    """Profiles leave nothing on the devices: what fits by plan fits, and what is used is what was foretold."""
+    """Profiles leave nothing on the devices: what fits by plan fits, and what is used is what was
+    foretold.
+    """
     torch.manual_seed(0)
-    net = torch.nn.Sequential(*(part for _ in range(16) for part in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())))
+    net = torch.nn.Sequential(
+        *(part for _ in range(16) for part in (torch.nn.Linear(1024, 1024), torch.nn.ReLU()))
+    )
     x, y = torch.randn(16, 1024), torch.randint(0, 1024, (16,))
-    model = potluck.Model.from_torch(net, x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8])
-    specs = [Spec(name=name, slowdown=4, memory="192 MiB") for name in (A, B)]  # 64 MiB of weights, four times
+    model = potluck.Model.from_torch(
+        net, x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8]
+    )
+    # 64 MiB of weights, four times
+    specs = [Spec(name=name, slowdown=4, memory="192 MiB") for name in (A, B)]
     with potluck.Home.lab(specs) as home:
         for _ in range(2):
             profile = home.profile(model, rows=(1, 8), repeats=1).wait()
@@ -128,11 +158,16 @@ def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_pr
             assert used <= expected
         assert history.losses == pytest.approx(
             train_alone(
-                net, x, y, batch=16, micro_batch=plan.micro_batch, epochs=3,
+                net,
+                x,
+                y,
+                batch=16,
+                micro_batch=plan.micro_batch,
+                epochs=3,
                 make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
             ),
             rel=1e-5,
-        )  # fmt: skip
+        )
         run.close()
 
 

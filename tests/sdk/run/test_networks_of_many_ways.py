@@ -1,4 +1,6 @@
-"""Networks with skips, transposed convolutions and parallel encoders, on plans of Dora's: trained as on one machine."""
+"""Networks with skips, transposed convolutions and parallel encoders, on plans of Dora's: trained
+as on one machine.
+"""
 
 import copy
 
@@ -19,12 +21,16 @@ STEPS, ROWS, MICRO = 10, 8, 4
 
 
 class Segmenter(nn.Module):
-    """Down and up again by transposed convolutions, what was before joined on: a class for every pixel."""
+    """Down and up again by transposed convolutions, what was before joined on: a class for every
+    pixel.
+    """
 
     def __init__(self):
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-        self.down = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.down = nn.Sequential(
+            nn.MaxPool2d(2), nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        )
         self.deep = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU())
         self.up, self.narrow = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 8, 3, padding=1)
         self.out, self.head = nn.ConvTranspose2d(8, 4, 2, 2), nn.Conv2d(8, 3, 1)
@@ -46,7 +52,9 @@ class ResNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-        self.blocks = nn.Sequential(Residual(4, 4), Residual(4, 8, 2), Residual(8, 8), Residual(8, 16, 2))
+        self.blocks = nn.Sequential(
+            Residual(4, 4), Residual(4, 8, 2), Residual(8, 8), Residual(8, 16, 2)
+        )
         self.head = nn.Linear(16, 4)
 
     def forward(self, x):
@@ -58,23 +66,37 @@ class ResNet(nn.Module):
 
 
 class Captioned(nn.Module):
-    """A picture through convolutions and a text through a transformer block, joined for the answer."""
+    """A picture through convolutions and a text through a transformer block, joined for the
+    answer.
+    """
 
     def __init__(self):
         super().__init__()
         self.picture = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(128, 16),
-        )  # fmt: skip
-        self.words, self.norms = nn.Embedding(30, 16), nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, 2, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(128, 16),
+        )
+        self.words, self.norms = (
+            nn.Embedding(30, 16),
+            nn.ModuleList(nn.LayerNorm(16) for _ in range(2)),
+        )
         self.mix, self.join = nn.Linear(16, 48), nn.Linear(16, 16)
         self.net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
         self.head = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
 
     def text(self, tokens):
         x = self.words(tokens)
-        q, k, v = self.mix(self.norms[0](x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + self.join(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        q, k, v = (
+            self.mix(self.norms[0](x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind(0)
+        )
+        x = x + self.join(
+            nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
         return (x + self.net(self.norms[1](x))).mean(1)
 
     def forward(self, picture, tokens):
@@ -82,7 +104,9 @@ class Captioned(nn.Module):
 
     @staticmethod
     def example(rows):
-        return (torch.randn(rows, 1, 8, 8), torch.randint(0, 30, (rows, 6))), torch.randint(0, 4, (rows,))
+        return (torch.randn(rows, 1, 8, 8), torch.randint(0, 30, (rows, 6))), torch.randint(
+            0, 4, (rows,)
+        )
 
 
 NETWORKS = [Segmenter, ResNet, Captioned]
@@ -95,32 +119,38 @@ def made(kind):
 
 
 def plan_of_dora(home, model, workload):
-    """Its plan over both devices, one a stage, that has most stages side by side, the fastest of them; every layer
-    takes a second and no link any."""
+    """Its plan over both devices, one a stage, that has most stages side by side, the fastest of
+    them; every layer takes a second and no link any."""
     train = isinstance(workload, Training)
     layers = model.layers(train)
     names = tuple(home.devices)
     costs = (LayerCost(rows=(1,), forward_s=(1.0,), backward_s=(2.0,)),) * len(layers)
     sides = (*names, potluck.records.HOME)
     problem = Problem(
-        model="m", devices=tuple(device_of(name, home.devices[name].capability) for name in names), layers=layers,
+        model="m",
+        devices=tuple(device_of(name, home.devices[name].capability) for name in names),
+        layers=layers,
         network=Network(
             media=(Medium(name="air", capacity_bytes_per_s=1e9),),
             paths={(a, b): Path(media=(("air", 1),)) for a in sides for b in sides if a != b},
         ),
-        costs=dict.fromkeys(names, costs), workload=workload,
-    )  # fmt: skip
+        costs=dict.fromkeys(names, costs),
+        workload=workload,
+    )
     found = [
         plan
         for plan in plan_dora(problem)
-        if all(len(stage.devices) == 1 for stage in plan.stages) and len({s.devices for s in plan.stages}) == 2
+        if all(len(stage.devices) == 1 for stage in plan.stages)
+        and len({s.devices for s in plan.stages}) == 2
     ]
     return min(found, key=lambda plan: (-side_by_side(model, plan), plan.latency_s))
 
 
 def side_by_side(model, plan):
     """How many stages wait for no other."""
-    segments = [model.segment(stage.start, stage.stop, train=plan.training)[0] for stage in plan.stages]
+    segments = [
+        model.segment(stage.start, stage.stop, train=plan.training)[0] for stage in plan.stages
+    ]
     return sum(not before for before in wire(plan, segments, training=plan.training).before)
 
 
@@ -159,5 +189,6 @@ def test_answers_are_those_of_one_machine(home, kind):
     for rows in (1, 3, ROWS):
         part = [t[:rows] for t in x]
         with torch.no_grad():
-            assert (run(*part) - net(*part)).abs().max() <= 1e-6  # rows may come in other micro-batches
+            # rows may come in other micro-batches
+            assert (run(*part) - net(*part)).abs().max() <= 1e-6
     run.close()

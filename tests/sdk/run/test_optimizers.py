@@ -1,4 +1,7 @@
-"""The optimizers as values: what torch's constructors refuse is refused where it is written; what is taken runs."""
+"""The optimizers as values: what torch's constructors refuse is refused where it is written.
+
+What is taken runs.
+"""
 
 import itertools
 import json
@@ -18,16 +21,27 @@ NUMBERS = (-1, -0.5, -0.0, 0, 1e-8, 0.3, 1 - 1e-9, 1, 1.5, 3, math.inf, -math.in
 ODD = ("0.1", None, True, [0.1], (), 1j, 10**400, np.ones(2))
 FLOATS = [float(number) for number in NUMBERS]  # torch takes no whole numbers as betas
 SETTINGS = {
-    potluck.SGD: {"lr": NUMBERS, "momentum": NUMBERS, "weight_decay": NUMBERS, "nesterov": (False, True)},
-    potluck.AdamW: {
-        "lr": NUMBERS, "betas": tuple(itertools.product(FLOATS, FLOATS)), "eps": NUMBERS, "weight_decay": NUMBERS,
+    potluck.SGD: {
+        "lr": NUMBERS,
+        "momentum": NUMBERS,
+        "weight_decay": NUMBERS,
+        "nesterov": (False, True),
     },
-}  # fmt: skip
+    potluck.AdamW: {
+        "lr": NUMBERS,
+        "betas": tuple(itertools.product(FLOATS, FLOATS)),
+        "eps": NUMBERS,
+        "weight_decay": NUMBERS,
+    },
+}
 TORCHS = {potluck.SGD: torch.optim.SGD, potluck.AdamW: torch.optim.AdamW}
 
 
 def one_and_two_at_a_time(kind):
-    """Each setting at every value, and every two of them together; the others as they are by default."""
+    """Each setting at every value, and every two of them together.
+
+    The others as they are by default.
+    """
     for first, second in itertools.combinations_with_replacement(SETTINGS[kind], 2):
         for a, b in itertools.product(SETTINGS[kind][first], SETTINGS[kind][second]):
             yield {first: a, second: b}
@@ -69,7 +83,10 @@ LARGE = (0.0, 1e3, 1e5, 3e38, 3.5e38, 1e39, 1e300)
 
 
 def two_steps(optimizer, weight):
-    """The weight after two steps of torch's optimizer on gradients of one; None where torch raises."""
+    """The weight after two steps of torch's optimizer on gradients of one.
+
+    None where torch raises.
+    """
     try:
         for _ in range(2):
             weight.grad = torch.ones_like(weight)
@@ -84,23 +101,39 @@ def two_steps(optimizer, weight):
 def test_what_leaves_the_range_of_the_weights_is_refused_and_all_else_equals_torch(kind, dtype):
     refused = taken = 0
     rates = SETTINGS[kind].keys() - {"nesterov", "betas"}
-    more = [{"nesterov": True}] if kind is potluck.SGD else [{"betas": (1 - 1e-9, 0.5)}, {"betas": (0.0, 0.0)}]
-    for names in (*itertools.combinations(sorted(rates), 1), *itertools.combinations(sorted(rates), 2)):
-        for values, extra in itertools.product(itertools.product(LARGE, repeat=len(names)), [{}, *more]):
+    more = (
+        [{"nesterov": True}]
+        if kind is potluck.SGD
+        else [{"betas": (1 - 1e-9, 0.5)}, {"betas": (0.0, 0.0)}]
+    )
+    for names in (
+        *itertools.combinations(sorted(rates), 1),
+        *itertools.combinations(sorted(rates), 2),
+    ):
+        for values, extra in itertools.product(
+            itertools.product(LARGE, repeat=len(names)), [{}, *more]
+        ):
             settings = dict(zip(names, values, strict=True)) | extra
-            weight, other = (torch.ones(2, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(2))
+            weight, other = (
+                torch.ones(2, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(2)
+            )
             theirs, ours = made(TORCHS[kind], params=[weight], **settings), made(kind, **settings)
             assert (theirs is None) == (ours is None), settings
             if theirs is None:
                 continue
             expected = two_steps(theirs, weight)
             if expected is None:
-                with pytest.raises(UserError, match=rf"^{kind.__name__}\(.* takes no step on weights of {dtype}"):
+                with pytest.raises(
+                    UserError, match=rf"^{kind.__name__}\(.* takes no step on weights of {dtype}"
+                ):
                     check_optimizer(ours, [dtype])
                 refused += 1
                 continue
             check_optimizer(ours, [dtype])
-            on_device, options = OnDevice({"w": other}), json.loads(json.dumps(ours.to_json(), allow_nan=False))
+            on_device, options = (
+                OnDevice({"w": other}),
+                json.loads(json.dumps(ours.to_json(), allow_nan=False)),
+            )
             for _ in range(2):
                 other.grad = torch.ones_like(other)
                 on_device.step(options)
@@ -118,9 +151,13 @@ def test_what_is_no_number_is_refused_by_the_name_of_its_setting(kind, odd):
             kind(**{name: odd})
 
 
-@pytest.mark.parametrize("number", [np.float32(0.25), np.float64(0.25), np.float16(0.25), Fraction(1, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "number", [np.float32(0.25), np.float64(0.25), np.float16(0.25), Fraction(1, 4)], ids=repr
+)
 def test_any_number_is_one(number):
-    assert potluck.AdamW(number, (number, number), number, number) == potluck.AdamW(0.25, (0.25, 0.25), 0.25, 0.25)
+    assert potluck.AdamW(number, (number, number), number, number) == potluck.AdamW(
+        0.25, (0.25, 0.25), 0.25, 0.25
+    )
     assert potluck.SGD(number, number, number) == potluck.SGD(0.25, 0.25, 0.25)
     assert json.dumps(potluck.SGD(number, number, number).to_json())
     assert potluck.SGD(np.int64(1)).lr == 1.0
@@ -129,16 +166,31 @@ def test_any_number_is_one(number):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: potluck.AdamW(betas=(1.5, 2)), r"betas must be two numbers from 0 to below 1, got \(1\.5, 2\)"),
-        (lambda: potluck.AdamW(betas=0.9), r"betas must be two numbers from 0 to below 1, got 0\.9"),
+        (
+            lambda: potluck.AdamW(betas=(1.5, 2)),
+            r"betas must be two numbers from 0 to below 1, got \(1\.5, 2\)",
+        ),
+        (
+            lambda: potluck.AdamW(betas=0.9),
+            r"betas must be two numbers from 0 to below 1, got 0\.9",
+        ),
         (lambda: potluck.AdamW(betas=(0.9, 0.99, 0.999)), "betas must be two numbers"),
         (lambda: potluck.AdamW(betas="0.9"), "betas must be two numbers"),
-        (lambda: potluck.AdamW(weight_decay=-1), "weight_decay must be zero or above and finite, got -1"),
+        (
+            lambda: potluck.AdamW(weight_decay=-1),
+            "weight_decay must be zero or above and finite, got -1",
+        ),
         (lambda: potluck.AdamW(eps=-1e-8), "eps must be zero or above and finite, got -1e-08"),
         (lambda: potluck.SGD(-1), "lr must be zero or above and finite, got -1"),
         (lambda: potluck.SGD(momentum=-1), "momentum must be zero or above and finite, got -1"),
-        (lambda: potluck.SGD(nesterov=True), r"nesterov needs a momentum above zero.*SGD\(lr, momentum=0\.9"),
-        (lambda: potluck.SGD(momentum=0.9, nesterov="yes"), "nesterov must be True or False, got 'yes'"),
+        (
+            lambda: potluck.SGD(nesterov=True),
+            r"nesterov needs a momentum above zero.*SGD\(lr, momentum=0\.9",
+        ),
+        (
+            lambda: potluck.SGD(momentum=0.9, nesterov="yes"),
+            "nesterov must be True or False, got 'yes'",
+        ),
     ],
 )
 def test_says_what_was_expected(make, says):

@@ -1,4 +1,6 @@
-"""What a user finds after training: the module's state by its own names, and the weights of the loss in the loss."""
+"""What a user finds after training: the module's state by its own names, and the weights of the
+loss in the loss.
+"""
 
 import copy
 
@@ -22,16 +24,24 @@ class Scored(nn.Module):
         self.register_buffer("scale", torch.full((4,), 2.0))
 
     def forward(self, output, target):
-        return nn.functional.cross_entropy(self.bias(output * self.scale) / self.temperature, target)
+        return nn.functional.cross_entropy(
+            self.bias(output * self.scale) / self.temperature, target
+        )
 
 
 class Odd(nn.Module):
-    """With tied weights, a constant in forward, a buffer that is not saved, and a layer that nobody calls."""
+    """With tied weights, a constant in forward, a buffer that is not saved, and a layer that nobody
+    calls.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.head, self.never = (nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4),
-                                                          nn.Linear(2, 2))  # fmt: skip
+        self.first, self.second, self.head, self.never = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 4),
+            nn.Linear(2, 2),
+        )
         self.second.weight = self.first.weight
         self.register_buffer("hidden", torch.ones(4), persistent=False)
         self.norm = nn.BatchNorm1d(8)
@@ -58,7 +68,9 @@ def train_alone(net, loss, x, y):
 
 
 def trained(home, model, x, y, *stages):
-    run = home.deploy(make_plan(model, *stages, micro_batch=BATCH), model, optimizer=potluck.AdamW(0.01)).wait()
+    run = home.deploy(
+        make_plan(model, *stages, micro_batch=BATCH), model, optimizer=potluck.AdamW(0.01)
+    ).wait()
     run.fit((x, y)).wait()
     return run
 
@@ -97,7 +109,9 @@ def test_a_saved_run_goes_on_with_what_its_loss_had_learned(home, tmp_path):
     run.save(tmp_path / "saved")
     losses = run.fit((x, y)).wait().losses
     run.close()
-    resumed = home.deploy(make_plan(model, ((B,), (8,)), micro_batch=BATCH), model, resume=tmp_path / "saved").wait()
+    resumed = home.deploy(
+        make_plan(model, ((B,), (8,)), micro_batch=BATCH), model, resume=tmp_path / "saved"
+    ).wait()
     assert resumed.fit((x, y)).wait().losses == pytest.approx(losses, rel=1e-6)
     resumed.load_into()
     optimizer = torch.optim.AdamW([*alone.parameters(), *alone_loss.parameters()], 0.01)
@@ -117,7 +131,10 @@ class Holds(nn.Module):
         self.net, self.rate = net, nn.Parameter(torch.tensor(0.5))
 
     def forward(self, output, target):
-        return nn.functional.cross_entropy(output, target) + self.rate.sigmoid() * self.net.head.weight.pow(2).mean()
+        return (
+            nn.functional.cross_entropy(output, target)
+            + self.rate.sigmoid() * self.net.head.weight.pow(2).mean()
+        )
 
 
 def test_weights_that_the_loss_holds_too_are_one_and_the_same(home):
@@ -142,6 +159,8 @@ def test_weights_that_the_loss_holds_too_are_one_and_the_same(home):
 
 def test_a_run_that_only_answers_has_the_names_of_the_module(home):
     net, _, model, _, _ = make()
-    run = home.deploy(make_plan(model, ((A,), (8,)), micro_batch=BATCH, training=False), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (8,)), micro_batch=BATCH, training=False), model
+    ).wait()
     check_same(run.state_dict(), net.state_dict())
     run.close()

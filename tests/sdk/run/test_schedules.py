@@ -1,4 +1,7 @@
-"""Schedules that are chosen, refused, and timed by a profile; `test_every_way` has what they compute."""
+"""Schedules that are chosen, refused, and timed by a profile.
+
+`test_every_way` has what they compute.
+"""
 
 import copy
 from dataclasses import replace
@@ -18,9 +21,13 @@ STAGES, TOLERANCE = [((A, B), (3, 1)), ((A, B), (1, 3))], 1e-5
 def make_deep():
     torch.manual_seed(0)
     inner = [layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
-    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), *inner, torch.nn.Linear(16, 4))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), *inner, torch.nn.Linear(16, 4)
+    )
     x, y = make_data("mlp", 6)
-    return net, potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    return net, potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,13 @@ def alone(deep):
     trained = copy.deepcopy(deep[0])
     x, y = make_data("mlp", 16)
     losses = train_alone(
-        trained, x, y, batch=16, micro_batch=4, epochs=10, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
+        trained,
+        x,
+        y,
+        batch=16,
+        micro_batch=4,
+        epochs=10,
+        make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
     )
     return losses, trained.state_dict()
 
@@ -42,7 +55,9 @@ def alone(deep):
 def test_inference_takes_its_schedule_too(home):
     net, model = make_model("mlp")
     x, _ = make_data("mlp", 12)
-    plan = make_plan(model, ((A, B), (3, 1)), ((B, A), (2, 2)), micro_batch=4, n_micro_batches=3, training=False)
+    plan = make_plan(
+        model, ((A, B), (3, 1)), ((B, A), (2, 2)), micro_batch=4, n_micro_batches=3, training=False
+    )
     run = home.deploy(plan, model, schedule="forward-only").wait()
     with torch.no_grad():
         assert (run(x) - net(x)).abs().max().item() <= 1e-6
@@ -57,7 +72,9 @@ def test_inference_takes_its_schedule_too(home):
         ("forward-only", potluck.errors.PlanError, "stage 0 never does 0B0"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(home, schedule, error, says):
+def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(
+    home, schedule, error, says
+):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
     with pytest.raises(error, match=says):
@@ -67,7 +84,8 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_is_loaded(home, sc
 def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     _, model = deep
     profile = home.profile(model, rows=(1, 4), repeats=1).wait()
-    air = Medium(name="air", capacity_bytes_per_s=20e3)  # so slow that turns matter; the real network is not
+    # so slow that turns matter; the real network is not
+    air = Medium(name="air", capacity_bytes_per_s=20e3)
     ends = [A, B, "home"]
     paths = {(x, y): Path(media=(("air", 1),)) for x in ends for y in ends if x != y}
     home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
@@ -78,8 +96,13 @@ def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     losses, _ = alone
     assert history.losses == pytest.approx(losses, rel=1e-6, abs=TOLERANCE)
     run.close()
-    last_s = max(s for program in run._engine.edition.compiled["train"].programs.values() for s in program.release_s)
-    assert last_s > 0.02  # however fast these agents are, no step can be over before its last release
+    last_s = max(
+        s
+        for program in run._engine.edition.compiled["train"].programs.values()
+        for s in program.release_s
+    )
+    # however fast these agents are, no step can be over before its last release
+    assert last_s > 0.02
     assert min(history.step_s) >= 0.5 * last_s
 
 

@@ -1,4 +1,6 @@
-"""A stage in which nothing learns trains like any other: it normalises, drops and counts as on one machine."""
+"""A stage in which nothing learns trains like any other: it normalises, drops and counts as on one
+machine.
+"""
 
 import copy
 
@@ -19,7 +21,11 @@ class Stem(nn.Module):
 
     def __init__(self, affine=True, detach=False, drop=0.0):
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16, affine=affine), nn.Linear(16, 12)
+        self.first, self.norm, self.last = (
+            nn.Linear(8, 16),
+            nn.BatchNorm1d(16, affine=affine),
+            nn.Linear(16, 12),
+        )
         self.drop, self.detach = nn.Dropout(drop), detach
 
     def forward(self, x):
@@ -37,7 +43,9 @@ def frozen(module):
 
 NETS = {
     "frozen stem": lambda: nn.Sequential(frozen(Stem()), head()),
-    "frozen stem whose norm has no weights": lambda: nn.Sequential(frozen(Stem(affine=False)), head()),
+    "frozen stem whose norm has no weights": lambda: nn.Sequential(
+        frozen(Stem(affine=False)), head()
+    ),
     "detached stem": lambda: nn.Sequential(Stem(detach=True), head()),
     "frozen middle": lambda: nn.Sequential(Stem(), nn.Sequential(frozen(head()[:2]), *head()[2:])),
     "frozen head": lambda: nn.Sequential(Stem(), frozen(head())),
@@ -54,9 +62,14 @@ SHAPES = {
 def make_model(net):
     """The model, and its layers up to the end of the stem."""
     x, y = make_data()
-    model = potluck.Model.from_torch(net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6])
+    model = potluck.Model.from_torch(
+        net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6]
+    )
     n_layers = len(model.layers(True))
-    of_head = [any(name.startswith("1.") for name in model.state_names(i, i + 1, train=True)) for i in range(n_layers)]
+    of_head = [
+        any(name.startswith("1.") for name in model.state_names(i, i + 1, train=True))
+        for i in range(n_layers)
+    ]
     return model, of_head.index(True)
 
 
@@ -72,16 +85,28 @@ def plan_of(model, n_stem, shape):
         stop_at = len(model.layers(True)) if part == 1 else round(2 * part * n_stem)
         n_behind = len(SHAPES[shape]) - len(stages)
         stages.append(
-            Stage(start=start, stop=stop_at, devices=devices, shares=shares, warm_up=min(2 * n_behind - 1, 2))
+            Stage(
+                start=start,
+                stop=stop_at,
+                devices=devices,
+                shares=shares,
+                warm_up=min(2 * n_behind - 1, 2),
+            )
         )
         start = stop_at
     return Plan(
-        planner="by hand", model="test", stages=tuple(stages), micro_batch=MICRO, n_micro_batches=BATCH // MICRO
+        planner="by hand",
+        model="test",
+        stages=tuple(stages),
+        micro_batch=MICRO,
+        n_micro_batches=BATCH // MICRO,
     )
 
 
 def train_alone(net, steps, shares=(MICRO,)):
-    """Losses of one machine that takes the stem by shares, each with statistics of its own until the step ends."""
+    """Losses of one machine that takes the stem by shares, each with statistics of its own until
+    the step ends.
+    """
     x, y = make_data()
     stems, rest = [net[0], *(copy.deepcopy(net[0]) for _ in shares[1:])], net[1]
     optimizer, losses = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1), []
@@ -89,7 +114,9 @@ def train_alone(net, steps, shares=(MICRO,)):
         total = 0.0
         for first in range(step * BATCH % ROWS, step * BATCH % ROWS + BATCH, MICRO):
             part = slice(first, first + MICRO)
-            out = torch.cat([stem(rows) for stem, rows in zip(stems, x[part].split(shares), strict=True)])
+            out = torch.cat(
+                [stem(rows) for stem, rows in zip(stems, x[part].split(shares), strict=True)]
+            )
             loss = nn.functional.cross_entropy(rest(out), y[part])
             (loss * MICRO / BATCH).backward()
             total += loss.item() * MICRO / BATCH
@@ -98,7 +125,10 @@ def train_alone(net, steps, shares=(MICRO,)):
         losses.append(total)
         for buffers in zip(*(stem.buffers() for stem in stems), strict=True):
             if buffers[0].is_floating_point():
-                mean = sum(buffer * share for buffer, share in zip(buffers, shares, strict=True)) / MICRO
+                mean = (
+                    sum(buffer * share for buffer, share in zip(buffers, shares, strict=True))
+                    / MICRO
+                )
                 for buffer in buffers:
                     buffer.copy_(mean)
     return losses
@@ -146,13 +176,16 @@ def test_dropout_in_a_frozen_stem_drops_however_it_is_split(home, shape):
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(
-    ("before", "after"), [("one device", "a stage of its own"), ("a stage of its own", "one device")]
+    ("before", "after"),
+    [("one device", "a stage of its own"), ("a stage of its own", "one device")],
 )
 def test_a_switch_on_the_way_changes_nothing(home, name, before, after):
     torch.manual_seed(0)
     net = NETS[name]()
     model, n_stem = make_model(net)
-    run = home.deploy(plan_of(model, n_stem, before), model, optimizer=potluck.AdamW(0.01, weight_decay=0.1)).wait()
+    run = home.deploy(
+        plan_of(model, n_stem, before), model, optimizer=potluck.AdamW(0.01, weight_decay=0.1)
+    ).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     switching, go_on = in_the_middle(run, plan_of(model, n_stem, after))
     n_before = run.step

@@ -1,4 +1,6 @@
-"""An answer has the structure that the module gives it, from a run and from an accelerated model alike."""
+"""An answer has the structure that the module gives it, from a run and from an accelerated model
+alike.
+"""
 
 from collections import OrderedDict, namedtuple
 
@@ -37,7 +39,11 @@ class Answering(nn.Module):
     def __init__(self, structure):
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.last, self.structure = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1), structure
+        self.conv, self.last, self.structure = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Conv2d(4, 2, 1),
+            structure,
+        )
 
     def forward(self, x):
         z = torch.relu(self.conv(x))
@@ -59,7 +65,9 @@ def test_an_answer_has_the_structure_of_the_modules(home, name):
     with torch.no_grad():
         expected = net(x)
     model = potluck.Model.from_torch(net, x)
-    run = home.deploy(make_plan(model, ((A,), (2,)), ((A, B), (1, 1)), micro_batch=2, training=False), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (2,)), ((A, B), (1, 1)), micro_batch=2, training=False), model
+    ).wait()
     equal(run(x), expected)
     run.close()
     for given in (net, model):
@@ -90,10 +98,16 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize(
     "example",
-    [(torch.ones(1, 3, 4, 4), torch.ones(1, 1, 1, 1)), {"time": torch.ones(1, 1), "picture": torch.ones(1, 4)}],
+    [
+        (torch.ones(1, 3, 4, 4), torch.ones(1, 1, 1, 1)),
+        {"time": torch.ones(1, 1), "picture": torch.ones(1, 4)},
+    ],
 )
 def test_accelerate_says_that_it_takes_one_input_and_what_takes_several(home, example):
-    says = r"requests of one input; here are 2 \((picture, time|time, picture|input 0, input 1)\).*home\.deploy"
+    says = (
+        r"requests of one input; here are 2 \((picture, time|time, picture|input 0, input "
+        r"1)\).*home\.deploy"
+    )
     with pytest.raises(ModelError, match=says):
         potluck.accelerate(Two(), example, helper=home[B])
     with pytest.raises(ModelError, match=says):
@@ -108,7 +122,9 @@ def test_the_input_of_an_accelerated_model_may_be_named_in_its_example_too(home)
         expected = net(x)
     with potluck.accelerate(net, {"x": x}, helper=home[B], bandwidths=(0.0, 1e8)).wait() as fast:
         equal(fast(x), expected)
-        with pytest.raises(potluck.errors.UserError, match=r"holds y, which is none of the model's. Inputs are x"):
+        with pytest.raises(
+            potluck.errors.UserError, match=r"holds y, which is none of the model's. Inputs are x"
+        ):
             fast(y=x)
 
 
@@ -121,10 +137,18 @@ def test_planning_to_train_what_has_no_loss_says_so_and_what_would_do(home, tmp_
         pytest.importorskip("onnx")
         pytest.importorskip("onnxruntime")
         torch.onnx.export(
-            net, (x,), tmp_path / "linear.onnx", dynamo=False, input_names=["x"], output_names=["y"],
+            net,
+            (x,),
+            tmp_path / "linear.onnx",
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
             dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
-        )  # fmt: skip
-        model, says = potluck.Model.from_onnx(tmp_path / "linear.onnx"), r"ONNX .*not trained.*from_torch\(.*loss="
+        )
+        model, says = (
+            potluck.Model.from_onnx(tmp_path / "linear.onnx"),
+            r"ONNX .*not trained.*from_torch\(.*loss=",
+        )
         if kind == "as torch":
             model = model.as_torch()
     profile = home.profile(model, rows=(1, 2), repeats=1)
@@ -137,9 +161,14 @@ def test_planning_to_train_what_has_no_loss_says_so_and_what_would_do(home, tmp_
 
 def test_planning_to_train_what_was_measured_for_inference_alone_says_how_to_measure(home):
     x, y = torch.randn(2, 4), torch.tensor([0, 1])
-    model = potluck.Model.from_torch(nn.Linear(4, 2), x, loss=nn.functional.cross_entropy, example_targets=y)
+    model = potluck.Model.from_torch(
+        nn.Linear(4, 2), x, loss=nn.functional.cross_entropy, example_targets=y
+    )
     profile = home.profile(model, train=False, rows=(1, 2), repeats=1)
-    with pytest.raises(PlanError, match=r"not measured for training. Measure it: home\.profile\(model, train=True\)"):
+    with pytest.raises(
+        PlanError,
+        match=r"not measured for training. Measure it: home\.profile\(model, train=True\)",
+    ):
         potluck.plan(profile, potluck.Training(batch=2))
 
 
@@ -149,7 +178,11 @@ def test_a_table_of_positions_is_read_up_to_its_end(home, length):
         def __init__(self):
             super().__init__()
             torch.manual_seed(0)
-            self.words, self.places, self.last = nn.Embedding(20, 8), nn.Embedding(16, 8), nn.Linear(8, 3)
+            self.words, self.places, self.last = (
+                nn.Embedding(20, 8),
+                nn.Embedding(16, 8),
+                nn.Linear(8, 3),
+            )
             self.register_buffer("ids", torch.arange(16)[None])
 
         def forward(self, words):
@@ -157,7 +190,9 @@ def test_a_table_of_positions_is_read_up_to_its_end(home, length):
 
     net = Positions()
     model = potluck.Model.from_torch(net, torch.randint(0, 20, (2, 5)), sequence_dims=(1,))
-    run = home.deploy(make_plan(model, ((A,), (2,)), ((B,), (2,)), micro_batch=2, training=False), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (2,)), ((B,), (2,)), micro_batch=2, training=False), model
+    ).wait()
     words = torch.randint(0, 20, (3, length))
     with torch.no_grad():
         assert torch.allclose(run(words), net(words), atol=1e-6)

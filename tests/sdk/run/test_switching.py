@@ -1,4 +1,6 @@
-"""Switching plans while a run goes on: nothing learned is lost, no request is, and failures leave the old plan."""
+"""Switching plans while a run goes on: nothing learned is lost, no request is, and failures leave
+the old plan.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,13 +60,21 @@ def fresh_lab():
 
 
 def make_net(norm=True):
-    """Batch-norm normalises the share of each device by itself, so stages that are shared go without."""
+    """Batch-norm normalises the share of each device by itself, so stages that are shared go
+    without.
+    """
     torch.manual_seed(0)
     first = torch.nn.BatchNorm1d(96) if norm else torch.nn.Identity()
     return torch.nn.Sequential(
-        torch.nn.Linear(8, 96, bias=False), first, torch.nn.ReLU(), torch.nn.Linear(96, 96),
-        torch.nn.Tanh(), torch.nn.Linear(96, 96), torch.nn.Tanh(), torch.nn.Linear(96, 4),
-    )  # fmt: skip
+        torch.nn.Linear(8, 96, bias=False),
+        first,
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 96),
+        torch.nn.Tanh(),
+        torch.nn.Linear(96, 96),
+        torch.nn.Tanh(),
+        torch.nn.Linear(96, 4),
+    )
 
 
 def make_data():
@@ -84,7 +94,9 @@ def model():
 
 
 def plan_of(model, name, *, training=True):
-    return make_plan(model, *PLANS[name], micro_batch=MICRO, n_micro_batches=BATCH // MICRO, training=training)
+    return make_plan(
+        model, *PLANS[name], micro_batch=MICRO, n_micro_batches=BATCH // MICRO, training=training
+    )
 
 
 def alone(steps, norm=True):
@@ -95,7 +107,13 @@ def alone(steps, norm=True):
     for number in range(0, steps, per_epoch):
         rows = BATCH * min(per_epoch, steps - number)
         losses += train_alone(
-            net, x[:rows], y[:rows], batch=BATCH, micro_batch=MICRO, epochs=1, make_optimizer=lambda _: optimizer
+            net,
+            x[:rows],
+            y[:rows],
+            batch=BATCH,
+            micro_batch=MICRO,
+            epochs=1,
+            make_optimizer=lambda _: optimizer,
         )
     return losses, net.state_dict(), optimizer.state_dict()["state"]
 
@@ -113,14 +131,19 @@ def check_equal(run, tolerance=0.0, norm=True):
     losses, weights, moments = alone(run.step, norm)
     assert run.history.losses == pytest.approx(losses, rel=0, abs=tolerance)
     state, own = run.state_dict(), run._engine.pull(moments=True)
-    assert max((state[name] - tensor).abs().max().item() for name, tensor in weights.items()) <= tolerance
+    assert (
+        max((state[name] - tensor).abs().max().item() for name, tensor in weights.items())
+        <= tolerance
+    )
     names = [name for name, _ in make_net(norm).named_parameters()]
     for name, slots in zip(names, moments.values(), strict=True):
         for slot, tensor in slots.items():
             assert (own[f"{slot}:{name}"] - tensor).abs().max().item() <= tolerance
 
 
-@pytest.mark.parametrize("names", [("ab", "abc", "ab"), ("abc", "ca", "c")], ids=["out and back", "around"])
+@pytest.mark.parametrize(
+    "names", [("ab", "abc", "ab"), ("abc", "ca", "c")], ids=["out and back", "around"]
+)
 def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab, model, names):
     run = lab.deploy(plan_of(model, names[0]), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
@@ -187,7 +210,7 @@ def test_a_batch_of_another_size_on_the_way_only_delays_a_switch(lab, model):
     run.close()
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 
 def in_the_middle(run, plan):
@@ -223,10 +246,15 @@ def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
 
 
 TRAINING_PHASES = {
-    ("loading the bridge", 0): "ab", ("loading shadows", 0): "ab", ("fetching", 2): "ab", ("following", 3): "ab",
-    ("loading the new plan", 0): "ab", ("going over", 0): "abc", ("committing", 0): "abc",
+    ("loading the bridge", 0): "ab",
+    ("loading shadows", 0): "ab",
+    ("fetching", 2): "ab",
+    ("following", 3): "ab",
+    ("loading the new plan", 0): "ab",
+    ("going over", 0): "abc",
+    ("committing", 0): "abc",
     ("training on the new plan", 2): "abc",
-}  # fmt: skip
+}
 REQUEST_PHASES = {
     ("loading the new plan", 0): "ab", ("copying", 0): "ab", ("committing", 0): "abc",
     ("answering by the new plan", 0): "abc",
@@ -237,7 +265,9 @@ IN_SHORT = {("copying", 0)}
 def phases(of):
     """(moment, messages after it, the plan that is left); those that are not in short are long."""
     marks = {phase: [] if phase in IN_SHORT else [pytest.mark.long] for phase in of}
-    return [pytest.param(*phase, plan, marks=marks[phase], id=phase[0]) for phase, plan in of.items()]
+    return [
+        pytest.param(*phase, plan, marks=marks[phase], id=phase[0]) for phase, plan in of.items()
+    ]
 
 
 def cancelled_at(lab, moment, after, run, plan):
@@ -258,7 +288,9 @@ def cancelled_at(lab, moment, after, run, plan):
 
 
 def check_nothing_else_is_loaded(lab, run, model):
-    """A plan that takes all the memory beside this one would not fit, if anything were left of another."""
+    """A plan that takes all the memory beside this one would not fit, if anything were left of
+    another.
+    """
     spare = {name: lab.devices[name].capability["memory_bytes"] for name in (A, B, C)}
     for name in run.plan.devices:
         spare[name] -= run.memory_bytes[name]
@@ -269,7 +301,9 @@ def check_nothing_else_is_loaded(lab, run, model):
 
 
 @pytest.mark.parametrize(("moment", "after", "left"), phases(TRAINING_PHASES))
-def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, model, moment, after, left):
+def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(
+    lab, model, moment, after, left
+):
     from tests.sdk.run.fault_injection import TRAINING
 
     run = lab.deploy(plan_of(model, "ab"), model).wait()
@@ -286,7 +320,9 @@ def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(lab, mo
 
 
 @pytest.mark.parametrize(("moment", "after", "left"), phases(REQUEST_PHASES))
-def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab, model, moment, after, left):
+def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(
+    lab, model, moment, after, left
+):
     from tests.sdk.run.fault_injection import REQUESTS
 
     run = lab.deploy(plan_of(model, "ab", training=False), model).wait()
@@ -300,7 +336,9 @@ def test_a_switch_of_requests_that_is_cancelled_in_any_phase_leaves_one_plan(lab
 
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(ask) for _ in range(2)]
-        was_cancelled = cancelled_at(lab, REQUESTS[moment], after, run, plan_of(model, "abc", training=False))
+        was_cancelled = cancelled_at(
+            lab, REQUESTS[moment], after, run, plan_of(model, "abc", training=False)
+        )
         over.set()
         assert all(future.result() for future in asking)
     assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left, training=False))
@@ -348,7 +386,7 @@ def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
     run.close()
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def test_every_request_during_switches_over_slow_links_is_answered_once(lab, model):

@@ -1,4 +1,6 @@
-"""Training over real agents equals training on one machine, whatever the plan, the switch or the interruption."""
+"""Training over real agents equals training on one machine, whatever the plan, the switch or the
+interruption.
+"""
 
 import copy
 import threading
@@ -26,7 +28,9 @@ OPTIMIZERS = {
 
 
 def largest_difference(state, net):
-    return max((state[name] - tensor).abs().max().item() for name, tensor in net.state_dict().items())
+    return max(
+        (state[name] - tensor).abs().max().item() for name, tensor in net.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -38,7 +42,13 @@ def test_equals_one_machine(home, shape):
     history = run.fit((x, y), epochs=3).wait()
     alone = copy.deepcopy(net)
     losses = train_alone(
-        alone, x, y, batch=12, micro_batch=4, epochs=3, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
+        alone,
+        x,
+        y,
+        batch=12,
+        micro_batch=4,
+        epochs=3,
+        make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
     )
     assert history.rows == (12,) * 6
     assert history.losses == pytest.approx(losses, rel=1e-6, abs=tolerance)
@@ -62,7 +72,9 @@ def test_every_optimizer_is_torchs(home, name):
 
 
 def test_a_weighted_mean_is_that_of_the_whole_batch(home):
-    """Class weights and ignored targets, in micro-batches and unequal shares, one of which counts nothing."""
+    """Class weights and ignored targets, in micro-batches and unequal shares, one of which counts
+    nothing.
+    """
     net, loss = make_net("mlp"), torch.nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
     x, y = make_data("mlp", 14)
     y[torch.tensor([0, 1, 2, 6, 9, 13])] = -100
@@ -73,7 +85,11 @@ def test_a_weighted_mean_is_that_of_the_whole_batch(home):
     alone, expected = copy.deepcopy(net), []
     for part in (slice(0, 8), slice(8, 14)):
         expected.append(loss(alone(x[part]), y[part]))
-        for p, g in zip(alone.parameters(), torch.autograd.grad(expected[-1], tuple(alone.parameters())), strict=True):
+        for p, g in zip(
+            alone.parameters(),
+            torch.autograd.grad(expected[-1], tuple(alone.parameters())),
+            strict=True,
+        ):
             p.data -= 0.1 * g
     assert losses == pytest.approx([loss.item() for loss in expected], abs=1e-6)
     assert largest_difference(run.state_dict(), alone) <= 1e-6
@@ -83,12 +99,20 @@ def test_a_weighted_mean_is_that_of_the_whole_batch(home):
 def test_a_smaller_last_batch_counts_by_its_rows(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 22)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model
+    ).wait()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
     history = run.fit(loader, epochs=2).wait()
     alone = copy.deepcopy(net)
     losses = train_alone(
-        alone, x, y, batch=8, micro_batch=4, epochs=2, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3)
+        alone,
+        x,
+        y,
+        batch=8,
+        micro_batch=4,
+        epochs=2,
+        make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
     )
     assert history.rows == (8, 8, 6) * 2
     assert history.losses == pytest.approx(losses, abs=1e-6)
@@ -98,7 +122,9 @@ def test_a_smaller_last_batch_counts_by_its_rows(home):
 
 def test_a_batch_larger_than_the_plans_is_one_step_with_a_note(home):
     _, model = make_model("mlp")
-    run = home.deploy(make_plan(model, ((A, B), (2, 2)), micro_batch=4, n_micro_batches=2), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A, B), (2, 2)), micro_batch=4, n_micro_batches=2), model
+    ).wait()
     assert run.fit(make_data("mlp", 9)).wait().rows == (8, 1)
     assert not run.history.notes
     larger = run.fit([make_data("mlp", 16)] * 2).wait()
@@ -116,7 +142,9 @@ def test_a_plan_that_does_not_fit_leaves_the_old_one_standing(home):
 
     too_big = replace(make_plan(model, ((B,), (4,)), micro_batch=4), peak_bytes={B: 2**60})
     before = run.state_dict()
-    with pytest.raises(potluck.errors.OutOfMemory, match=r"local-2.*needs .*MiB.*available") as caught:
+    with pytest.raises(
+        potluck.errors.OutOfMemory, match=r"local-2.*needs .*MiB.*available"
+    ) as caught:
         run.switch(too_big).wait()
     assert caught.value.facts["needed_bytes"] == 2**60
     assert run.plan.devices == (A,)
@@ -214,7 +242,9 @@ def test_a_module_gets_the_weights_that_a_cancelled_fit_reached_and_those_of_a_s
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
-    handle = run.fit((x, y), epochs=10_000, on_step=lambda step, loss: (run.load_into(), handle.cancel()))
+    handle = run.fit(
+        (x, y), epochs=10_000, on_step=lambda step, loss: (run.load_into(), handle.cancel())
+    )
     run.load_into()
     assert handle.done
     assert run.step >= 1
@@ -241,7 +271,9 @@ def test_a_cancelled_fit_stops_between_steps_and_can_go_on(home):
 def test_the_trace_is_measured_and_in_order(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model
+    ).wait()
     run.fit((x, y)).wait()
     trace = run.trace
     assert trace.source == "measured"
@@ -252,7 +284,11 @@ def test_the_trace_is_measured_and_in_order(home):
     assert all(event.start_s <= event.stop_s for event in trace.events)
     for step in (0, 1):  # one time axis: nothing is computed before its inputs are sent
         sent = next(e for e in trace.events if e.step == step and e.op == "send" and e.peer == B)
-        used = next(e for e in trace.events if e.step == step and e.device == B and e.label == "1F0" and e.op == "run")
+        used = next(
+            e
+            for e in trace.events
+            if e.step == step and e.device == B and e.label == "1F0" and e.op == "run"
+        )
         assert sent.start_s < used.stop_s
     run.close()
 
@@ -269,7 +305,8 @@ def test_a_switch_takes_its_turn_while_training_goes_on(home):
     def batches():
         for step in range(40):
             if step == 38:
-                assert switched.wait(PATIENCE_S)  # however fast the steps are, some are left for the other plan
+                # however fast the steps are, some are left for the other plan
+                assert switched.wait(PATIENCE_S)
             yield (x[:8], y[:8]) if step % 2 == 0 else (x[8:], y[8:])
 
     handle = run.fit(batches())
@@ -285,7 +322,9 @@ def test_a_switch_takes_its_turn_while_training_goes_on(home):
 def test_another_optimizer_takes_over_between_two_fits(home):
     net, model = make_model("mlp")
     x, y = make_data("mlp", 8)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model, optimizer=potluck.AdamW(0.01)).wait()
+    run = home.deploy(
+        make_plan(model, ((A,), (4,)), micro_batch=4), model, optimizer=potluck.AdamW(0.01)
+    ).wait()
     run.fit((x, y)).wait()
     run.fit((x, y), optimizer=potluck.AdamW(0.001)).wait()
     alone = copy.deepcopy(net)
@@ -293,7 +332,9 @@ def test_another_optimizer_takes_over_between_two_fits(home):
     for rate in (0.01, 0.001):
         optimizer.param_groups[0]["lr"] = rate
         for start in (0, 4):
-            torch.nn.functional.cross_entropy(alone(x[start : start + 4]), y[start : start + 4]).backward()
+            torch.nn.functional.cross_entropy(
+                alone(x[start : start + 4]), y[start : start + 4]
+            ).backward()
             optimizer.step()
             optimizer.zero_grad()
     assert largest_difference(run.state_dict(), alone) == 0.0
@@ -303,13 +344,20 @@ def test_another_optimizer_takes_over_between_two_fits(home):
 def test_dropout_does_not_depend_on_the_split(home):
     torch.manual_seed(0)
     net = torch.nn.Sequential(
-        torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+        torch.nn.Linear(8, 16),
+        torch.nn.Dropout(0.5),
+        torch.nn.Linear(16, 16),
+        torch.nn.Linear(16, 4),
     )
     x, y = make_data("mlp", 16)
-    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    model = potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
     losses = []
     for stages in ([((A,), (4,))], [((B,), (4,)), ((A,), (4,))], [((A, B), (1, 3))]):
-        run = home.deploy(make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=5).wait()
+        run = home.deploy(
+            make_plan(model, *stages, micro_batch=4, n_micro_batches=2), model, seed=5
+        ).wait()
         losses.append(run.fit((x, y), epochs=2).wait().losses)
         run.close()
     assert losses[1] == losses[0]
@@ -318,13 +366,27 @@ def test_dropout_does_not_depend_on_the_split(home):
 
 def test_running_statistics_are_those_of_the_shares(home):
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 4)
+    )
     x, y = make_data("mlp", 8)
-    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
-    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2), model).wait()
+    model = potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
+    run = home.deploy(
+        make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2), model
+    ).wait()
     run.fit((x, y), epochs=2).wait()
     alone = copy.deepcopy(net)
-    train_alone(alone, x, y, batch=8, micro_batch=4, epochs=2, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
+    train_alone(
+        alone,
+        x,
+        y,
+        batch=8,
+        micro_batch=4,
+        epochs=2,
+        make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
+    )
     state = run.state_dict()
     assert torch.equal(state["1.running_mean"], alone.state_dict()["1.running_mean"])
     assert torch.equal(state["1.running_var"], alone.state_dict()["1.running_var"])
@@ -343,6 +405,14 @@ def test_a_bad_batch_is_refused_and_nothing_learned_is_lost(home):
     assert run.step == 2  # the batches before it
     run.fit((x[8:], y[8:])).wait()
     alone = copy.deepcopy(net)
-    train_alone(alone, x, y, batch=4, micro_batch=4, epochs=1, make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3))
+    train_alone(
+        alone,
+        x,
+        y,
+        batch=4,
+        micro_batch=4,
+        epochs=1,
+        make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
+    )
     assert largest_difference(run.state_dict(), alone) == 0.0
     run.close()

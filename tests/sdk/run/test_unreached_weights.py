@@ -1,4 +1,6 @@
-"""A weight that no gradient reaches stays as it is, however the network is split: torch's optimizers leave it alone."""
+"""A weight that no gradient reaches stays as it is, however the network is split: torch's
+optimizers leave it alone.
+"""
 
 import copy
 import random
@@ -23,8 +25,14 @@ SHAPES = {
     "shared by all in turn": [((A, B), (5, 1)), ((B, C), (2, 4)), ((C, A), (3, 3))],
 }
 OPTIMIZERS = {
-    "adamw": (potluck.AdamW(0.01, weight_decay=0.3), lambda ps: torch.optim.AdamW(ps, 0.01, weight_decay=0.3)),
-    "sgd": (potluck.SGD(0.05, weight_decay=0.3), lambda ps: torch.optim.SGD(ps, 0.05, weight_decay=0.3)),
+    "adamw": (
+        potluck.AdamW(0.01, weight_decay=0.3),
+        lambda ps: torch.optim.AdamW(ps, 0.01, weight_decay=0.3),
+    ),
+    "sgd": (
+        potluck.SGD(0.05, weight_decay=0.3),
+        lambda ps: torch.optim.SGD(ps, 0.05, weight_decay=0.3),
+    ),
     "momentum": (
         potluck.SGD(0.05, momentum=0.9, weight_decay=0.3),
         lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9, weight_decay=0.3),
@@ -37,7 +45,9 @@ OPTIMIZERS = {
 
 
 class Random(nn.Module):
-    """Some layers in a row, each with something that gradients pass, or do not, or pass as zeros."""
+    """Some layers in a row, each with something that gradients pass, or do not, or pass as
+    zeros.
+    """
 
     def __init__(self, seed):
         super().__init__()
@@ -56,7 +66,9 @@ class Random(nn.Module):
         self.half = draw.random() < 0.2
 
     def forward(self, x):
-        for way, step, side, scale in zip(self.ways, self.steps, self.sides, self.scales, strict=True):
+        for way, step, side, scale in zip(
+            self.ways, self.steps, self.sides, self.scales, strict=True
+        ):
             main = torch.tanh(step(x)) * scale
             if way == "cut":
                 x = main.detach() + side(x)
@@ -98,7 +110,9 @@ def three():
 def make(seed):
     torch.manual_seed(seed)
     net, x, y = Random(seed), torch.randn(ROWS, WIDTH), torch.randint(0, CLASSES, (ROWS,))
-    model = potluck.Model.from_torch(net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6])
+    model = potluck.Model.from_torch(
+        net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6]
+    )
     return net, model, x, y
 
 
@@ -118,7 +132,10 @@ def one_backward(net, x, y):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_weights_that_no_gradient_reaches_are_left_alone(three, seed):
-    shape, optimizer = list(SHAPES)[seed % len(SHAPES)], list(OPTIMIZERS)[seed // len(SHAPES) % len(OPTIMIZERS)]
+    shape, optimizer = (
+        list(SHAPES)[seed % len(SHAPES)],
+        list(OPTIMIZERS)[seed // len(SHAPES) % len(OPTIMIZERS)],
+    )
     net, model, x, y = make(seed)
     before, (ours, theirs) = copy.deepcopy(net.state_dict()), OPTIMIZERS[optimizer]
     if len(model.layers(True)) < len(SHAPES[shape]):
@@ -128,7 +145,9 @@ def test_weights_that_no_gradient_reaches_are_left_alone(three, seed):
     losses, state = run.fit((x, y), epochs=2).wait().losses, run.state_dict()
     run.close()
     alone = copy.deepcopy(net)
-    expected = train_alone(alone, x, y, batch=BATCH, micro_batch=MICRO, epochs=2, make_optimizer=theirs)
+    expected = train_alone(
+        alone, x, y, batch=BATCH, micro_batch=MICRO, epochs=2, make_optimizer=theirs
+    )
     assert losses == pytest.approx(expected, rel=1e-5)
     one_backward(alone, x, y)
     check_equal(state, before, alone)
@@ -153,7 +172,13 @@ def test_who_takes_over_a_stage_leaves_them_alone_too(three, optimizer):
     def plan(*devices):
         shares = (MICRO // len(devices),) * len(devices)
         stage = Stage(start=0, stop=n_layers, devices=devices, shares=shares, warm_up=1)
-        return Plan(planner="by hand", model="test", stages=(stage,), micro_batch=MICRO, n_micro_batches=BATCH // MICRO)
+        return Plan(
+            planner="by hand",
+            model="test",
+            stages=(stage,),
+            micro_batch=MICRO,
+            n_micro_batches=BATCH // MICRO,
+        )
 
     run = three.deploy(plan(A, B), model, optimizer=ours).wait()
     handle = run.fit((x, y), epochs=FOREVER)
@@ -168,8 +193,13 @@ def test_who_takes_over_a_stage_leaves_them_alone_too(three, optimizer):
     run.close()
     alone = copy.deepcopy(net)
     train_alone(
-        alone, x.repeat(n_steps, 1)[: n_steps * BATCH], y.repeat(n_steps)[: n_steps * BATCH], batch=BATCH,
-        micro_batch=MICRO, epochs=1, make_optimizer=theirs,
-    )  # fmt: skip
+        alone,
+        x.repeat(n_steps, 1)[: n_steps * BATCH],
+        y.repeat(n_steps)[: n_steps * BATCH],
+        batch=BATCH,
+        micro_batch=MICRO,
+        epochs=1,
+        make_optimizer=theirs,
+    )
     one_backward(alone, x, y)
     check_equal(state, before, alone)

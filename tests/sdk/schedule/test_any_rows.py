@@ -1,6 +1,8 @@
-"""Any number of rows on any plan: each is learned from once, in micro-batches of the plan's size and a smaller one.
+"""Any number of rows on any plan: each is learned from once, in micro-batches of the plan's size
+and a smaller one.
 
-Plans and numbers of rows are drawn; programs are carried out with the very segments that devices load.
+Plans and numbers of rows are drawn; programs are carried out with the very segments that devices
+load.
 """
 
 import copy
@@ -26,7 +28,7 @@ LR = 0.1
 DEVICES = ("a", "b", "c")
 
 
-# --- the division itself ----------------------------------------------------------------------------------------------
+# --- the division itself --------------------------------------------------------------------------
 
 
 @given(rows=st.integers(1, 300), micro_batch=st.integers(1, 40), together=st.sampled_from([1, 2]))
@@ -42,7 +44,11 @@ def test_micro_batches_have_all_rows_and_the_plans_size(rows, micro_batch, toget
         assert min(found) >= together
 
 
-@given(shares=st.lists(st.integers(1, 20), min_size=1, max_size=5), rows=st.integers(1, 60), data=st.data())
+@given(
+    shares=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    rows=st.integers(1, 60),
+    data=st.data(),
+)
 def test_shares_have_all_rows_in_the_plans_proportion(shares, rows, data):
     together = data.draw(st.sampled_from([1, min(2, *shares)]))
     found = shared(shares, rows, together)
@@ -59,7 +65,7 @@ def test_shares_have_all_rows_in_the_plans_proportion(shares, rows, data):
         assert all(n <= share + together - 1 for n, share in zip(found, shares, strict=True))
 
 
-# --- rows as numbers --------------------------------------------------------------------------------------------------
+# --- rows as numbers ------------------------------------------------------------------------------
 
 
 @st.composite
@@ -69,7 +75,11 @@ def splits(draw, micro_batch):
     for _ in range(draw(st.integers(1, 3))):
         devices = draw(st.permutations(DEVICES))[: draw(st.integers(1, min(3, micro_batch)))]
         n = len(devices) - 1
-        ends = sorted(draw(st.sets(st.integers(1, micro_batch - 1), min_size=n, max_size=n))) if n else ()
+        ends = (
+            sorted(draw(st.sets(st.integers(1, micro_batch - 1), min_size=n, max_size=n)))
+            if n
+            else ()
+        )
         stages.append((tuple(devices), tuple(b - a for a, b in pairwise((0, *ends, micro_batch)))))
     return stages
 
@@ -83,11 +93,17 @@ def divided(plan, segments, rows, policy=None):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    split=splits(8), rows=st.integers(1, 40), norm_values=st.sampled_from([0, 1, 4]),
-    multiple=st.sampled_from([1, 3]), fed_whole=st.booleans(), policy=st.sampled_from(["1f1b", "fill-drain"]),
+    split=splits(8),
+    rows=st.integers(1, 40),
+    norm_values=st.sampled_from([0, 1, 4]),
+    multiple=st.sampled_from([1, 3]),
+    fed_whole=st.booleans(),
+    policy=st.sampled_from(["1f1b", "fill-drain"]),
     data=st.data(),
-)  # fmt: skip
-def test_every_row_goes_where_it_belongs(split, rows, norm_values, multiple, fed_whole, policy, data):
+)
+def test_every_row_goes_where_it_belongs(
+    split, rows, norm_values, multiple, fed_whole, policy, data
+):
     plan, segments = make(split, multiple=multiple)
     segments = tuple(replace(segment, norm_values=norm_values) for segment in segments)
     division, schedule = divided(plan, segments, rows, policy)
@@ -96,9 +112,13 @@ def test_every_row_goes_where_it_belongs(split, rows, norm_values, multiple, fed
     )
     vectors = gradients(plan, segments)
     home, steps, backs = follow(
-        compiled, plan, multiple, pick=lambda n: data.draw(st.integers(0, n - 1)) if n > 1 and rows < 9 else 0,
-        vectors=vectors, division=division,
-    )  # fmt: skip
+        compiled,
+        plan,
+        multiple,
+        pick=lambda n: data.draw(st.integers(0, n - 1)) if n > 1 and rows < 9 else 0,
+        vectors=vectors,
+        division=division,
+    )
     assert sorted(row for value in home.values() for row in value) == list(range(rows * multiple))
     assert backs == {segment.name: rows for segment in segments}
     assert sum(sum(result.rows) for result in compiled.results) == rows
@@ -107,15 +127,18 @@ def test_every_row_goes_where_it_belongs(split, rows, norm_values, multiple, fed
     for p, stage in enumerate(plan.stages):
         fracs = [
             item.attrs["share_frac"]
-            for device in stage.devices for item in compiled.programs[device].instructions
+            for device in stage.devices
+            for item in compiled.programs[device].instructions
             if item.op == "gradients" and item.attrs["segment"] == segments[p].name
-        ]  # fmt: skip
+        ]
         assert sum(fracs) == pytest.approx(float(len(stage.devices) > 1))
 
 
 @pytest.mark.parametrize("rows", range(1, 41))
 def test_interleaved_stages_take_any_rows(rows):
-    plan, segments = make([(("a", "b"), (5, 3)), (("c",), (8,)), (("a", "b"), (5, 3)), (("c",), (8,))])
+    plan, segments = make(
+        [(("a", "b"), (5, 3)), (("c",), (8,)), (("a", "b"), (5, 3)), (("c",), (8,))]
+    )
     division, schedule = divided(plan, segments, rows, "interleaved")
     compiled = compile_training(plan, segments, {}, schedule=schedule, division=division)
     _, _, backs = follow(compiled, plan, vectors=gradients(plan, segments), division=division)
@@ -140,32 +163,46 @@ def test_a_shadow_replays_the_very_micro_batches(rows, stage):
     plan, segments = make([(("a",), (8,)), (("b",), (8,))])
     division, schedule = divided(plan, segments, rows)
     shadows = (Standby(stage=stage, devices=("c",), way=REPLAY),)
-    train = compile_training(plan, segments, {}, schedule=schedule, division=division, shadows=shadows, to="1/follow")
+    train = compile_training(
+        plan, segments, {}, schedule=schedule, division=division, shadows=shadows, to="1/follow"
+    )
     followed = compile_follow("follow", plan, segments, {}, shadows, division=division)
     owner = train.programs[plan.stages[stage].devices[0]]
 
     def computed(program):
         return [
             (item.op, item.attrs.get("rows"), item.attrs.get("scale"), item.attrs["key"])
-            for item in program.instructions if item.op in ("run", "backward")
-        ]  # fmt: skip
+            for item in program.instructions
+            if item.op in ("run", "backward")
+        ]
 
     assert sorted(computed(followed.programs["c"]), key=str) == sorted(computed(owner), key=str)
-    posted = {item.attrs["name"] for item in owner.instructions if item.op == "send" and "to" in item.attrs}
+    posted = {
+        item.attrs["name"]
+        for item in owner.instructions
+        if item.op == "send" and "to" in item.attrs
+    }
     heard = {item.outputs[0] for item in followed.programs["c"].instructions if item.op == "recv"}
     assert posted == {name for name in heard if name.startswith("shadow")}
 
 
-# --- real segments ----------------------------------------------------------------------------------------------------
+# --- real segments --------------------------------------------------------------------------------
 
 
 def make_net(normed):
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm1d if normed else torch.nn.Identity
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 8), norm(8), torch.nn.ReLU(), torch.nn.Linear(8, 8), norm(8), torch.nn.Tanh(),
-        torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3),
-    ).double()  # fmt: skip
+        torch.nn.Linear(6, 8),
+        norm(8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, 8),
+        norm(8),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, 3),
+    ).double()
 
 
 def make_data(rows):
@@ -199,11 +236,15 @@ def plan_of(model, split, micro_batch):
         Stage(start=a, stop=b, devices=devices, shares=shares, warm_up=2 * (len(split) - p) - 1)
         for p, ((a, b), (devices, shares)) in enumerate(zip(pairwise(bounds), split, strict=True))
     )
-    return Plan(planner="test", model="m", stages=stages, micro_batch=micro_batch, n_micro_batches=2)
+    return Plan(
+        planner="test", model="m", stages=stages, micro_batch=micro_batch, n_micro_batches=2
+    )
 
 
 def a_step(model, plan, rows):
-    """One step of SGD on `rows` rows in this process: (loss, every device's state, the division)."""
+    """One step of SGD on `rows` rows in this process: (loss, every device's state, the
+    division).
+    """
     from potluck_agent.worker.training import Segment
     from potluck_wire.segment import dumps, loads
 
@@ -213,7 +254,9 @@ def a_step(model, plan, rows):
     fed = model.fed(*make_data(rows))
     model.check_inputs(*make_data(rows), train=True)
     division, schedule = divided(plan, records, rows)
-    compiled = compile_training(plan, records, {"name": "sgd", "lr": LR}, schedule=schedule, division=division)
+    compiled = compile_training(
+        plan, records, {"name": "sgd", "lr": LR}, schedule=schedule, division=division
+    )
     loaded = {}
     for stage, (record, graph) in zip(plan.stages, pieces, strict=True):
         for device in stage.devices:
@@ -223,9 +266,12 @@ def a_step(model, plan, rows):
 
     def run(device, attrs, inputs, n_outputs):
         return loaded[device, attrs["segment"]].forward(
-            [torch.as_tensor(x) for x in inputs], key=attrs["key"], train=True, rows=tuple(attrs["rows"]),
+            [torch.as_tensor(x) for x in inputs],
+            key=attrs["key"],
+            train=True,
+            rows=tuple(attrs["rows"]),
             micro_batch=attrs["micro_batch"],
-        )  # fmt: skip
+        )
 
     def backward(device, attrs, inputs, n_outputs):
         return loaded[device, attrs["segment"]].backward(attrs["key"], inputs, attrs["scale"])
@@ -234,30 +280,48 @@ def a_step(model, plan, rows):
         return loaded[device, attrs["segment"]].gradients(attrs["share_frac"])
 
     home, steps = execute(
-        compiled, fed, run, backward, vectors,
-        concat=lambda parts: torch.cat([part.reshape(1) if part.dim() == 0 else part for part in parts]),
+        compiled,
+        fed,
+        run,
+        backward,
+        vectors,
+        concat=lambda parts: torch.cat(
+            [part.reshape(1) if part.dim() == 0 else part for part in parts]
+        ),
         add=lambda parts: sum(parts[1:], parts[0]),
-    )  # fmt: skip
+    )
     for (device, name), vector in steps.items():
         loaded[device, name].step(vector, {"name": "sgd", "lr": LR})
-    losses = [(home[r.device, r.value].reshape(-1) * torch.tensor(r.rows)).sum() for r in compiled.results]
+    losses = [
+        (home[r.device, r.value].reshape(-1) * torch.tensor(r.rows)).sum() for r in compiled.results
+    ]
     return float(sum(losses)) / rows, loaded, division
 
 
 def a_step_of_torch(net, model, plan, rows, division, loss):
-    """The same on one machine, by plain torch: (loss, state). Replicas normalise their own rows, as documented."""
+    """The same on one machine, by plain torch: (loss, state).
+
+    Replicas normalise their own rows, as documented.
+    """
     net = copy.deepcopy(net)
     x, y = make_data(rows)
-    norms = [name for name, module in net.named_children() if isinstance(module, torch.nn.BatchNorm1d)]
+    norms = [
+        name for name, module in net.named_children() if isinstance(module, torch.nn.BatchNorm1d)
+    ]
     stage_of = {
         name: p
-        for p, stage in enumerate(plan.stages) for name in norms
+        for p, stage in enumerate(plan.stages)
+        for name in norms
         if f"{name}.weight" in model.state_names(stage.start, stage.stop, train=True)
-    }  # fmt: skip
+    }
     running = {
-        (name, i): (net.get_submodule(name).running_mean.clone(), net.get_submodule(name).running_var.clone())
-        for name, p in stage_of.items() for i in range(len(plan.stages[p].devices))
-    }  # fmt: skip
+        (name, i): (
+            net.get_submodule(name).running_mean.clone(),
+            net.get_submodule(name).running_var.clone(),
+        )
+        for name, p in stage_of.items()
+        for i in range(len(plan.stages[p].devices))
+    }
     outputs = []
     for part in division:
         values = x[part.start : part.stop]
@@ -265,11 +329,18 @@ def a_step_of_torch(net, model, plan, rows, division, loss):
             if name not in stage_of:
                 values = module(values)
                 continue
-            pieces = zip(running_of(running, name), values.split(part.shares[stage_of[name]]), strict=True)
-            values = torch.cat([
-                torch.nn.functional.batch_norm(piece, mean, var, module.weight, module.bias, True, 0.1, module.eps)
-                for (mean, var), piece in pieces if len(piece)
-            ])  # fmt: skip
+            pieces = zip(
+                running_of(running, name), values.split(part.shares[stage_of[name]]), strict=True
+            )
+            values = torch.cat(
+                [
+                    torch.nn.functional.batch_norm(
+                        piece, mean, var, module.weight, module.bias, True, 0.1, module.eps
+                    )
+                    for (mean, var), piece in pieces
+                    if len(piece)
+                ]
+            )
         outputs.append(values)
     total = LOSSES[loss](torch.cat(outputs), y)
     total.backward()
@@ -277,9 +348,19 @@ def a_step_of_torch(net, model, plan, rows, division, loss):
         for parameter in net.parameters():
             parameter -= LR * parameter.grad
         for name, p in stage_of.items():
-            fracs = [sum(part.shares[p][i] for part in division) / rows for i in range(len(plan.stages[p].devices))]
-            for k, buffer in enumerate((net.get_submodule(name).running_mean, net.get_submodule(name).running_var)):
-                buffer.copy_(sum(f * pair[k] for f, pair in zip(fracs, running_of(running, name), strict=True)))
+            fracs = [
+                sum(part.shares[p][i] for part in division) / rows
+                for i in range(len(plan.stages[p].devices))
+            ]
+            for k, buffer in enumerate(
+                (net.get_submodule(name).running_mean, net.get_submodule(name).running_var)
+            ):
+                buffer.copy_(
+                    sum(
+                        f * pair[k]
+                        for f, pair in zip(fracs, running_of(running, name), strict=True)
+                    )
+                )
             net.get_submodule(name).num_batches_tracked += len(division)
     return float(total.detach()), net.state_dict()
 
@@ -290,16 +371,23 @@ def running_of(running, name):
 
 @settings(max_examples=120, deadline=None)
 @given(
-    micro_batch=st.integers(1, 6), rows=st.integers(1, 20), normed=st.booleans(), loss=st.sampled_from(sorted(LOSSES)),
+    micro_batch=st.integers(1, 6),
+    rows=st.integers(1, 20),
+    normed=st.booleans(),
+    loss=st.sampled_from(sorted(LOSSES)),
     data=st.data(),
-)  # fmt: skip
+)
 def test_a_step_on_any_rows_is_that_of_one_machine(models, micro_batch, rows, normed, loss, data):
     net, model = models[normed, loss]
     plan = plan_of(model, data.draw(splits(micro_batch)), micro_batch)
     records = [model.segment(stage.start, stage.stop, train=True)[0] for stage in plan.stages]
-    alone = any(1 in stage.shares and r.norm_values for stage, r in zip(plan.stages, records, strict=True))
+    alone = any(
+        1 in stage.shares and r.norm_values for stage, r in zip(plan.stages, records, strict=True)
+    )
     if alone or (normed and rows == 1):
-        with pytest.raises((PlanError, ModelError), match="more than 1 value per channel when training"):
+        with pytest.raises(
+            (PlanError, ModelError), match="more than 1 value per channel when training"
+        ):
             a_step(model, plan, rows)
         return
     got, loaded, division = a_step(model, plan, rows)
@@ -320,7 +408,10 @@ def test_one_row_is_refused_by_the_name_of_the_batch_norm(models, rows):
     if rows == 2:
         assert model.check_inputs(*make_data(2), train=True) == 2
     else:
-        with pytest.raises(ModelError, match=r"a batch of 1 row .* more than 1 value per channel when training \(1\)"):
+        with pytest.raises(
+            ModelError,
+            match=r"a batch of 1 row .* more than 1 value per channel when training \(1\)",
+        ):
             model.check_inputs(*make_data(1), train=True)
 
 
@@ -329,7 +420,9 @@ def test_one_row_of_a_picture_has_many_values(models):
         torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 2)
     )
     x, y = torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64)
-    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.cross_entropy, example_targets=y)
+    model = potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
     assert model.check_inputs(x[:1], y[:1], train=True) == 1
     assert {layer.norm_values for layer in model.layers(True)} <= {0, 4}
     assert not any(layer.norm_values for layer in model.layers())

@@ -1,4 +1,6 @@
-"""Stages that are branches of a model: who takes what from whom, and gradients that come back from several."""
+"""Stages that are branches of a model: who takes what from whom, and gradients that come back from
+several.
+"""
 
 import random
 from dataclasses import replace
@@ -24,21 +26,46 @@ def tensor(name, **more):
 def make(devices, n_micro_batches=3):
     """A plan of the diamond: stage p on `devices[p]`, each with its shares of 8 rows."""
     stages = tuple(
-        Stage(start=p, stop=p + 1, devices=tuple(shares), shares=tuple(shares.values()), warm_up=depth)
+        Stage(
+            start=p, stop=p + 1, devices=tuple(shares), shares=tuple(shares.values()), warm_up=depth
+        )
         for p, (shares, depth) in enumerate(zip(devices, (5, 3, 3, 1), strict=True))
     )
-    plan = Plan(planner="test", model="m", stages=stages, micro_batch=8, n_micro_batches=n_micro_batches)
+    plan = Plan(
+        planner="test", model="m", stages=stages, micro_batch=8, n_micro_batches=n_micro_batches
+    )
     x, left, right = tensor("x"), tensor("l"), tensor("r")
     image = Tensor(name="image", dtype="float32", row_bytes=4)
     segments = (
         Segment(name="s0", start=0, stop=1, feeds=(image,), outputs=(x,), parameter_count=3),
-        Segment(name="s1", start=1, stop=2, inputs=(x,), sources=(0,), outputs=(left,), parameter_count=3),
-        Segment(name="s2", start=2, stop=3, inputs=(x,), sources=(0,), outputs=(right,), parameter_count=3),
         Segment(
-            name="s3", start=3, stop=4, inputs=(left, x, right), sources=(1, 0, 2),
-            outputs=(Tensor(name="loss", dtype="float32", row_bytes=4),), parameter_count=3,
+            name="s1",
+            start=1,
+            stop=2,
+            inputs=(x,),
+            sources=(0,),
+            outputs=(left,),
+            parameter_count=3,
         ),
-    )  # fmt: skip
+        Segment(
+            name="s2",
+            start=2,
+            stop=3,
+            inputs=(x,),
+            sources=(0,),
+            outputs=(right,),
+            parameter_count=3,
+        ),
+        Segment(
+            name="s3",
+            start=3,
+            stop=4,
+            inputs=(left, x, right),
+            sources=(1, 0, 2),
+            outputs=(Tensor(name="loss", dtype="float32", row_bytes=4),),
+            parameter_count=3,
+        ),
+    )
     return plan, segments
 
 
@@ -68,7 +95,9 @@ def test_two_branches_act_in_the_same_turn():
 
 def test_a_branch_that_wants_more_than_its_stem_gives_is_refused():
     schedule = policies.one_f_one_b(4, 2, [1, 2, 1, 1])
-    with pytest.raises(PlanError, match=r"0B0 waits for ever for 1B0.\nstage 0: 0F0 0B0 <-- ERROR HERE"):
+    with pytest.raises(
+        PlanError, match=r"0B0 waits for ever for 1B0.\nstage 0: 0F0 0B0 <-- ERROR HERE"
+    ):
         check(schedule, 2, before=DIAMOND)
 
 
@@ -78,7 +107,9 @@ def test_every_row_takes_its_way_and_gradients_add_up(name, seed, n_rows):
     plan, segments = make(PLACES[name])
     division = divide(plan, segments, n_rows)
     schedule = policies.POLICIES["1f1b"](replace(plan, n_micro_batches=len(division)))
-    compiled = compile_training(plan, segments, {"name": "sgd", "lr": 0.1}, schedule=schedule, division=division)
+    compiled = compile_training(
+        plan, segments, {"name": "sgd", "lr": 0.1}, schedule=schedule, division=division
+    )
     backs = []
 
     def rows_of(attrs):
@@ -94,14 +125,18 @@ def test_every_row_takes_its_way_and_gradients_add_up(name, seed, n_rows):
 
     def backward(device, attrs, inputs, n_outputs):
         rows = rows_of(kept.pop((device, attrs["segment"], attrs["key"])))
-        times = {"s0": 1 + 10 + 100, "s1": 1, "s2": 1, "s3": 0}[attrs["segment"]]  # what comes back for each output
+        # what comes back for each output
+        times = {"s0": 1 + 10 + 100, "s1": 1, "s2": 1, "s3": 0}[attrs["segment"]]
         assert inputs == ([[row * times for row in rows]] if times else [])
         backs.append(attrs["segment"])
-        factors = {"s0": [], "s1": [10], "s2": [100], "s3": [1, 1, 1]}[attrs["segment"]]  # as l, x and r
+        # as l, x and r
+        factors = {"s0": [], "s1": [10], "s2": [100], "s3": [1, 1, 1]}[attrs["segment"]]
         return [[row * factor for row in rows] for factor in factors]
 
     rng = random.Random(seed)
-    execute(compiled, {"image": list(range(n_rows))}, run, backward, lambda *_: [0.0] * 3, rng.randrange)
+    execute(
+        compiled, {"image": list(range(n_rows))}, run, backward, lambda *_: [0.0] * 3, rng.randrange
+    )
     assert not kept
     assert set(backs) == {"s0", "s1", "s2", "s3"}
 
@@ -111,32 +146,55 @@ def test_gradients_of_several_takers_are_added_the_last_first():
     program = compile_training(plan, segments, {}).programs["a"]
     (added,) = [item for item in program.instructions if item.op == "add"]
     senders = [
-        next(item.attrs["peer"] for item in program.instructions if value in item.outputs) for value in added.inputs
-    ]  # fmt: skip
+        next(item.attrs["peer"] for item in program.instructions if value in item.outputs)
+        for value in added.inputs
+    ]
     assert senders == ["d", "c", "b"]
 
 
 def test_a_stage_sends_a_tensor_straight_to_who_takes_it():
     plan, segments = make(PLACES["a device each"], n_micro_batches=1)
     compiled = compile_inference(replace(plan, training=False), segments)
-    peers = {d: [i.attrs["peer"] for i in p.instructions if i.op == "send"] for d, p in compiled.programs.items()}
+    peers = {
+        d: [i.attrs["peer"] for i in p.instructions if i.op == "send"]
+        for d, p in compiled.programs.items()
+    }
     assert peers == {"a": ["b", "c", "d"], "b": ["d"], "c": ["d"], "d": ["home"]}
 
 
 def test_nothing_flows_back_behind_a_cut_without_gradients():
-    """x carries a gradient as far as s1, but what s1 gives does not: neither stem nor s1 learn, and nobody waits."""
+    """x carries a gradient as far as s1, but what s1 gives does not: neither stem nor s1 learn, and
+    nobody waits.
+    """
     still = replace(tensor("l"), gradient=False)
     segments = (
         Segment(name="s0", start=0, stop=1, outputs=(tensor("x"),), parameter_count=1),
-        Segment(name="s1", start=1, stop=2, inputs=(tensor("x"),), outputs=(still,), parameter_count=1),
-        Segment(name="s2", start=2, stop=3, inputs=(still,), outputs=(tensor("loss"),), parameter_count=1),
+        Segment(
+            name="s1", start=1, stop=2, inputs=(tensor("x"),), outputs=(still,), parameter_count=1
+        ),
+        Segment(
+            name="s2",
+            start=2,
+            stop=3,
+            inputs=(still,),
+            outputs=(tensor("loss"),),
+            parameter_count=1,
+        ),
     )
-    stages = tuple(Stage(start=p, stop=p + 1, devices=(d,), shares=(8,)) for p, d in enumerate("abc"))
+    stages = tuple(
+        Stage(start=p, stop=p + 1, devices=(d,), shares=(8,)) for p, d in enumerate("abc")
+    )
     plan = Plan(planner="test", model="m", stages=stages, micro_batch=8)
     assert wire(plan, segments, training=True).learns == (False, False, True)
     programs = compile_training(plan, segments, {}).programs
-    ops = {device: [item.op for item in program.instructions] for device, program in programs.items()}
-    assert ops == {"a": ["run", "send"], "b": ["recv", "run", "send"], "c": ["recv", "run", "backward", "send", "step"]}
+    ops = {
+        device: [item.op for item in program.instructions] for device, program in programs.items()
+    }
+    assert ops == {
+        "a": ["run", "send"],
+        "b": ["recv", "run", "send"],
+        "c": ["recv", "run", "backward", "send", "step"],
+    }
 
 
 def test_only_the_branch_that_learns_sends_a_gradient_back():

@@ -40,7 +40,8 @@ def test_default_warm_up_is_asteroids():
         ([99] * 4, 3, [3, 3, 3, 1]),
         ([2, 9, 9], 32, [2, 2, 1]),  # none keeps more than the one before it gives
         ([9, 7, 5, 1, 1], 32, [7, 5, 3, 1, 1]),
-        ([9, 9, 1, 9, 9], 32, [5, 3, 1, 1, 1]),  # what goes further ahead would only be on the links
+        # what goes further ahead would only be on the links
+        ([9, 9, 1, 9, 9], 32, [5, 3, 1, 1, 1]),
     ],
 )
 def test_warm_ups_as_memory_allows(room, n_micro_batches, depths):
@@ -72,13 +73,19 @@ def test_interleaving_is_legal(n_rows, n_chunks, n_micro_batches):
 
 
 def test_interleaved_by_hand():
-    assert dumps(policies.interleaved(2, 2, 2)) == ("0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1")
+    assert dumps(policies.interleaved(2, 2, 2)) == (
+        "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1"
+    )
 
 
-@pytest.mark.parametrize(("n_rows", "n_micro_batches", "n_at_once"), [(2, 4, 2), (2, 3, 3), (4, 6, 6), (4, 10, 5)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_micro_batches", "n_at_once"), [(2, 4, 2), (2, 3, 3), (4, 6, 6), (4, 10, 5)]
+)
 def test_interleaved_micro_batches_go_in_equal_rounds(n_rows, n_micro_batches, n_at_once):
     first, *_ = policies.interleaved(n_rows, 2, n_micro_batches)
-    assert [action.stage for action in first[: 2 * n_at_once]] == [0] * n_at_once + [n_rows] * n_at_once
+    assert [action.stage for action in first[: 2 * n_at_once]] == [0] * n_at_once + [
+        n_rows
+    ] * n_at_once
 
 
 def test_refuses_to_interleave_what_does_not_go_round():
@@ -94,7 +101,9 @@ def test_policies_have_names():
     assert policies.policy("interleaved", training=True)(plan) == policies.interleaved(2, 2, 4)
     assert policies.policy(None, training=True)(plan) == policies.one_f_one_b(4, 4, [1, 1, 1, 1])
     assert policies.policy(None, training=False)(plan) == policies.forward_only(4, 4)
-    assert policies.policy(policies.POLICIES["fill-drain"], training=True)(plan) == policies.fill_drain(4, 4)
+    assert policies.policy(policies.POLICIES["fill-drain"], training=True)(
+        plan
+    ) == policies.fill_drain(4, 4)
     with pytest.raises(UserError, match=r"no schedule is called 'gpipe'.*1f1b, fill-drain"):
         policies.policy("gpipe", training=True)
 
@@ -105,7 +114,9 @@ def test_refuses_a_schedule_of_other_stages_than_the_plan():
 
 
 def make_plan(*devices):
-    stages = tuple(Stage(start=p, stop=p + 1, devices=(name,), shares=(2,)) for p, name in enumerate(devices))
+    stages = tuple(
+        Stage(start=p, stop=p + 1, devices=(name,), shares=(2,)) for p, name in enumerate(devices)
+    )
     return Plan(planner="test", model="m", stages=stages, micro_batch=2, n_micro_batches=4)
 
 
@@ -117,7 +128,8 @@ def make_plan(*devices):
         ("0F0\n1F0,1B0", "stage 0 never does 0B0"),
         ("0F0,0B0\n1F0,0B0,1B0", "0B0 does not belong here, stage 0 is in row 0"),
         ("0F0,0B0,0F1,0B1\n1F0,1B0", "0F1 does not belong"),
-        ("0F0,2B0,2F0,0B0\n1F0,1B0", "stages 0, 2: 0F0 2B0 <-- ERROR HERE"),  # a backward before its forward
+        # a backward before its forward
+        ("0F0,2B0,2F0,0B0\n1F0,1B0", "stages 0, 2: 0F0 2B0 <-- ERROR HERE"),
         ("0F0,0B0,0W0", "0W0 does not belong"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Compiled programs do the right thing with every row, whatever the shares and the order of events."""
+"""Compiled programs do the right thing with every row, whatever the shares and the order of
+events.
+"""
 
 import random
 from collections import Counter, deque
@@ -37,20 +39,37 @@ def make(split, n_micro_batches=4, multiple=1):
         Stage(start=p, stop=p + 1, devices=devices, shares=shares, warm_up=2 * (len(split) - p) - 1)
         for p, (devices, shares) in enumerate(split)
     ]
-    plan = Plan(planner="test", model="m", stages=tuple(stages), micro_batch=8, n_micro_batches=n_micro_batches)
-    cut = [Tensor(name=f"t{p}", dtype="float32", row_bytes=4, gradient=True, multiple=multiple) for p in range(9)]
+    plan = Plan(
+        planner="test",
+        model="m",
+        stages=tuple(stages),
+        micro_batch=8,
+        n_micro_batches=n_micro_batches,
+    )
+    cut = [
+        Tensor(name=f"t{p}", dtype="float32", row_bytes=4, gradient=True, multiple=multiple)
+        for p in range(9)
+    ]
     loss = Tensor(name="loss", dtype="float32", row_bytes=4)
     last = len(split) - 1
     segments = tuple(
         Segment(
-            name=f"s{p}", start=p, stop=p + 1,
-            feeds=((Tensor(name="image", dtype="float32", row_bytes=4, multiple=multiple),) if p == 0 else ())
+            name=f"s{p}",
+            start=p,
+            stop=p + 1,
+            feeds=(
+                (Tensor(name="image", dtype="float32", row_bytes=4, multiple=multiple),)
+                if p == 0
+                else ()
+            )
             + ((Tensor(name="label", dtype="int64", row_bytes=8),) if p == last else ()),
-            inputs=(cut[p - 1],) if p else (), outputs=(cut[p],) if p < last else (loss,),
-            parameter_count=7 + p, buffer_count=p,
+            inputs=(cut[p - 1],) if p else (),
+            outputs=(cut[p],) if p < last else (loss,),
+            parameter_count=7 + p,
+            buffer_count=p,
         )
         for p in range(last + 1)
-    )  # fmt: skip
+    )
     return plan, segments
 
 
@@ -65,8 +84,9 @@ def added(parts):
 def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined, add=added):
     """Carry out all programs by readiness; returns what home received: {(device, value): rows}.
 
-    `run(device, attrs, inputs, n_outputs)` and `backward(...)` give the outputs; `vectors(device, attrs)` is the
-    flat gradient; `pick(n)` chooses among n ready instructions. Raises when nothing is ready but something is left.
+    `run(device, attrs, inputs, n_outputs)` and `backward(...)` give the outputs; `vectors(device,
+    attrs)` is the flat gradient; `pick(n)` chooses among n ready instructions. Raises when nothing
+    is ready but something is left.
     """
     values = {device: {} for device in compiled.programs}
     inbox = {device: {} for device in compiled.programs}
@@ -84,7 +104,8 @@ def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined
         inputs = [mine[name] for name in item.inputs]
         if "takes" in attrs:
             inputs = [
-                rows if take is None else rows[slice(*take)] for rows, take in zip(inputs, attrs["takes"], strict=True)
+                rows if take is None else rows[slice(*take)]
+                for rows, take in zip(inputs, attrs["takes"], strict=True)
             ]
         if item.op == "recv":
             outputs = [inbox[device].pop((attrs["peer"], item.outputs[0]))]
@@ -127,8 +148,12 @@ def _ready(item, values, inbox, done):
 
 
 def follow(compiled, plan, multiple=1, pick=None, vectors=None, division=None):
-    """Run with rows as numbers: every stage passes its rows on, so each input must be exactly the rows it says."""
-    starts = [part.start for part in division] if division else range(0, plan.batch, plan.micro_batch)
+    """Run with rows as numbers: every stage passes its rows on, so each input must be exactly the
+    rows it says.
+    """
+    starts = (
+        [part.start for part in division] if division else range(0, plan.batch, plan.micro_batch)
+    )
     batch = division[-1].stop if division else plan.batch
     feeds = {"image": list(range(batch * multiple)), "label": list(range(batch))}
     kept, backs = {}, Counter()
@@ -153,7 +178,14 @@ def follow(compiled, plan, multiple=1, pick=None, vectors=None, division=None):
         backs[attrs["segment"]] += forward["rows"][1] - forward["rows"][0]
         return [rows_of(forward)] * n_outputs
 
-    home, steps = execute(compiled, feeds, run, backward, lambda device, attrs: vectors[device, attrs["segment"]], pick)
+    home, steps = execute(
+        compiled,
+        feeds,
+        run,
+        backward,
+        lambda device, attrs: vectors[device, attrs["segment"]],
+        pick,
+    )
     assert not kept, "a forward without its backward"
     return home, steps, backs
 
@@ -165,7 +197,7 @@ def gradients(plan, segments):
         ]
         for stage, segment in zip(plan.stages, segments, strict=True)
         for i, device in enumerate(stage.devices)
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -206,7 +238,9 @@ def test_no_order_of_events_can_block_a_program(name):
 @pytest.mark.parametrize("policy", [policies.fill_drain, policies.one_f_one_b])
 def test_any_policy_compiles(name, policy):
     plan, segments = make(SPLITS[name])
-    compiled = compile_training(plan, segments, {}, schedule=policy(len(plan.stages), plan.n_micro_batches))
+    compiled = compile_training(
+        plan, segments, {}, schedule=policy(len(plan.stages), plan.n_micro_batches)
+    )
     follow(compiled, plan, vectors=gradients(plan, segments))
 
 
@@ -218,7 +252,9 @@ def test_inference_brings_every_row_home(name):
     assert not steps
     for result in compiled.results:
         assert home[result.device, result.value] == list(range(result.start, result.stop))
-    assert sorted(r for result in compiled.results for r in range(result.start, result.stop)) == list(range(plan.batch))
+    assert sorted(
+        r for result in compiled.results for r in range(result.start, result.stop)
+    ) == list(range(plan.batch))
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -256,14 +292,23 @@ def test_one_tensor_without_a_batch_dimension_goes_once_to_each():
         replace(segments[1], inputs=(*segments[1].inputs, mask)),
     )
     compiled = compile_training(plan, segments, {})
-    masks = [i for p in compiled.programs.values() for i in p.instructions if i.op == "recv" and "mask" in i.outputs[0]]
+    masks = [
+        i
+        for p in compiled.programs.values()
+        for i in p.instructions
+        if i.op == "recv" and "mask" in i.outputs[0]
+    ]
     assert len(masks) == 2  # c and d
 
 
 def test_a_stage_with_nothing_to_learn_is_never_run_backward():
     plan, segments = make(SPLITS["pipeline"])
     still = replace(segments[0].outputs[0], gradient=False)
-    segments = (replace(segments[0], outputs=(still,)), replace(segments[1], inputs=(still,)), segments[2])
+    segments = (
+        replace(segments[0], outputs=(still,)),
+        replace(segments[1], inputs=(still,)),
+        segments[2],
+    )
     compiled = compile_training(plan, segments, {})
     assert {i.op for i in compiled.programs["a"].instructions} == {"recv", "run", "send"}
     assert all(i.attrs["train"] for i in compiled.programs["a"].instructions if i.op == "run")
@@ -282,7 +327,8 @@ def test_replicas_with_nothing_to_learn_agree_on_their_statistics(n_statistics):
     assert [len(items) for items in steps] == ([1, 1] if n_statistics else [0, 0])
     for (item,) in filter(None, steps):
         assert item.inputs == ("ring0.all",)
-        assert item.attrs["optimizer"] == {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}  # no weight moves
+        # no weight moves
+        assert item.attrs["optimizer"] == {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}
 
 
 def test_refuses_segments_of_another_plan():
@@ -315,7 +361,9 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
     }
     holders = holding(old, old_segments, states, 3)
     move = compile_move("move", holders, targets(new, new_segments, states))
-    ops = {device: [i.op for i in program.instructions] for device, program in move.programs.items()}
+    ops = {
+        device: [i.op for i in program.instructions] for device, program in move.programs.items()
+    }
     assert ops == {
         "a": ["state", "assign"],
         "b": [],
@@ -324,16 +372,23 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
     }
     assert all(loads(program.dumps()) == program for program in move.programs.values())
     assert move.programs["c"].instructions[0].attrs == {"segment": "3/s1", "names": ["w1"]}
-    assert move.programs["c"].instructions[4].attrs == {"segment": "3/s1", "names": ["w1", "exp_avg:w1"]}
+    assert move.programs["c"].instructions[4].attrs == {
+        "segment": "3/s1",
+        "names": ["w1", "exp_avg:w1"],
+    }
     with pytest.raises(PlanError, match="No device of the old plan holds w9"):
-        compile_move("move", holders, targets(new, new_segments, {"s0": [State(name="w9", nbytes=1)]}))
+        compile_move(
+            "move", holders, targets(new, new_segments, {"s0": [State(name="w9", nbytes=1)]})
+        )
 
 
 def test_a_giver_reads_no_further_ahead_than_its_agent_can_hold():
     plan, segments = make([(("a",), (8,))])
     other = replace(plan, stages=(replace(plan.stages[0], devices=("b",)),))
     states = {"s0": [State(name=f"w{i}", nbytes=AHEAD_BYTES // 2) for i in range(4)]}
-    move = compile_move("move", holding(plan, segments, states, 0), targets(other, segments, states))
+    move = compile_move(
+        "move", holding(plan, segments, states, 0), targets(other, segments, states)
+    )
     giver = move.programs["a"].instructions
     sends = [i.id for i in giver if i.op == "send"]
     waits = [[after for after in i.after if after in sends] for i in giver if i.op == "state"]

@@ -1,4 +1,6 @@
-"""Shadows: who lacks what, how it stays in step, and that every value it waits for is posted to it."""
+"""Shadows: who lacks what, how it stays in step, and that every value it waits for is posted to
+it.
+"""
 
 from dataclasses import replace
 
@@ -7,7 +9,15 @@ from tests.sdk.schedule.test_programs import make
 
 from potluck.records import Plan, Stage
 from potluck.schedule.pipeline import compile_training
-from potluck.schedule.standby import COPY, REPLAY, Standby, compile_follow, followed_bytes, refined, shadows
+from potluck.schedule.standby import (
+    COPY,
+    REPLAY,
+    Standby,
+    compile_follow,
+    followed_bytes,
+    refined,
+    shadows,
+)
 from potluck_wire.program import loads
 
 OPTIMIZER = {"name": "adamw", "lr": 0.01}
@@ -15,7 +25,9 @@ OPTIMIZER = {"name": "adamw", "lr": 0.01}
 
 def plan_of(*stages):
     """From rows (start, stop, devices, shares)."""
-    made = tuple(Stage(start=a, stop=b, devices=devices, shares=shares) for a, b, devices, shares in stages)
+    made = tuple(
+        Stage(start=a, stop=b, devices=devices, shares=shares) for a, b, devices, shares in stages
+    )
     return Plan(planner="test", model="m", stages=made, micro_batch=8, n_micro_batches=2)
 
 
@@ -37,7 +49,8 @@ def test_who_lacks_a_stage_replays_it_or_copies_its_gradients_whichever_is_less(
         Standby(stage=0, devices=("b",), way=REPLAY),
         Standby(stage=2, devices=("b",), way=COPY),  # its owners sum by shares
     )
-    assert shadows(old, segments, new)[0].way == COPY  # 7 parameters: 28 bytes against 16 rows of image and gradient
+    # 7 parameters: 28 bytes against 16 rows of image and gradient
+    assert shadows(old, segments, new)[0].way == COPY
     assert followed_bytes(old, big, shadows(old, big, new)) == 16 * (4 + 4) + 4 * (1000 + 2)
 
 
@@ -62,7 +75,9 @@ def stem_stands_still(segments):
 def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
     split, parameters = CASES[case]
     plan, segments = make(split, n_micro_batches=2)
-    segments = tuple(replace(s, parameter_count=parameters + 1, buffer_count=statistics) for s in segments)
+    segments = tuple(
+        replace(s, parameter_count=parameters + 1, buffer_count=statistics) for s in segments
+    )
     segments = segments if learns else stem_stands_still(segments)
     new = replace(plan, stages=tuple(replace(s, devices=("x",), shares=(8,)) for s in plan.stages))
     every = shadows(plan, segments, new)
@@ -85,7 +100,9 @@ def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
     changing = {s.name for s in segments} if learns or statistics else {segments[-1].name}
     own = [i for i in follow.programs["x"].instructions if "segment" in i.attrs]
     assert {i.attrs["segment"] for i in own} == changing
-    assert {i.attrs["segment"] for i in own if i.op == "backward"} <= {s.name for s in segments[0 if learns else -1 :]}
+    assert {i.attrs["segment"] for i in own if i.op == "backward"} <= {
+        s.name for s in segments[0 if learns else -1 :]
+    }
     assert all(i.attrs["train"] for i in own if i.op == "run")
     stepping = {i.attrs["segment"] for i in own if i.op == "step"}
     assert stepping | {i.attrs["segment"] for i in own if i.op == "run"} == changing
@@ -97,11 +114,16 @@ def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
 def test_a_step_with_shadows_is_the_same_step():
     plan, segments = make([(("a",), (8,)), (("b", "c"), (5, 3))], n_micro_batches=2)
     segments = tuple(replace(segment, parameter_count=1000) for segment in segments)
-    every = (Standby(stage=0, devices=("x",), way=REPLAY), Standby(stage=1, devices=("x",), way=COPY))
+    every = (
+        Standby(stage=0, devices=("x",), way=REPLAY),
+        Standby(stage=1, devices=("x",), way=COPY),
+    )
     plain = compile_training(plan, segments, OPTIMIZER)
     shown = compile_training(plan, segments, OPTIMIZER, shadows=every, to="6/follow")
     for device, program in plain.programs.items():
-        copies = {v for i in shown.programs[device].instructions if "to" in i.attrs for v in i.inputs}
+        copies = {
+            v for i in shown.programs[device].instructions if "to" in i.attrs for v in i.inputs
+        }
         left = [
             (i.op, i.inputs, i.outputs)
             for i in shown.programs[device].instructions

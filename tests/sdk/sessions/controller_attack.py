@@ -33,8 +33,20 @@ from potluck_wire.frames import encode
 from potluck_wire.version import VERSION
 
 DEVICES = ("a", "b")
-SAID = [e for e in m.MESSAGES.values() if e.channel in (m.Channel.CONTROL, m.Channel.DATA, m.Channel.PULSE)]
-ASKED: tuple[type[m.Message], ...] = (m.Prepare, m.Commit, m.Drop, m.Measure, m.Probe, m.Roster, m.Meter)
+SAID = [
+    e
+    for e in m.MESSAGES.values()
+    if e.channel in (m.Channel.CONTROL, m.Channel.DATA, m.Channel.PULSE)
+]
+ASKED: tuple[type[m.Message], ...] = (
+    m.Prepare,
+    m.Commit,
+    m.Drop,
+    m.Measure,
+    m.Probe,
+    m.Roster,
+    m.Meter,
+)
 TIMELINE = [[0, 1.0, 2.0], [1, 2.0, 2.5]]
 
 
@@ -47,7 +59,11 @@ class ControllerPlay:
         for device in DEVICES:
             self._join(device)
             self.do(
-                Received(device=device, message=m.Welcome(major=VERSION[0], minor=VERSION[1]), buffers=(STATEMENT,))
+                Received(
+                    device=device,
+                    message=m.Welcome(major=VERSION[0], minor=VERSION[1]),
+                    buffers=(STATEMENT,),
+                )
             )
         self.do(self._launch(rng))
 
@@ -68,9 +84,16 @@ class ControllerPlay:
     def _join(self, device: str) -> None:
         self.do(Join(ticket=self._new(), device=device, address=Address(host="h", port=1), key="k"))
 
-    # --- moves --------------------------------------------------------------------------------------------------------
+    # --- moves ------------------------------------------------------------------------------------
 
-    MOVES = ((45, "_answer"), (25, "_anything"), (10, "_ask"), (8, "_launch"), (6, "_tick"), (6, "_other"))
+    MOVES = (
+        (45, "_answer"),
+        (25, "_anything"),
+        (10, "_ask"),
+        (8, "_launch"),
+        (6, "_tick"),
+        (6, "_other"),
+    )
 
     def move(self, rng: random.Random) -> None:
         """One event."""
@@ -102,10 +125,18 @@ class ControllerPlay:
     def _launch(self, rng: random.Random) -> Any:
         values = {device: rng.choice(({"x": 8}, {"x": 8, "y": 300}, {})) for device in DEVICES}
         return StartExecution(
-            ticket=self._new(), run=rng.choice(RUNS), epoch=1, program="p", step=rng.choice((0, 1, 2)), devices=DEVICES,
-            feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {}, expects=values, lane=rng.choice(("", "train")),
-            together=rng.random() < 0.3, request=rng.random() < 0.3,
-        )  # fmt: skip
+            ticket=self._new(),
+            run=rng.choice(RUNS),
+            epoch=1,
+            program="p",
+            step=rng.choice((0, 1, 2)),
+            devices=DEVICES,
+            feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {},
+            expects=values,
+            lane=rng.choice(("", "train")),
+            together=rng.random() < 0.3,
+            request=rng.random() < 0.3,
+        )
 
     def _ask(self, rng: random.Random) -> Any:
         kind = rng.choice(ASKED)
@@ -119,7 +150,9 @@ class ControllerPlay:
         entry = rng.choice(SAID)
         buffers = (rng.choice(RAW),) * entry.buffers[0]
         known = {"major": 1} if entry.type in (m.Hello, m.Welcome) else {}
-        return Received(device=rng.choice(DEVICES), message=message(entry.type, rng, **known), buffers=buffers)
+        return Received(
+            device=rng.choice(DEVICES), message=message(entry.type, rng, **known), buffers=buffers
+        )
 
     def _answer(self, rng: random.Random) -> Any:
         """What fits the last things that were sent, right or wrong in one place."""
@@ -135,16 +168,33 @@ def _reply(told: m.Message, rng: random.Random) -> tuple[m.Message, tuple[bytes,
         case m.Ping():
             return message(m.Pong, rng, seq=told.seq), ()
         case m.Execute() | m.Abort():
-            where = {"run": told.run, "epoch": told.epoch, "program": told.program, "step": told.step}
+            where = {
+                "run": told.run,
+                "epoch": told.epoch,
+                "program": told.program,
+                "step": told.step,
+            }
             return _outcome(where, rng)
         case m.Prepare() | m.Commit() | m.Drop():
             kind = {m.Prepare: m.Prepared, m.Commit: m.Committed, m.Drop: m.Dropped}[type(told)]
-            refusal = message(m.Refused, rng, about=m.NUMBER_OF[type(told)], run=told.run, epoch=max(0, told.epoch))
+            refusal = message(
+                m.Refused,
+                rng,
+                about=m.NUMBER_OF[type(told)],
+                run=told.run,
+                epoch=max(0, told.epoch),
+            )
             return rng.choice((kind(run=told.run, epoch=told.epoch), refusal)), ()
         case m.Measure():
             n = len(told.rows)
             times, back = (0.1,) * n, (0.1,) * n if told.train else ()
-            good = m.Measured(task=told.task, rows=told.rows, forward_s=times, backward_s=back, memory_bytes=(1,) * n)
+            good = m.Measured(
+                task=told.task,
+                rows=told.rows,
+                forward_s=times,
+                backward_s=back,
+                memory_bytes=(1,) * n,
+            )
             return rng.choice((good, message(m.Measured, rng, task=told.task))), ()
         case m.Probe():
             return message(m.Probed, rng, task=told.task, peer=told.peer), ()

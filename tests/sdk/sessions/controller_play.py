@@ -1,23 +1,47 @@
-"""A controller to play with in tests: a clock, devices that answer, and what it does about each event."""
+"""A controller to play with in tests: a clock, devices that answer, and what it does about each
+event.
+"""
 
 import json
 
 from potluck.sessions.controller import Controller
-from potluck.sessions.events import Address, Join, Received, Reject, Resolve, Send, StartExecution, Tick
+from potluck.sessions.events import (
+    Address,
+    Join,
+    Received,
+    Reject,
+    Resolve,
+    Send,
+    StartExecution,
+    Tick,
+)
 from potluck.sessions.traffic import Raw
 from potluck_wire import messages as m
 from potluck_wire.version import VERSION
 
 STATEMENT = json.dumps(
-    {"name": "a", "memory_bytes": 1000, "backends": {"torch": "2"}, "dtypes": ["float32"], "operators": []}
+    {
+        "name": "a",
+        "memory_bytes": 1000,
+        "backends": {"torch": "2"},
+        "dtypes": ["float32"],
+        "operators": [],
+    }
 ).encode()
 
 
 class Play:
-    """A controller and a clock; `sent` are the messages of the last event by device. `play`: one to go on with."""
+    """A controller and a clock; `sent` are the messages of the last event by device.
+
+    `play`: one to go on with.
+    """
 
     def __init__(self, *devices, play=None):
-        self.controller, self.now_s, self.actions = play.controller if play else Controller(), 100.0, []
+        self.controller, self.now_s, self.actions = (
+            play.controller if play else Controller(),
+            100.0,
+            [],
+        )
         for ticket, device in enumerate(devices, 900):
             self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
             self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)
@@ -36,19 +60,38 @@ class Play:
             self.now_s += 0.1
             seen += self.do(Tick())
             for action in tuple(self.actions):
-                if isinstance(action, Send) and isinstance(action.message, m.Ping) and action.device in answer:
-                    pong = m.Pong(seq=action.message.seq, clock_s=self.now_s - 50, progress=len(seen))
+                if (
+                    isinstance(action, Send)
+                    and isinstance(action.message, m.Ping)
+                    and action.device in answer
+                ):
+                    pong = m.Pong(
+                        seq=action.message.seq, clock_s=self.now_s - 50, progress=len(seen)
+                    )
                     seen += self.hear(action.device, pong)
         return seen
 
     def launch(self, ticket=1, devices=("a", "b"), step=0, lane="", **more):
         return self.do(
-            StartExecution(ticket=ticket, run="r", epoch=0, program="p", step=step, devices=devices, lane=lane, **more)
+            StartExecution(
+                ticket=ticket,
+                run="r",
+                epoch=0,
+                program="p",
+                step=step,
+                devices=devices,
+                lane=lane,
+                **more,
+            )
         )
 
     def sent(self, kind, actions=None):
         found = self.actions if actions is None else actions
-        return [(x.device, x.message) for x in found if isinstance(x, Send) and isinstance(x.message, kind)]
+        return [
+            (x.device, x.message)
+            for x in found
+            if isinstance(x, Send) and isinstance(x.message, kind)
+        ]
 
     def ended(self, actions=None):
         found = self.actions if actions is None else actions

@@ -1,4 +1,6 @@
-"""The controller by tables of events: what it sends, what it resolves, and how everything that goes wrong ends."""
+"""The controller by tables of events: what it sends, what it resolves, and how everything that goes
+wrong ends.
+"""
 
 import re
 
@@ -23,14 +25,16 @@ from potluck_wire import messages as m
 from potluck_wire.limits import PULSE_LOST_S
 from potluck_wire.version import VERSION
 
-# --- sessions ---------------------------------------------------------------------------------------------------------
+# --- sessions -------------------------------------------------------------------------------------
 
 
 def test_joining_says_hello_and_resolves_with_what_the_device_says():
     play = Play()
     play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
     assert isinstance(play.actions[0], Connect)
-    assert play.sent(m.Hello) == [("a", m.Hello(major=VERSION[0], minor=VERSION[1], name="notebook"))]
+    assert play.sent(m.Hello) == [
+        ("a", m.Hello(major=VERSION[0], minor=VERSION[1], name="notebook"))
+    ]
     play.hear("a", m.Welcome(major=VERSION[0], minor=VERSION[1], name="a"), STATEMENT)
     session = play.ended()[1].result
     assert session.capability["memory_bytes"] == 1000
@@ -75,7 +79,7 @@ def test_leaving_says_goodbye():
     assert play.controller.session("a") is None
 
 
-# --- questions to several devices -------------------------------------------------------------------------------------
+# --- questions to several devices -----------------------------------------------------------------
 
 
 def test_a_question_resolves_when_all_have_answered():
@@ -98,7 +102,11 @@ def test_one_refusal_fails_the_question_with_its_device():
     play.hear("b", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
     error = play.ended()[1].error
     assert isinstance(error, OutOfMemory)
-    assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == ("b", 700, 300)
+    assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == (
+        "b",
+        700,
+        300,
+    )
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 60_000, 3 * 2**20])
@@ -107,7 +115,9 @@ def test_what_is_needed_never_reads_like_what_is_there(missing):
     play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
     sizes = {"needed_bytes": available + missing, "available_bytes": available}
     play.hear("a", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
-    needed, there = re.search("fit: (.+) needed, (.+) available", str(play.ended()[1].error)).groups()
+    needed, there = re.search(
+        "fit: (.+) needed, (.+) available", str(play.ended()[1].error)
+    ).groups()
     assert needed != there
 
 
@@ -155,7 +165,7 @@ def test_a_plan_that_is_dropped_while_it_is_loaded_is_waited_for_no_more(dropped
     assert list(play.ended()) == [2]
 
 
-# --- measuring, readings and silence ----------------------------------------------------------------------------------
+# --- measuring, readings and silence --------------------------------------------------------------
 
 
 def test_bytes_for_measuring_resolve_with_the_seconds_until_all_are_there():

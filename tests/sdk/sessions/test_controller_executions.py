@@ -1,4 +1,6 @@
-"""Executions in the controller by tables of events: who is told what when, and in which order steps follow."""
+"""Executions in the controller by tables of events: who is told what when, and in which order steps
+follow.
+"""
 
 import pytest
 from tests.sdk.sessions.controller_play import FEED, Play, finish, join, place
@@ -44,7 +46,9 @@ def test_a_device_is_told_of_one_step_more_and_keeps_the_order_itself():
     play = Play("a", "b")
     play.launch(ticket=1, step=0, lane="train")
     play.launch(ticket=2, step=1, lane="train")
-    assert play.sent(m.Execute) == [(d, m.Execute(**place(step=1), after_step=0)) for d in ("a", "b")]
+    assert play.sent(m.Execute) == [
+        (d, m.Execute(**place(step=1), after_step=0)) for d in ("a", "b")
+    ]
     play.launch(ticket=3, step=2, lane="train")
     assert not play.sent(m.Execute)
     finish(play, "a")
@@ -60,7 +64,11 @@ def test_a_device_is_told_of_one_step_more_and_keeps_the_order_itself():
 def test_a_step_of_another_program_waits_for_our_word():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), lane="train")
-    play.do(StartExecution(ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), lane="train"))
+    play.do(
+        StartExecution(
+            ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), lane="train"
+        )
+    )
     assert not play.sent(m.Execute)
     finish(play, "a")
     assert play.sent(m.Execute) == [("a", m.Execute(run="r", epoch=0, program="q", step=1))]

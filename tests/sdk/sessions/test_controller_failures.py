@@ -1,17 +1,35 @@
-"""Executions that fail, by tables of events: what ends with them, whom is told, and which cause is named."""
+"""Executions that fail, by tables of events: what ends with them, whom is told, and which cause is
+named.
+"""
 
 import pytest
 from tests.sdk.sessions.controller_play import FEED, STATEMENT, Play, finish, join, place
 
-from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, RequestFailed, WorkerFailed
+from potluck.errors import (
+    DeviceGone,
+    OutOfMemory,
+    PlanError,
+    ProtocolError,
+    RequestFailed,
+    WorkerFailed,
+)
 from potluck.sessions.controller import OWED_S, PEER_LOST_GRACE_S
-from potluck.sessions.events import CancelExecution, Lost, Notification, RequestAll, Resolve, StartExecution, Tick
+from potluck.sessions.events import (
+    CancelExecution,
+    Lost,
+    Notification,
+    RequestAll,
+    Resolve,
+    StartExecution,
+    Tick,
+)
 from potluck_wire import messages as m
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 
 
 @pytest.mark.parametrize(
-    ("cause", "error"), [("worker-crashed", WorkerFailed), ("out-of-memory", OutOfMemory), ("bad-input", WorkerFailed)]
+    ("cause", "error"),
+    [("worker-crashed", WorkerFailed), ("out-of-memory", OutOfMemory), ("bad-input", WorkerFailed)],
 )
 def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
     play = Play("a", "b")
@@ -20,7 +38,10 @@ def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
     play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
     ended = play.ended()
     assert set(ended) == {1, 2}
-    assert all(isinstance(x.error, error) and x.error.device == "b" and "why" in str(x.error) for x in ended.values())
+    assert all(
+        isinstance(x.error, error) and x.error.device == "b" and "why" in str(x.error)
+        for x in ended.values()
+    )
     assert {device for device, _ in play.sent(m.Drop)} == {"a", "b"}
 
 
@@ -28,7 +49,9 @@ def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
 def test_a_request_that_fails_over_its_values_ends_alone(cause):
     play = Play("a", "b", "c")
     devices = "a", "b", "c"
-    play.launch(ticket=1, devices=devices, request=True, feeds={"a": {"x": FEED}}, expects={"c": {"y": 8}})
+    play.launch(
+        ticket=1, devices=devices, request=True, feeds={"a": {"x": FEED}}, expects={"c": {"y": 8}}
+    )
     play.launch(ticket=2, devices=devices, request=True, step=1)
     finish(play, "a")
     play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
@@ -38,7 +61,9 @@ def test_a_request_that_fails_over_its_values_ends_alone(cause):
     assert play.sent(m.Abort) == [("b", m.Abort(**place())), ("c", m.Abort(**place()))]  # a is done
     assert not play.sent(m.Drop)
     assert not play.hear("c", m.Failed(**place(), cause="cancelled", text="it was aborted"))
-    play.hear("c", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
+    play.hear(
+        "c", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4)
+    )
     assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
     for device in devices:
         finish(play, device, step=1)
@@ -47,7 +72,12 @@ def test_a_request_that_fails_over_its_values_ends_alone(cause):
 
 @pytest.mark.parametrize(
     ("minor", "request_", "cause"),
-    [(2, True, "arithmetic"), (3, False, "arithmetic"), (3, True, "out-of-memory"), (3, True, "worker-crashed")],
+    [
+        (2, True, "arithmetic"),
+        (3, False, "arithmetic"),
+        (3, True, "out-of-memory"),
+        (3, True, "worker-crashed"),
+    ],
     ids=["a device does not know Abort", "a step of training", "no memory", "a crash"],
 )
 def test_any_other_failure_ends_the_run(minor, request_, cause):
@@ -63,7 +93,10 @@ def test_any_other_failure_ends_the_run(minor, request_, cause):
 
 @pytest.mark.parametrize(("dropped", "over"), [(-1, {1, 2}), (0, {1}), (3, {2})])
 def test_what_is_dropped_while_it_is_executed_is_waited_for_no_more(dropped, over):
-    """A failed request ends the run with a drop; a request of the plan before must not wait for ever."""
+    """A failed request ends the run with a drop.
+
+    A request of the plan before must not wait for ever.
+    """
     play = Play("a", "b")
     play.launch(ticket=1)
     play.do(StartExecution(ticket=2, run="r", epoch=3, program="p", step=1, devices=("b",)))
@@ -86,19 +119,31 @@ def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_caus
     play = Play("a", "b")
     for told, cause in ((False, WorkerFailed), (True, DeviceGone)):
         play.launch(ticket=1)
-        assert not play.ended(play.hear("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped")))
+        assert not play.ended(
+            play.hear("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped"))
+        )
         if told:
             play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
-        ended = play.ended() if told else play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
+        ended = (
+            play.ended()
+            if told
+            else play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
+        )
         assert isinstance(ended[1].error, cause)
 
 
 def test_what_waits_behind_one_that_failed_begins():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), lane="train")
-    play.do(StartExecution(ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"))
+    play.do(
+        StartExecution(
+            ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"
+        )
+    )
     play.hear("a", m.Failed(**place(), cause="bad-input", text="why"))
-    assert play.sent(m.Execute, play.tick(0.2, answer=("a",))) == [("a", m.Execute(**place(epoch=1, step=1)))]
+    assert play.sent(m.Execute, play.tick(0.2, answer=("a",))) == [
+        ("a", m.Execute(**place(epoch=1, step=1)))
+    ]
 
 
 def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
@@ -133,7 +178,9 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
     play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
     play.do(CancelExecution(ticket=1))
     assert play.sent(m.Drop)
-    play.hear("a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4))
+    play.hear(
+        "a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4)
+    )
     assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
     assert not play.ended(finish(play, "a"))
 
@@ -141,14 +188,24 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
 @pytest.mark.parametrize(
     ("message", "buffers"),
     [
-        (m.Value(transfer=1, **place(), name="y", shape=(9,), nbytes=4, chunk_bytes=64), (bytes(4),)),
+        (
+            m.Value(transfer=1, **place(), name="y", shape=(9,), nbytes=4, chunk_bytes=64),
+            (bytes(4),),
+        ),
         (m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), (bytes(3),)),
         (m.Done(**place()), (b"[[",)),
         (m.Done(**place()), (b'[["x", 1]]',)),
         (m.Execute(**place()), ()),
         (m.Welcome(major=1), (STATEMENT,)),
     ],
-    ids=["shape and size differ", "short chunk", "cut timeline", "wrong timeline", "not its to say", "welcome twice"],
+    ids=[
+        "shape and size differ",
+        "short chunk",
+        "cut timeline",
+        "wrong timeline",
+        "not its to say",
+        "welcome twice",
+    ],
 )
 def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
     play = Play("a")
@@ -166,7 +223,7 @@ def test_a_refused_value_fails_the_step():
     assert isinstance(play.ended()[1].error, OutOfMemory)
 
 
-# --- values that were promised ----------------------------------------------------------------------------------------
+# --- values that were promised --------------------------------------------------------------------
 
 
 def done_without_its_value():
@@ -190,9 +247,13 @@ def test_a_value_that_was_promised_and_does_not_come_ends_the_step_by_name():
 
 def test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress():
     play = done_without_its_value()
-    play.hear("b", m.Value(transfer=1, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=4), bytes(4))
+    play.hear(
+        "b", m.Value(transfer=1, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=4), bytes(4)
+    )
     play.tick(OWED_S - 1.0, answer=("a", "b"))
-    play.hear("b", m.Value(transfer=2, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=8), bytes(8))
+    play.hear(
+        "b", m.Value(transfer=2, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=8), bytes(8)
+    )
     play.hear("b", m.Chunk(transfer=9, index=1), bytes(4))
     assert play.ended(play.tick(2.0, answer=("a", "b")))[1].error.device == "b"
 
@@ -200,8 +261,18 @@ def test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress():
 @pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, MAX_CHUNK_BYTES])
 def test_a_large_value_on_a_slow_link_has_all_the_time_it_needs(chunk_bytes):
     play, nbytes, link_bytes_per_s = done_without_its_value(), 64 * MIB, 1e6  # 8 Mbit/s
-    value = m.Value(transfer=1, **place(), name="y", shape=(nbytes // 4,), nbytes=nbytes, chunk_bytes=chunk_bytes)
-    chunks = [value, *(m.Chunk(transfer=1, index=index) for index in range(1, nbytes // chunk_bytes))]
+    value = m.Value(
+        transfer=1,
+        **place(),
+        name="y",
+        shape=(nbytes // 4,),
+        nbytes=nbytes,
+        chunk_bytes=chunk_bytes,
+    )
+    chunks = [
+        value,
+        *(m.Chunk(transfer=1, index=index) for index in range(1, nbytes // chunk_bytes)),
+    ]
     for chunk in chunks:
         assert not play.ended(play.tick(chunk_bytes / link_bytes_per_s, answer=("a", "b")))
         play.hear("b", chunk, bytes(chunk_bytes))

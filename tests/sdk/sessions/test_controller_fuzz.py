@@ -1,6 +1,7 @@
 """Whatever agents say, the controller raises nothing, and all that it wants sent can be made.
 
-The last line of defence is not in use here: `handle` itself is called, and anything that it raises fails the test.
+The last line of defence is not in use here: `handle` itself is called, and anything that it raises
+fails the test.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""The notebook's last line of defence: what raises that nothing may raise costs one device or one ticket."""
+"""The notebook's last line of defence: what raises that nothing may raise costs one device or one
+ticket.
+"""
 
 import pytest
 import zmq
@@ -88,6 +90,8 @@ def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
 def test_rejects_are_told_with_a_reason():
     play = Play("a")
     (reject,) = [
-        a for a in play.controller.survive(RequestAll(ticket=1, requests={}), FAULT, 0.0) if isinstance(a, Reject)
+        a
+        for a in play.controller.survive(RequestAll(ticket=1, requests={}), FAULT, 0.0)
+        if isinstance(a, Reject)
     ]
     assert "TypeError" in str(reject.error)

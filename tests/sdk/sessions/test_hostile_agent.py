@@ -1,4 +1,6 @@
-"""A real link with an agent that was taken over and one that was not: whatever the one says, the other works on."""
+"""A real link with an agent that was taken over and one that was not: whatever the one says, the
+other works on.
+"""
 
 import pytest
 import zmq
@@ -34,8 +36,15 @@ def friend(link):
 
 def ask_all(link, device):
     """All that a notebook asks of a device, at once."""
-    launch = StartExecution(run=device, epoch=1, program="p", step=0, devices=(device,), feeds={device: {"x": FEED}},
-                    expects={device: {"y": 8}})  # fmt: skip
+    launch = StartExecution(
+        run=device,
+        epoch=1,
+        program="p",
+        step=0,
+        devices=(device,),
+        feeds={device: {"x": FEED}},
+        expects={device: {"y": 8}},
+    )
     questions = (
         RequestAll(requests={device: (Prepare(run=device, epoch=1), (b"{}",))}),
         RequestAll(requests={device: (Measure(task="t", rows=(1, 2)), (b"{}",))}),

@@ -1,4 +1,6 @@
-"""The link's one thread: what a socket may take of it in a round, and that events which follow from others wait."""
+"""The link's one thread: what a socket may take of it in a round, and that events which follow from
+others wait.
+"""
 
 import pytest
 import zmq
@@ -14,7 +16,13 @@ from potluck.sessions.spoken import MAX_STATEMENT_BYTES
 from potluck_wire import messages as m
 from potluck_wire import statement
 from potluck_wire.frames import encode
-from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, WINDOW_BYTES
+from potluck_wire.limits import (
+    MAX_BUFFER_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    WINDOW_BYTES,
+)
 
 DEVICES = 3_000  # more than Python calls within one another
 
@@ -36,7 +44,9 @@ def link():
 
 
 class Chain:
-    """A controller that answers each lost device with an order to the next, which cannot be carried out."""
+    """A controller that answers each lost device with an order to the next, which cannot be carried
+    out.
+    """
 
     def __init__(self, order):
         self.order, self.seen = order, []
@@ -49,8 +59,12 @@ class Chain:
 
 
 ORDERS = {
-    "where nobody knows the host": lambda to: Connect(device=to, address=Address(host="h", port=1), key="k"),
-    "where a message cannot be made": lambda to: Send(device=to, channel=m.Channel.CONTROL, message=m.Drop(epoch=-5)),
+    "where nobody knows the host": lambda to: Connect(
+        device=to, address=Address(host="h", port=1), key="k"
+    ),
+    "where a message cannot be made": lambda to: Send(
+        device=to, channel=m.Channel.CONTROL, message=m.Drop(epoch=-5)
+    ),
 }
 
 
@@ -101,7 +115,7 @@ def test_what_zeromq_holds_of_a_device_is_bounded_and_a_window_fits_in():
     assert max(LONGEST_BYTES.values()) <= MAX_FRAME_BYTES
 
 
-# --- one message ------------------------------------------------------------------------------------------------------
+# --- one message ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -120,7 +134,9 @@ def read(monkeypatch):
 LISTS, FLOATS = b"[" + b"[]," * 2_000_000 + b"[]]", b"[" + b"1.5," * 1_500_000 + b"1]"
 
 
-@pytest.mark.parametrize("document", [LISTS, FLOATS, b"[" + b"[]," * 50 + b"[]]"], ids=["lists", "floats", "few"])
+@pytest.mark.parametrize(
+    "document", [LISTS, FLOATS, b"[" + b"[]," * 50 + b"[]]"], ids=["lists", "floats", "few"]
+)
 def test_no_more_of_a_timeline_is_read_than_there_was_to_do(read, document):
     play = Play("a")
     play.launch(ticket=1, devices=("a",), instructions={"a": 3})

@@ -1,4 +1,6 @@
-"""What a device may make this notebook hold: never more bytes of its values than what was asked of it."""
+"""What a device may make this notebook hold: never more bytes of its values than what was asked of
+it.
+"""
 
 import random
 
@@ -31,7 +33,7 @@ def begun(expects=8):
     return play
 
 
-# --- values of no run -------------------------------------------------------------------------------------------------
+# --- values of no run -----------------------------------------------------------------------------
 
 
 def test_a_probe_that_was_asked_for_is_measured_and_not_held():
@@ -41,12 +43,16 @@ def test_a_probe_that_was_asked_for_is_measured_and_not_held():
         play.hear("a", probe_value(transfer=transfer, chunk_bytes=4), bytes(4))
         check_held(play.controller)
         play.hear("a", m.Chunk(transfer=transfer, index=1), bytes(4))
-        assert play.sent(m.Credit) == [("a", m.Credit(transfer=transfer, received_bytes=8, done=True))]
+        assert play.sent(m.Credit) == [
+            ("a", m.Credit(transfer=transfer, received_bytes=8, done=True))
+        ]
     play.hear("a", m.Probed(task="t", peer="home", seconds=(0.1, 0.1)))
     assert isinstance(play.ended()[1], Resolve)
 
 
-@pytest.mark.parametrize("asked", ["never", "of another", "once more than it says", "and has said its times"])
+@pytest.mark.parametrize(
+    "asked", ["never", "of another", "once more than it says", "and has said its times"]
+)
 def test_a_probe_is_rejected_that_is_not_under_way(asked):
     play = Play("a")
     probe = m.Probe(task="other", peer="home", nbytes=8) if asked == "of another" else PROBE
@@ -67,7 +73,7 @@ def test_a_probe_of_two_other_devices_lets_nothing_come_home():
     assert play.sent(m.Rejected)
 
 
-# --- what ends the session --------------------------------------------------------------------------------------------
+# --- what ends the session ------------------------------------------------------------------------
 
 HUGE = {"nbytes": MAX_VALUE_BYTES, "chunk_bytes": MAX_CHUNK_BYTES}
 
@@ -122,7 +128,9 @@ def test_a_transfer_that_begins_twice_ends_the_session():
 
 
 def test_a_device_that_is_back_may_send_what_it_could_not():
-    """A new session begins with values of the old one, where the agent sends again what was not acknowledged."""
+    """A new session begins with values of the old one, where the agent sends again what was not
+    acknowledged.
+    """
     play = begun()
     play.controller.handle(CancelExecution(ticket=1), play.now_s)
     again = Play("a", play=play)
@@ -131,7 +139,7 @@ def test_a_device_that_is_back_may_send_what_it_could_not():
     assert again.controller.session("a") is not None
 
 
-# --- all of it in any order -------------------------------------------------------------------------------------------
+# --- all of it in any order -----------------------------------------------------------------------
 
 
 class Hoarder:
@@ -144,25 +152,45 @@ class Hoarder:
         self.ticket += 1
         if self.play.controller.session("a") is None:
             Play("a", play=self.play)
-        rng.choice((self._value, self._value, self._value, self._chunk, self._chunk, self._asks))(rng)
+        rng.choice((self._value, self._value, self._value, self._chunk, self._chunk, self._asks))(
+            rng
+        )
         check_held(self.play.controller)
 
     def _value(self, rng: random.Random) -> None:
-        said = {"run": rng.choice(("", "r", "r", "r", "q")), "step": rng.choice((0, 1)), "name": rng.choice("yt")}
-        said |= {"program": "p" if said["run"] else "probe", "transfer": rng.choice((1, 2, 3, 4, 5, self.ticket))}
+        said = {
+            "run": rng.choice(("", "r", "r", "r", "q")),
+            "step": rng.choice((0, 1)),
+            "name": rng.choice("yt"),
+        }
+        said |= {
+            "program": "p" if said["run"] else "probe",
+            "transfer": rng.choice((1, 2, 3, 4, 5, self.ticket)),
+        }
         made = value(rng.choice((0, 1, 8, 8, 16, 900)), rng.choice((4, 8, 900)), **said)
         self.play.hear("a", made, bytes(min(made.nbytes, made.chunk_bytes)))
 
     def _chunk(self, rng: random.Random) -> None:
-        self.play.hear("a", m.Chunk(transfer=rng.choice((1, 2, 3, 4, 5)), index=1), bytes(rng.choice((4, 4, 8))))
+        self.play.hear(
+            "a",
+            m.Chunk(transfer=rng.choice((1, 2, 3, 4, 5)), index=1),
+            bytes(rng.choice((4, 4, 8))),
+        )
 
     def _asks(self, rng: random.Random) -> None:
-        expects, step = rng.choice(({"a": {"y": 8}}, {"a": {"y": 8, "t": 16}}, {})), rng.choice((0, 1))
-        rng.choice((
-            lambda: self.play.launch(ticket=self.ticket, step=step, expects=expects, request=True),
-            lambda: self.play.do(CancelExecution(ticket=rng.randint(0, self.ticket))),
-            lambda: self.play.do(RequestAll(ticket=self.ticket, requests={"a": (PROBE, ())})),
-        ))()  # fmt: skip
+        expects, step = (
+            rng.choice(({"a": {"y": 8}}, {"a": {"y": 8, "t": 16}}, {})),
+            rng.choice((0, 1)),
+        )
+        rng.choice(
+            (
+                lambda: self.play.launch(
+                    ticket=self.ticket, step=step, expects=expects, request=True
+                ),
+                lambda: self.play.do(CancelExecution(ticket=rng.randint(0, self.ticket))),
+                lambda: self.play.do(RequestAll(ticket=self.ticket, requests={"a": (PROBE, ())})),
+            )
+        )()
 
 
 N_SEQUENCES, N_LONG, MOVES = 1_000, 30_000, 40

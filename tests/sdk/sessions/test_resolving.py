@@ -1,4 +1,6 @@
-"""Names of hosts are resolved away from the link: who is slow to answer for one keeps nobody else waiting."""
+"""Names of hosts are resolved away from the link: who is slow to answer for one keeps nobody else
+waiting.
+"""
 
 import threading
 from dataclasses import replace
@@ -20,7 +22,9 @@ MEASURE = (Measure(task="t", rows=(1, 2)), (b"{}",))
 
 
 class Names:
-    """A name server that answers when it is told to, and writes down who asked, and in which thread."""
+    """A name server that answers when it is told to, and writes down who asked, and in which
+    thread.
+    """
 
     def __init__(self, **known):
         self.known, self.may_answer = known, threading.Event()
@@ -57,7 +61,9 @@ def join(link, agent, device, **where):
     return link.ask(Join(device=device, address=replace(agent.address, **where), key=agent.key))
 
 
-def test_a_name_that_takes_long_keeps_nobody_waiting_and_is_connected_then(link, names, monkeypatch):
+def test_a_name_that_takes_long_keeps_nobody_waiting_and_is_connected_then(
+    link, names, monkeypatch
+):
     monkeypatch.setattr(controller, "JOIN_S", PATIENCE_S)
     with TakenOver(HONEST) as slow, TakenOver(HONEST) as friend:
         joining = join(link, slow, "slow", host="jetson.local")

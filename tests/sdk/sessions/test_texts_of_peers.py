@@ -1,4 +1,5 @@
-"""Whatever peers write, nothing that it shows obeys, hides or turns around: errors, news, what a device says of itself.
+"""Whatever peers write, nothing that it shows obeys, hides or turns around: errors, news, what a
+device says of itself.
 
 Every text field of every message is tried with every kind of character that a reader cannot see.
 """
@@ -20,12 +21,37 @@ from potluck.texts import harmless
 from potluck_wire import messages as m
 from potluck_wire.pairing import PairingFailed
 
-# An escape, a line break, the ways to turn writing around, what has no width, fillers, a tag, half of a character.
+# An escape, a line break, the ways to turn writing around, what has no width, fillers, a tag, half
+# of a character.
 HOSTILE = (
-    "\x1b", "\x00", "\x7f", "\x9b", "\n", "\r", "\b", "\u061c", "\u200b", "\u200d", "\u200e", "\u200f", "\u2028",
-    "\u202a", "\u202e", "\u2060", "\u2066", "\u2069", "\ufeff", "\u00ad", "\u034f", "\u180e", "\u3164", "\ufe0f",
-    "\U000e0041", "\ud800", "\ue000",
-)  # fmt: skip
+    "\x1b",
+    "\x00",
+    "\x7f",
+    "\x9b",
+    "\n",
+    "\r",
+    "\b",
+    "\u061c",
+    "\u200b",
+    "\u200d",
+    "\u200e",
+    "\u200f",
+    "\u2028",
+    "\u202a",
+    "\u202e",
+    "\u2060",
+    "\u2066",
+    "\u2069",
+    "\ufeff",
+    "\u00ad",
+    "\u034f",
+    "\u180e",
+    "\u3164",
+    "\ufe0f",
+    "\U000e0041",
+    "\ud800",
+    "\ue000",
+)
 ALL = "".join(HOSTILE)
 WORDS = f"gnp.{ALL}exe"
 
@@ -44,7 +70,9 @@ def test_no_character_is_left_that_cannot_be_seen():
     assert kept > 100_000
 
 
-@pytest.mark.parametrize("text", ["", "Küche", "日本語 の 台所", "naïve café", "a b", "x̄ = ½ · 10⁻³", "🍲"])
+@pytest.mark.parametrize(
+    "text", ["", "Küche", "日本語 の 台所", "naïve café", "a b", "x̄ = ½ · 10⁻³", "🍲"]
+)
 def test_what_people_write_stays(text):
     assert harmless(text) is text
 
@@ -59,13 +87,19 @@ def texts_of(record):
         return texts_of([getattr(record, field.name) for field in fields(record)])
     if isinstance(record, dict):
         return texts_of([*record, *record.values()])
-    return [text for entry in record for text in texts_of(entry)] if isinstance(record, list | tuple) else []
+    return (
+        [text for entry in record for text in texts_of(entry)]
+        if isinstance(record, list | tuple)
+        else []
+    )
 
 
 def shown(actions):
     """What users may see of these actions."""
     errors = [action.error for action in actions if isinstance(action, Reject)]
-    return texts_of([*errors, *(action.message for action in actions if isinstance(action, Notification))])
+    return texts_of(
+        [*errors, *(action.message for action in actions if isinstance(action, Notification))]
+    )
 
 
 def asked():
@@ -76,7 +110,11 @@ def asked():
 
 
 SAID = [entry.type for entry in m.MESSAGES.values() if entry.sender in ("agent", "either")]
-SAID = [kind for kind in SAID if m.MESSAGES[m.NUMBER_OF[kind]].channel in (m.Channel.CONTROL, m.Channel.DATA)]
+SAID = [
+    kind
+    for kind in SAID
+    if m.MESSAGES[m.NUMBER_OF[kind]].channel in (m.Channel.CONTROL, m.Channel.DATA)
+]
 FITS = {
     m.Failed: place(),
     m.Refused: {"about": m.NUMBER_OF[m.Prepare], "run": "r", "epoch": 0},
@@ -86,7 +124,8 @@ FITS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, field.name) for kind in SAID for field in fields(kind) if field.type is str]
+    ("kind", "name"),
+    [(kind, field.name) for kind in SAID for field in fields(kind) if field.type is str],
 )
 def test_no_text_of_a_message_is_shown_as_it_came(kind, name):
     play = asked()
@@ -98,9 +137,18 @@ def test_no_text_of_a_message_is_shown_as_it_came(kind, name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(m.Failed, "text"), (m.Failed, "cause"), (m.Refused, "text"), (m.Refused, "code"),
-                       (m.Rejected, "text"), (m.Rejected, "code"), (m.Goodbye, "reason"), (m.Reading, "meter")]
-)  # fmt: skip
+    ("kind", "name"),
+    [
+        (m.Failed, "text"),
+        (m.Failed, "cause"),
+        (m.Refused, "text"),
+        (m.Refused, "code"),
+        (m.Rejected, "text"),
+        (m.Rejected, "code"),
+        (m.Goodbye, "reason"),
+        (m.Reading, "meter"),
+    ],
+)
 def test_what_it_says_is_told_all_the_same(kind, name):
     actions = asked().hear("a", kind(**FITS.get(kind, {}) | {name: WORDS}))
     assert any("gnp." in text and "exe" in text for text in shown(actions))
@@ -109,14 +157,25 @@ def test_what_it_says_is_told_all_the_same(kind, name):
 def joined(statement):
     play = Play()
     play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
-    play.do(Received(device="a", message=m.Welcome(major=1, name=WORDS), buffers=(json.dumps(statement).encode(),)))
+    play.do(
+        Received(
+            device="a",
+            message=m.Welcome(major=1, name=WORDS),
+            buffers=(json.dumps(statement).encode(),),
+        )
+    )
     return play.controller.session("a")
 
 
 def test_what_a_device_says_of_itself_is_harmless_everywhere():
     words = WORDS.replace("\ud800", "")
     meters = [{"name": words, "source": "measured", words: words}]
-    said = json.loads(STATEMENT) | {"platform": words, "backends": {words: words}, "meters": meters, words: [[words]]}
+    said = json.loads(STATEMENT) | {
+        "platform": words,
+        "backends": {words: words},
+        "meters": meters,
+        words: [[words]],
+    }
     session = joined(said)
     assert hidden_in("".join(texts_of([session.name, dict(session.capability)]))) == []
     member = Member(name="a", key="k", session=session)
@@ -124,7 +183,9 @@ def test_what_a_device_says_of_itself_is_harmless_everywhere():
 
 
 def test_the_command_line_and_tracebacks_show_it_harmless():
-    (reject,) = [x for x in asked().hear("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)]
+    (reject,) = [
+        x for x in asked().hear("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)
+    ]
     assert hidden_in(str(reject.error)) == hidden_in(cli._one_line(reject.error)) == []
 
 

@@ -1,4 +1,6 @@
-"""Tensors as chunks under credit: two ends wired together move every size whole and never exceed the window."""
+"""Tensors as chunks under credit: two ends wired together move every size whole and never exceed
+the window.
+"""
 
 import pytest
 
@@ -11,10 +13,15 @@ PLACE = ("r", 0, "p", 0)
 
 
 def deliver(source, target, letters):
-    """Carry letters back and forth until nobody has anything to say; returns (arrived, most bytes under way)."""
+    """Carry letters back and forth until nobody has anything to say.
+
+    Returns (arrived, most bytes under way).
+    """
     arrived, pending, most = [], [(target, letter) for letter in letters], 0
     while pending:
-        most = max(most, sum(len(b) for to, (_, buffers) in pending if to is target for b in buffers))
+        most = max(
+            most, sum(len(b) for to, (_, buffers) in pending if to is target for b in buffers)
+        )
         to, (message, buffers) = pending.pop(0)
         replies, values = to.receive(message, buffers)
         arrived += values
@@ -73,20 +80,29 @@ def test_what_waits_behind_dropped_values_goes_out_at_once(run, epoch):
     assert (value.run, value.name) == ("r2", "y")
 
 
-@pytest.mark.parametrize(("run", "epoch", "is_kept"), [("r", -1, False), ("r", 0, False), ("r", 1, True)])
+@pytest.mark.parametrize(
+    ("run", "epoch", "is_kept"), [("r", -1, False), ("r", 0, False), ("r", 1, True)]
+)
 def test_what_has_half_arrived_is_forgotten_with_its_run_or_epoch(run, epoch, is_kept):
     target = Traffic(lambda value: "")
-    target.receive(Value(transfer=1, run="r", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",))
+    target.receive(
+        Value(transfer=1, run="r", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",)
+    )
     target.drop(run, epoch)
     letters, arrived = target.receive(Chunk(transfer=1, index=1), (b"b",))
     assert (bool(letters), [bytes(raw.data) for _, raw in arrived]) == (is_kept, [b"ab"] * is_kept)
-    target.receive(Value(transfer=2, run="r2", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",))
+    target.receive(
+        Value(transfer=2, run="r2", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",)
+    )
     ((credit, _),), _ = target.receive(Chunk(transfer=2, index=1), (b"b",))
-    assert credit == Credit(transfer=2, received_bytes=2, done=True)  # nothing is owed for what is gone
+    # nothing is owed for what is gone
+    assert credit == Credit(transfer=2, received_bytes=2, done=True)
 
 
 @pytest.mark.parametrize(
-    ("index", "nbytes"), [(1, 64), (0, 64), (3, 64), (2, 63)], ids=["repeated", "first again", "skipped", "short"]
+    ("index", "nbytes"),
+    [(1, 64), (0, 64), (3, 64), (2, 63)],
+    ids=["repeated", "first again", "skipped", "short"],
 )
 def test_strict_about_chunks(index, nbytes):
     target = Traffic(lambda value: "")

@@ -1,4 +1,7 @@
-"""The engine in its slow, clear form: rates worked out anew at every change. The oracle of the fast one."""
+"""The engine in its slow, clear form: rates worked out anew at every change.
+
+The oracle of the fast one.
+"""
 
 from heapq import heappop, heappush
 
@@ -19,7 +22,13 @@ def run(graph):
     rest = {}  # flows under way -> bytes left at `flows_s`
     rates = {}
     flows_s = now_s = 0.0
-    lane_of, work, priority, route, followers = graph.lane, graph.work, graph.priority, graph.route, graph.followers
+    lane_of, work, priority, route, followers = (
+        graph.lane,
+        graph.work,
+        graph.priority,
+        graph.route,
+        graph.followers,
+    )
     touched = set(range(n_lanes))
     for task in range(n_tasks):
         if not n_waits[task]:
@@ -55,12 +64,18 @@ def run(graph):
         touched.clear()
         if flows_changed:
             rates = _rates(graph, rest)
-        flow_end_s = min((flows_s + amount / rates[task] for task, amount in rest.items()), default=float("inf"))
+        flow_end_s = min(
+            (flows_s + amount / rates[task] for task, amount in rest.items()), default=float("inf")
+        )
         if not ends and not rest:
             break
         now_s = min(flow_end_s, ends[0][0]) if ends else flow_end_s
         if flow_end_s <= now_s:
-            ended = [task for task, amount in rest.items() if flows_s + amount / rates[task] <= now_s + 1e-12 * now_s]
+            ended = [
+                task
+                for task, amount in rest.items()
+                if flows_s + amount / rates[task] <= now_s + 1e-12 * now_s
+            ]
             _advance(rest, rates, now_s - flows_s)
             flows_s = now_s
             for task in ended:
@@ -92,10 +107,14 @@ def run(graph):
 
 
 def _host(graph, task):
-    """The host on whose processor a task runs (n_tasks + t: the latency of transfer t); -1 for none."""
+    """The host on whose processor a task runs (n_tasks + t: the latency of transfer t); -1 for
+    none.
+    """
     task %= len(graph.lane)
     route = graph.route[task]
-    return graph.lane_host.get(graph.lane[task], -1) if route == COMPUTE else graph.route_host[route]
+    return (
+        graph.lane_host.get(graph.lane[task], -1) if route == COMPUTE else graph.route_host[route]
+    )
 
 
 def _amount(graph, task):
@@ -103,7 +122,9 @@ def _amount(graph, task):
     route = graph.route[task]
     if route == COMPUTE or graph.route_host[route] < 0:
         return graph.work[task]
-    return graph.work[task] * max((times / graph.capacity[m] for m, times in graph.routes[route]), default=0.0)
+    return graph.work[task] * max(
+        (times / graph.capacity[m] for m, times in graph.routes[route]), default=0.0
+    )
 
 
 def _rates(graph, rest):
@@ -111,7 +132,9 @@ def _rates(graph, rest):
     hosts = {task: _host(graph, task) for task in rest}
     there = list(hosts.values())
     over_media = {task: graph.routes[graph.route[task]] for task, host in hosts.items() if host < 0}
-    on_hosts = {task: processor_rate(graph.cores[h], there.count(h)) for task, h in hosts.items() if h >= 0}
+    on_hosts = {
+        task: processor_rate(graph.cores[h], there.count(h)) for task, h in hosts.items() if h >= 0
+    }
     return max_min_rates(over_media, graph.capacity) | on_hosts
 
 

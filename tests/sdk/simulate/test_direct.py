@@ -1,4 +1,6 @@
-"""Plans simulated straight from their layout against their compiled programs: same time, energy and memory."""
+"""Plans simulated straight from their layout against their compiled programs: same time, energy and
+memory.
+"""
 
 import random
 from dataclasses import replace
@@ -36,13 +38,17 @@ WORKLOADS = [
 def random_problem(rng):
     names = [f"d{i}" for i in range(rng.randint(1, 5))]
     ends = [*names, HOME] if rng.random() < 0.5 else names
-    media = tuple(Medium(name=f"m{i}", capacity_bytes_per_s=rng.choice([1e4, 1e5, 1e6])) for i in range(3))
+    media = tuple(
+        Medium(name=f"m{i}", capacity_bytes_per_s=rng.choice([1e4, 1e5, 1e6])) for i in range(3)
+    )
 
     def path():
         crossed = rng.sample(range(3), rng.randint(1, 2))
         host = rng.choice(["", "box"]) if shared else ""
         return Path(
-            media=tuple((f"m{i}", rng.randint(1, 2)) for i in crossed), latency_s=rng.choice([0.0, 0.01]), host=host
+            media=tuple((f"m{i}", rng.randint(1, 2)) for i in crossed),
+            latency_s=rng.choice([0.0, 0.01]),
+            host=host,
         )
 
     def place():
@@ -55,33 +61,55 @@ def random_problem(rng):
         size = rng.choice([100, 1000, 10_000])
         layers.append(
             Layer(
-                name=f"l{i}", parameter_bytes=rng.choice([0, 4, 8, 1000]), buffer_bytes=rng.choice([0, 40]),
-                output_bytes=size, gradient_bytes=0 if i < frozen else rng.choice([size, size // 2]),
+                name=f"l{i}",
+                parameter_bytes=rng.choice([0, 4, 8, 1000]),
+                buffer_bytes=rng.choice([0, 40]),
+                output_bytes=size,
+                gradient_bytes=0 if i < frozen else rng.choice([size, size // 2]),
                 activation_bytes=rng.choice([0, 500]),
             )
-        )  # fmt: skip
-    cost = [LayerCost(rows=(1, 4), forward_s=(f, 2 * f), backward_s=(3 * f, 5 * f)) for f in (0.01, 0.02, 0.05)]
+        )
+    cost = [
+        LayerCost(rows=(1, 4), forward_s=(f, 2 * f), backward_s=(3 * f, 5 * f))
+        for f in (0.01, 0.02, 0.05)
+    ]
     return Problem(
-        model="chain", workload=rng.choice(WORKLOADS), layers=tuple(layers),
+        model="chain",
+        workload=rng.choice(WORKLOADS),
+        layers=tuple(layers),
         devices=tuple(
-            Device(name=n, memory_bytes=10**9, idle_w=1.0, busy_w=4.0, radio_w=1.0, overhead_s=1e-3, **place())
+            Device(
+                name=n,
+                memory_bytes=10**9,
+                idle_w=1.0,
+                busy_w=4.0,
+                radio_w=1.0,
+                overhead_s=1e-3,
+                **place(),
+            )
             for n in names
         ),
         network=Network(media=media, paths={(a, b): path() for a in ends for b in ends if a != b}),
         costs={name: tuple(rng.choice(cost) for _ in layers) for name in names},
-        input_bytes=rng.choice([0, 300]), target_bytes=rng.choice([0, 8]), result_bytes=7,
-    )  # fmt: skip
+        input_bytes=rng.choice([0, 300]),
+        target_bytes=rng.choice([0, 8]),
+        result_bytes=7,
+    )
 
 
 def with_branches(rng, problem):
-    """The same layers with edges to random later layers, some without a gradient, some fed by home."""
+    """The same layers with edges to random later layers, some without a gradient, some fed by
+    home.
+    """
     n_layers, layers = len(problem.layers), []
     for i, layer in enumerate(problem.layers):
         edges = []
         for _ in range(rng.randint(1, 3) if i < n_layers - 1 else 0):
             size = rng.choice([100, 1000])
             to = tuple(sorted(rng.sample(range(i + 1, n_layers), rng.randint(1, n_layers - 1 - i))))
-            edges.append(Edge(to=to, output_bytes=size, gradient_bytes=rng.choice([0, size, size // 2])))
+            edges.append(
+                Edge(to=to, output_bytes=size, gradient_bytes=rng.choice([0, size, size // 2]))
+            )
         fed = rng.choice([0, 0, 100]) if i and problem.input_bytes else 0
         layers.append(replace(layer, edges=tuple(edges), feed_bytes=fed))
     input_bytes = sum(layer.feed_bytes for layer in layers) + rng.choice([0, 300])
@@ -97,14 +125,21 @@ def random_plan(rng, problem):
     depths = sorted((rng.randint(1, 5) for _ in range(n_stages)), reverse=True)
     stages = []
     for start, stop, depth in zip(cuts, cuts[1:], depths, strict=False):
-        group = rng.sample(names, rng.randint(1, min(len(names), micro_batch)))  # a device may be in several stages
+        # a device may be in several stages
+        group = rng.sample(names, rng.randint(1, min(len(names), micro_batch)))
         ends = [0, *sorted(rng.sample(range(1, micro_batch), len(group) - 1)), micro_batch]
         shares = tuple(b - a for a, b in pairwise(ends))
-        stages.append(Stage(start=start, stop=stop, devices=tuple(group), shares=shares, warm_up=depth))
+        stages.append(
+            Stage(start=start, stop=stop, devices=tuple(group), shares=shares, warm_up=depth)
+        )
     return Plan(
-        planner="random", model="chain", stages=tuple(stages), micro_batch=micro_batch,
-        n_micro_batches=batch // micro_batch, training=training,
-    )  # fmt: skip
+        planner="random",
+        model="chain",
+        stages=tuple(stages),
+        micro_batch=micro_batch,
+        n_micro_batches=batch // micro_batch,
+        training=training,
+    )
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -119,8 +154,13 @@ def test_the_direct_way_says_what_the_programs_say(seed, branches):
     for _ in range(2):  # the second time from the kept layout
         trace, outcome = predict(problem, plan, table), direct.run(plan)
         latency_s = steady_s(trace, in_flight(plan)) if direct.streaming else trace.step_s[0]
-        # An answer that crosses no medium leaves no event, so a trace cannot tell when it got its turn to be sent.
-        if not (direct.streaming and branches and all(HOME not in pair for pair in problem.network.paths)):
+        # An answer that crosses no medium leaves no event, so a trace cannot tell when it got its
+        # turn to be sent.
+        if not (
+            direct.streaming
+            and branches
+            and all(HOME not in pair for pair in problem.network.paths)
+        ):
             assert outcome.latency_s == pytest.approx(latency_s, rel=1e-9)
         energy_j = {name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()}
         assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9)

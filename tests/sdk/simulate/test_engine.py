@@ -53,9 +53,12 @@ def test_a_sender_sends_one_after_the_other_while_latency_overlaps():
 
 
 @pytest.mark.parametrize(
-    ("chunk_bytes", "expected"), [(39.0, [(0, 6), (1, 3), (6, 7)]), (40.0, [(0, 4), (4, 6), (6, 7)])]
+    ("chunk_bytes", "expected"),
+    [(39.0, [(0, 6), (1, 3), (6, 7)]), (40.0, [(0, 4), (4, 6), (6, 7)])],
 )
-def test_a_transfer_of_several_chunks_gives_way_to_a_more_urgent_one_and_goes_on(chunk_bytes, expected):
+def test_a_transfer_of_several_chunks_gives_way_to_a_more_urgent_one_and_goes_on(
+    chunk_bytes, expected
+):
     graph = TaskGraph(capacity=[10.0], chunk_bytes=chunk_bytes)
     route = graph.add_route(((0, 1),))
     gate = graph.add(1, 1.0)
@@ -63,7 +66,9 @@ def test_a_transfer_of_several_chunks_gives_way_to_a_more_urgent_one_and_goes_on
     urgent = graph.add(0, 20.0, after=[gate], route=route, priority=1)
     later = graph.add(0, 10.0, after=[gate], route=route, priority=10)
     times = run(graph)
-    assert [(times.start_s[task], times.stop_s[task]) for task in (bulky, urgent, later)] == expected
+    assert [
+        (times.start_s[task], times.stop_s[task]) for task in (bulky, urgent, later)
+    ] == expected
 
 
 def test_three_devices_of_a_host_with_two_cores_share_them():
@@ -71,19 +76,23 @@ def test_three_devices_of_a_host_with_two_cores_share_them():
     tasks = [graph.add(lane, seconds) for lane, seconds in enumerate((2.0, 2.0, 4.0))]
     elsewhere = graph.add(3, 4.0)  # a device of its own
     times = run(graph)
-    # All at 2/3 of their speed until the short ones are done after 3 s; the long one then has 2 s left, at full speed.
-    assert [times.stop_s[task] for task in (*tasks, elsewhere)] == pytest.approx([3.0, 3.0, 5.0, 4.0])
+    # All at 2/3 of their speed until the short ones are done after 3 s; the long one then has 2 s
+    # left, at full speed.
+    assert [times.stop_s[task] for task in (*tasks, elsewhere)] == pytest.approx(
+        [3.0, 3.0, 5.0, 4.0]
+    )
 
 
 def test_what_goes_from_device_to_device_inside_a_host_is_work_for_its_processor():
     graph = TaskGraph(capacity=[10.0], cores=[1.0], lane_host={0: 0, 2: 0})
     route = graph.add_route(((0, 1),), latency_s=1.0, host=0)
     computing = graph.add(0, 4.0)
-    transfer = graph.add(1, 10.0, route=route)  # 1 s of copying and encrypting, then 1 s of handing over
+    # 1 s of copying and encrypting, then 1 s of handing over
+    transfer = graph.add(1, 10.0, route=route)
     behind = graph.add(2, 1.0, after=[transfer])
     times = run(graph)
-    # All at half speed: the bytes are gone after 2 s and there after 4 s; the task behind them ends at 6 s, when the
-    # other one has 1 s left.
+    # All at half speed: the bytes are gone after 2 s and there after 4 s; the task behind them ends
+    # at 6 s, when the other one has 1 s left.
     assert (times.free_s[transfer], times.stop_s[transfer]) == (2.0, 4.0)
     assert (times.stop_s[behind], times.stop_s[computing]) == (6.0, 7.0)
 
@@ -107,7 +116,9 @@ def test_a_shared_processor_only_slows_and_does_no_more_than_it_can(seed):
     for task, work in enumerate(graph.work):
         assert times.stop_s[task] - times.start_s[task] >= work * (1 - 1e-9)
     for now_s in times.start_s:  # what ended by then, begun when it began, fits into the cores
-        done = sum(work for work, stop_s in zip(graph.work, times.stop_s, strict=True) if stop_s <= now_s)
+        done = sum(
+            work for work, stop_s in zip(graph.work, times.stop_s, strict=True) if stop_s <= now_s
+        )
         assert done <= 1.5 * now_s * (1 + 1e-9)
     assert max(times.stop_s) >= sum(graph.work) / 1.5
 
@@ -127,24 +138,30 @@ def test_max_min_rates_by_hand():
 
 
 def random_graph(rng, *, hosts=False):
-    graph = TaskGraph(capacity=[rng.uniform(1, 20) for _ in range(3)], chunk_bytes=rng.choice([0.0, 4.0]))
+    graph = TaskGraph(
+        capacity=[rng.uniform(1, 20) for _ in range(3)], chunk_bytes=rng.choice([0.0, 4.0])
+    )
     if hosts:
         graph.cores = [1.0, 1.5]
         graph.lane_host = {lane: rng.randrange(2) for lane in range(rng.randint(1, 4))}
     routes = [
         graph.add_route(
-            tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))), rng.choice([0, 0, 0.3]),
+            tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))),
+            rng.choice([0, 0, 0.3]),
             rng.choice([-1, 0, 1]) if hosts else -1,
         )
         for _ in range(5)
-    ]  # fmt: skip
+    ]
     for task in range(rng.randint(5, 40)):
         after = rng.sample(range(task), min(task, rng.randint(0, 3)))
         sends = rng.random() < 0.5
         graph.add(
-            rng.randrange(4) + (4 if sends else 0), rng.choice([0.0, rng.uniform(0.1, 9)]), after=after,
-            priority=rng.randrange(5), route=rng.choice(routes) if sends else COMPUTE,
-        )  # fmt: skip
+            rng.randrange(4) + (4 if sends else 0),
+            rng.choice([0.0, rng.uniform(0.1, 9)]),
+            after=after,
+            priority=rng.randrange(5),
+            route=rng.choice(routes) if sends else COMPUTE,
+        )
     return graph
 
 
@@ -160,13 +177,16 @@ def test_invariants_of_any_run(seed):
         if graph.route[task] == COMPUTE:
             assert times.stop_s[task] - times.start_s[task] == pytest.approx(graph.work[task])
     for lane in range(4):  # the computing ones: transfers may give way
-        spans = sorted((times.start_s[t], times.free_s[t]) for t in range(n_tasks) if graph.lane[t] == lane)
+        spans = sorted(
+            (times.start_s[t], times.free_s[t]) for t in range(n_tasks) if graph.lane[t] == lane
+        )
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans)), "one task at a time"
     for medium, capacity in enumerate(graph.capacity):
         load = sum(
             graph.work[t] * dict(graph.routes[graph.route[t]]).get(medium, 0)
-            for t in range(n_tasks) if graph.route[t] != COMPUTE
-        )  # fmt: skip
+            for t in range(n_tasks)
+            if graph.route[t] != COMPUTE
+        )
         assert load <= capacity * makespan * (1 + 1e-9), "no medium above its capacity"
     computing = [0.0] * 8
     for task in range(n_tasks):
@@ -181,7 +201,10 @@ def test_invariants_of_any_run(seed):
 def test_no_medium_is_overbooked_at_any_moment(seed):
     rng = random.Random(seed)
     capacity = [rng.uniform(1, 9) for _ in range(3)]
-    flows = {f: tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))) for f in range(6)}
+    flows = {
+        f: tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3)))
+        for f in range(6)
+    }
     rates = max_min_rates(flows, capacity)
     used = [sum(rates[f] * dict(route).get(m, 0) for f, route in flows.items()) for m in range(3)]
     assert all(use <= limit * (1 + 1e-9) for use, limit in zip(used, capacity, strict=True))
@@ -203,10 +226,16 @@ def test_the_engine_agrees_with_its_slow_form(seed, hosts, few, monkeypatch):
 
 @pytest.mark.parametrize("n", [8, 64])
 def test_rates_of_devices_with_cables_of_their_own_are_worked_out_once_per_cable(n, monkeypatch):
-    """Transfers that share nothing are no state of the home together: else there are 2^n of them."""
+    """Transfers that share nothing are no state of the home together: else there are 2^n of
+    them.
+    """
     graph, looked_at = TaskGraph(capacity=[1.0] * 2 * n, chunk_bytes=1e9), []
     monkeypatch.setattr(engine, "FEW", 0)
-    monkeypatch.setattr(engine, "max_min_rates", lambda routes, c: looked_at.append(routes) or max_min_rates(routes, c))
+    monkeypatch.setattr(
+        engine,
+        "max_min_rates",
+        lambda routes, c: looked_at.append(routes) or max_min_rates(routes, c),
+    )
     rng = random.Random(n)
     routes = [graph.add_route(((2 * i, 1), (2 * ((i + 1) % n) + 1, 1))) for i in range(n)]
     for i, route in enumerate(routes):

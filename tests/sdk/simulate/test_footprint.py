@@ -1,4 +1,6 @@
-"""The closed form of memory is never less than the simulator finds, in any home and for any plan."""
+"""The closed form of memory is never less than the simulator finds, in any home and for any
+plan.
+"""
 
 import random
 from dataclasses import replace
@@ -22,7 +24,11 @@ def random_home(rng, branches):
     layers = []
     for layer in problem.layers:
         widest = rng.choice([None, layer.parameter_bytes, layer.parameter_bytes // 2])
-        layers.append(replace(layer, widest_parameter_bytes=widest, reused_bytes=rng.choice([0, 0, widest or 0])))
+        layers.append(
+            replace(
+                layer, widest_parameter_bytes=widest, reused_bytes=rng.choice([0, 0, widest or 0])
+            )
+        )
     return replace(problem, layers=tuple(layers))
 
 
@@ -47,7 +53,9 @@ def test_what_is_said_to_fit_holds_by_the_simulator(seed):
     """What planners take for granted where there is memory in plenty."""
     rng = random.Random(seed)
     for _ in range(N_HOMES):
-        problem = replace(random_home(rng, branches=rng.random() < 0.5), workload=Training(batch=8, micro_batch=2))
+        problem = replace(
+            random_home(rng, branches=rng.random() < 0.5), workload=Training(batch=8, micro_batch=2)
+        )
         plan = random_plan(rng, problem)
         peaks = Direct(problem).run(plan).peak_bytes()
         devices = tuple(
@@ -58,7 +66,11 @@ def test_what_is_said_to_fit_holds_by_the_simulator(seed):
         )
         tight = replace(problem, devices=devices)
         if fits(CostTable(tight), plan, plan.stages):
-            assert all(peaks[device.name] <= device.memory_bytes for device in devices if device.name in peaks)
+            assert all(
+                peaks[device.name] <= device.memory_bytes
+                for device in devices
+                if device.name in peaks
+            )
 
 
 @pytest.mark.parametrize("seed", range(N_SEEDS))

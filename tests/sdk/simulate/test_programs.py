@@ -1,4 +1,6 @@
-"""Simulated programs: whole traces by hand, energy and memory, and no deadlock whatever the speeds."""
+"""Simulated programs: whole traces by hand, energy and memory, and no deadlock whatever the
+speeds.
+"""
 
 import random
 from dataclasses import replace
@@ -28,8 +30,16 @@ from potluck.simulate.footprint import memory_bytes
 
 def home(names="ab", capacity=100.0, latency_s=0.0, with_home=False, **device):
     ends = [*names, "home"] if with_home else list(names)
-    paths = {(x, y): Path(media=(("air", 1),), latency_s=latency_s) for x in ends for y in ends if x != y}
-    defaults = {"memory_bytes": 10**9, "idle_w": 1.0, "busy_w": 5.0, "radio_w": 2.0, "copy_bytes_per_s": 1e18}
+    paths = {
+        (x, y): Path(media=(("air", 1),), latency_s=latency_s) for x in ends for y in ends if x != y
+    }
+    defaults = {
+        "memory_bytes": 10**9,
+        "idle_w": 1.0,
+        "busy_w": 5.0,
+        "radio_w": 2.0,
+        "copy_bytes_per_s": 1e18,
+    }
     devices = tuple(Device(name=name, **{**defaults, **device}) for name in names)
     return devices, Network(media=(Medium(name="air", capacity_bytes_per_s=capacity),), paths=paths)
 
@@ -38,24 +48,40 @@ def problem(workload, layers=2, **options):
     devices, network = home(**options)
     cost = LayerCost(rows=(1, 2), forward_s=(1.0, 1.0), backward_s=(2.0, 2.0))
     return Problem(
-        model="toy", devices=devices, network=network, workload=workload,
+        model="toy",
+        devices=devices,
+        network=network,
+        workload=workload,
         layers=tuple(
-            Layer(name=f"l{i}", parameter_bytes=40, output_bytes=50, gradient_bytes=50, activation_bytes=7)
+            Layer(
+                name=f"l{i}",
+                parameter_bytes=40,
+                output_bytes=50,
+                gradient_bytes=50,
+                activation_bytes=7,
+            )
             for i in range(layers)
         ),
-        costs={device.name: (cost,) * layers for device in devices}, input_bytes=100, target_bytes=10, result_bytes=20,
-    )  # fmt: skip
+        costs={device.name: (cost,) * layers for device in devices},
+        input_bytes=100,
+        target_bytes=10,
+        result_bytes=20,
+    )
 
 
 def pipeline(n_micro_batches, micro_batch=2, training=True):
     shares = (micro_batch,)
     return Plan(
-        planner="hand", model="toy", micro_batch=micro_batch, n_micro_batches=n_micro_batches, training=training,
+        planner="hand",
+        model="toy",
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
+        training=training,
         stages=(
             Stage(start=0, stop=1, devices=("a",), shares=shares, warm_up=min(2, n_micro_batches)),
             Stage(start=1, stop=2, devices=("b",), shares=shares, warm_up=1),
         ),
-    )  # fmt: skip
+    )
 
 
 def lanes(trace, lane):
@@ -63,7 +89,8 @@ def lanes(trace, lane):
 
 
 def test_training_pipeline_by_hand():
-    trace = predict(problem(Training(batch=4)), pipeline(2))  # a cut of 100 bytes at 100 bytes per second
+    # a cut of 100 bytes at 100 bytes per second
+    trace = predict(problem(Training(batch=4)), pipeline(2))
     computed = [row for row in lanes(trace, "compute") if row[3] > row[2] + 1e-6]
     assert computed == [
         ("a", "0F0", 0.0, 1.0),
@@ -90,10 +117,13 @@ def test_training_pipeline_by_hand():
 def test_memory_peaks_by_hand():
     asked = problem(Training(batch=4))
     trace = predict(asked, pipeline(2))
-    # a, during 0F0: 4 x 40 of weights, gradients and two moments, 2 x 7 kept, (100 + 50) x 2 worked on, the inputs of
-    # both micro-batches (they come at once, no path from home is known), and the output of 100.
+    # a, during 0F0: 4 x 40 of weights, gradients and two moments, 2 x 7 kept, (100 + 50) x 2 worked
+    # on, the inputs of both micro-batches (they come at once, no path from home is known), and the
+    # output of 100.
     assert trace.peak_bytes["a"] == 160 + 14 + 300 + 400 + 100
-    assert trace.peak_bytes["a"] <= memory_bytes(CostTable(asked), 0, 1, 2, warm_up=2, n_micro_batches=2)
+    assert trace.peak_bytes["a"] <= memory_bytes(
+        CostTable(asked), 0, 1, 2, warm_up=2, n_micro_batches=2
+    )
 
 
 def test_inputs_come_from_home_over_the_same_air():
@@ -122,11 +152,18 @@ def test_training_steps_follow_each_other_on_every_device():
         spans = [
             (min(e.start_s for e in events), max(e.stop_s for e in events))
             for step in range(3)
-            if (events := [e for e in trace.events if e.device == device and e.step == step and e.lane == "compute"])
+            if (
+                events := [
+                    e
+                    for e in trace.events
+                    if e.device == device and e.step == step and e.lane == "compute"
+                ]
+            )
         ]
         assert spans == sorted(spans)
         assert all(later[0] >= earlier[1] for earlier, later in pairwise(spans))
-    assert trace.stop_s == pytest.approx(3 * 11.0)  # the first stage ends last, so nothing overlaps here
+    # the first stage ends last, so nothing overlaps here
+    assert trace.stop_s == pytest.approx(3 * 11.0)
 
 
 def test_unknown_power_is_unknown_energy():
@@ -154,9 +191,21 @@ def replicated(rng):
         for _ in range(micro_batch - sum(shares)):
             shares[rng.randrange(len(shares))] += 1
         warm_up = min(2 * (len(groups) - p) - 1, n_micro_batches)
-        stages.append(Stage(start=bounds[p], stop=bounds[p + 1], devices=group, shares=tuple(shares), warm_up=warm_up))
+        stages.append(
+            Stage(
+                start=bounds[p],
+                stop=bounds[p + 1],
+                devices=group,
+                shares=tuple(shares),
+                warm_up=warm_up,
+            )
+        )
     return Plan(
-        planner="random", model="toy", stages=tuple(stages), micro_batch=micro_batch, n_micro_batches=n_micro_batches
+        planner="random",
+        model="toy",
+        stages=tuple(stages),
+        micro_batch=micro_batch,
+        n_micro_batches=n_micro_batches,
     )
 
 
@@ -164,10 +213,16 @@ def replicated(rng):
 def test_any_plan_ends_at_any_speeds_and_memory_stays_within_the_equation(seed):
     rng = random.Random(seed)
     plan = replicated(rng)
-    asked = problem(Training(batch=plan.batch), layers=4, names="abcde", with_home=True, latency_s=0.01)
+    asked = problem(
+        Training(batch=plan.batch), layers=4, names="abcde", with_home=True, latency_s=0.01
+    )
     costs = {
         name: tuple(
-            LayerCost(rows=(1, 16), forward_s=(x := rng.uniform(0.01, 2), 3 * x), backward_s=(2 * x, 6 * x))
+            LayerCost(
+                rows=(1, 16),
+                forward_s=(x := rng.uniform(0.01, 2), 3 * x),
+                backward_s=(2 * x, 6 * x),
+            )
             for _ in range(4)
         )
         for name in "abcde"
@@ -181,12 +236,24 @@ def test_any_plan_ends_at_any_speeds_and_memory_stays_within_the_equation(seed):
     assert n_sent == n_received
     for stage in plan.stages:
         for device in stage.devices:
-            work = sum(e.stop_s - e.start_s for e in trace.events if e.device == device and e.op in ("run", "backward"))
-            table, rows = CostTable(asked), dict(zip(stage.devices, stage.shares, strict=True))[device]
+            work = sum(
+                e.stop_s - e.start_s
+                for e in trace.events
+                if e.device == device and e.op in ("run", "backward")
+            )
+            table, rows = (
+                CostTable(asked),
+                dict(zip(stage.devices, stage.shares, strict=True))[device],
+            )
             one = table.forward_s(device, stage.start, stage.stop, rows) * 3
             assert work == pytest.approx(plan.n_micro_batches * one)
             limit = memory_bytes(
-                table, stage.start, stage.stop, rows, warm_up=stage.warm_up, replicas=len(stage.devices),
+                table,
+                stage.start,
+                stage.stop,
+                rows,
+                warm_up=stage.warm_up,
+                replicas=len(stage.devices),
                 n_micro_batches=plan.n_micro_batches,
-            )  # fmt: skip
+            )
             assert trace.peak_bytes[device] <= limit

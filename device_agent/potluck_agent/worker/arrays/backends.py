@@ -1,4 +1,5 @@
-"""What the worker does with tensors beside computing segments, in the library that this device has: torch, else numpy.
+"""What the worker does with tensors beside computing segments, in the library that this device has:
+torch, else numpy.
 
 A device that only has onnxruntime never loads torch: that saves it 190 MB and a second.
 """
@@ -11,10 +12,12 @@ from typing import Any, Protocol
 from potluck_agent.optional import install
 
 NOTHING = (
-    "this device computes nothing: install torch or onnxruntime on it. To train and to answer requests, run "
+    "this device computes nothing: install torch or onnxruntime on it. To train and to answer "
+    "requests, run "
     f"{install('torch')}; to answer requests, {install('onnx')}."
 )
-PACKAGES = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}  # what each backend needs
+# what each backend needs
+PACKAGES = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}
 
 
 class Arrays(Protocol):
@@ -26,7 +29,9 @@ class Arrays(Protocol):
         """The name of its element type; None where it has none on the wire."""
 
     def over(self, memory: memoryview, dtype: str, shape: Sequence[int]) -> tuple[Any, Any]:
-        """An array that looks at this memory, and the object that is gone once nobody looks there any more."""
+        """An array that looks at this memory, and the object that is gone once nobody looks there
+        any more.
+        """
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """A new array of zeros."""
@@ -50,7 +55,9 @@ class Arrays(Protocol):
         """Where its memory is, and how many bytes that are."""
 
     def live_bytes(self) -> int:
-        """Bytes of all arrays that are alive, whoever holds them, as far as Python can list them."""
+        """Bytes of all arrays that are alive, whoever holds them, as far as Python can list
+        them.
+        """
 
     def to_numpy(self, array: Any) -> Any:
         """The same elements for numpy, not copied where that is possible."""
@@ -63,7 +70,9 @@ def backends(wanted: Sequence[str] = ()) -> dict[str, str]:
     """What can compute here, with versions; of those `wanted`, where any are named."""
     found = {}
     for name, packages in PACKAGES.items():
-        if (not wanted or name in wanted) and all(find_spec(package) is not None for package in packages):
+        if (not wanted or name in wanted) and all(
+            find_spec(package) is not None for package in packages
+        ):
             try:
                 found[name] = version(name)
             except PackageNotFoundError:  # a build of it under another name

@@ -9,7 +9,8 @@ from potluck_wire import tensors
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-DTYPES: dict[str, Any] = {name: np.dtype(name) for name in tensors.DTYPES if name != "bfloat16"}  # which numpy lacks
+# which numpy lacks
+DTYPES: dict[str, Any] = {name: np.dtype(name) for name in tensors.DTYPES if name != "bfloat16"}
 
 ones_like, add = np.ones_like, np.add
 
@@ -20,7 +21,10 @@ def name_of(array: Array) -> str | None:
 
 
 def over(memory: memoryview, dtype: str, shape: Sequence[int]) -> tuple[Array, Array]:
-    """An array that looks at this memory; numpy lets go of the view itself, but every array holds the first one."""
+    """An array that looks at this memory.
+
+    Numpy lets go of the view itself, but every array holds the first one.
+    """
     flat = np.frombuffer(memory, dtype=np.uint8)
     return flat.view(DTYPES[dtype]).reshape(tuple(shape)), flat
 
@@ -54,7 +58,10 @@ def storage(array: Array) -> tuple[int, int]:
 
 
 def live_bytes() -> int:
-    """Bytes of all arrays alive: 0, as Python does not list numpy's arrays; nothing here keeps any in a cycle."""
+    """Bytes of all arrays alive: 0, as Python does not list numpy's arrays.
+
+    Nothing here keeps any in a cycle.
+    """
     return 0
 
 

@@ -47,8 +47,14 @@ def storage(array: torch.Tensor) -> tuple[int, int]:
 
 def live_bytes() -> int:
     """Bytes of all tensors that Python knows of, whoever holds them: each storage once."""
-    tensors = (made for made in gc.get_objects() if type(made) is torch.Tensor and made.device.type == "cpu")
-    return sum(dict(map(storage, (made for made in tensors if made.layout is torch.strided))).values())
+    tensors = (
+        made
+        for made in gc.get_objects()
+        if type(made) is torch.Tensor and made.device.type == "cpu"
+    )
+    return sum(
+        dict(map(storage, (made for made in tensors if made.layout is torch.strided))).values()
+    )
 
 
 def to_numpy(array: torch.Tensor) -> Any:

@@ -1,7 +1,10 @@
-"""A loaded ONNX segment: the same `forward`, `read` and `write` as an ATen segment; it does not train.
+"""A loaded ONNX segment: the same `forward`, `read` and `write` as an ATen segment.
 
-An initialiser with a shape but no data is state that will be written; until then its values are made up. The session is
-built at the first forward after a write. A size is fixed, or `batch`, or `batch*K`.
+It does not train.
+
+An initialiser with a shape but no data is state that will be written; until then its values are
+made up. The session is built at the first forward after a write. A size is fixed, or `batch`, or
+`batch*K`.
 """
 
 import math
@@ -19,14 +22,31 @@ from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.forward_only import ForwardOnly, borrowed
 from potluck_agent.worker.onnx.validator import validate
 from potluck_agent.worker.tasks import Segment
-from potluck_wire.graph import BATCH, FLOATS, Expression, Graph, Input, Output, Parameter, Ref, SegmentError
+from potluck_wire.graph import (
+    BATCH,
+    FLOATS,
+    Expression,
+    Graph,
+    Input,
+    Output,
+    Parameter,
+    Ref,
+    SegmentError,
+)
 
 Array = np.ndarray[Any, Any]
 _ONNX = onnx.TensorProto
 ELEMENTS: dict[int, str] = {
-    _ONNX.FLOAT: "float32", _ONNX.DOUBLE: "float64", _ONNX.FLOAT16: "float16", _ONNX.INT64: "int64",
-    _ONNX.INT32: "int32", _ONNX.INT16: "int16", _ONNX.INT8: "int8", _ONNX.UINT8: "uint8", _ONNX.BOOL: "bool",
-}  # fmt: skip
+    _ONNX.FLOAT: "float32",
+    _ONNX.DOUBLE: "float64",
+    _ONNX.FLOAT16: "float16",
+    _ONNX.INT64: "int64",
+    _ONNX.INT32: "int32",
+    _ONNX.INT16: "int16",
+    _ONNX.INT8: "int8",
+    _ONNX.UINT8: "uint8",
+    _ONNX.BOOL: "bool",
+}
 MADE_UP = 0.015625  # small, and neither zero nor so small that arithmetic slows down
 _BATCH = re.compile(r"batch(?:\*([1-9][0-9]{0,8}))?")
 
@@ -36,15 +56,22 @@ def prepare() -> None:
     """Let onnxruntime set up what all its sessions share, once."""
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    graph = onnx.helper.make_graph([node], "prepare", [value], [onnx.helper.make_tensor_value_info("y", 1, [1])])
-    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)])
+    graph = onnx.helper.make_graph(
+        [node], "prepare", [value], [onnx.helper.make_tensor_value_info("y", 1, [1])]
+    )
+    model = onnx.helper.make_model(
+        graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]
+    )
     _session(model, 1).run(None, {"x": np.zeros(1, "float32")})
 
 
 def _session(
     model: onnx.ModelProto, threads: int, state: Mapping[str, Array] = MappingProxyType({})
 ) -> onnxruntime.InferenceSession:
-    """A session over `state` as it lies, without a copy of its own; memory that a run took is given back after it."""
+    """A session over `state` as it lies, without a copy of its own.
+
+    Memory that a run took is given back after it.
+    """
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in state.values()]
@@ -52,7 +79,9 @@ def _session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 class OnnxSegment(ForwardOnly):
@@ -63,7 +92,9 @@ class OnnxSegment(ForwardOnly):
 
     what = "an ONNX segment"
 
-    def __init__(self, document: bytes, arrays: Arrays, threads: int = 1, lender: Segment | None = None) -> None:
+    def __init__(
+        self, document: bytes, arrays: Arrays, threads: int = 1, lender: Segment | None = None
+    ) -> None:
         self._model = validate(document)
         self._arrays, self._threads = arrays, threads
         self._session: onnxruntime.InferenceSession | None = None
@@ -71,19 +102,26 @@ class OnnxSegment(ForwardOnly):
         self._missing = {t.name: t for t in graph.initializer if _is_missing(t)}
         self._lent = lender is not None
         self._state = {
-            n: _made_up(t) if lender is None else arrays.to_numpy(borrowed(lender, n, _element(t), t.dims, arrays))
+            n: _made_up(t)
+            if lender is None
+            else arrays.to_numpy(borrowed(lender, n, _element(t), t.dims, arrays))
             for n, t in self._missing.items()
         }
         own = {tensor.name for tensor in graph.initializer}
         self.graph = Graph(
             inputs=tuple(
-                Input(name=v.name, dtype=_dtype(v), shape=_shape(v)) for v in graph.input if v.name not in own
+                Input(name=v.name, dtype=_dtype(v), shape=_shape(v))
+                for v in graph.input
+                if v.name not in own
             ),
             parameters=tuple(
                 Parameter(name=n, dtype=ELEMENTS[t.data_type], shape=tuple(t.dims), trainable=False)
                 for n, t in self._missing.items()
             ),
-            outputs=tuple(Output(name=v.name, ref=Ref(0), dtype=_dtype(v), shape=_shape(v)) for v in graph.output),
+            outputs=tuple(
+                Output(name=v.name, ref=Ref(0), dtype=_dtype(v), shape=_shape(v))
+                for v in graph.output
+            ),
         )
         if not self._missing:
             self._open()  # a model that onnxruntime cannot read is refused at loading
@@ -95,7 +133,8 @@ class OnnxSegment(ForwardOnly):
         self._check(inputs)
         session = self._session or self._open()
         feeds = {
-            port.name: np.ascontiguousarray(self._arrays.to_numpy(x)).reshape(x.shape)  # which makes no value a list
+            # which makes no value a list
+            port.name: np.ascontiguousarray(self._arrays.to_numpy(x)).reshape(x.shape)
             for x, port in zip(inputs, self.graph.inputs, strict=True)
         }
         try:
@@ -106,7 +145,9 @@ class OnnxSegment(ForwardOnly):
 
     def _check(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.graph.inputs):
-            raise SegmentError("bad-input", f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came")
+            raise SegmentError(
+                "bad-input", f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came"
+            )
         for x, port in zip(inputs, self.graph.inputs, strict=True):
             fits = len(x.shape) == len(port.shape) and all(
                 size == expected
@@ -115,14 +156,17 @@ class OnnxSegment(ForwardOnly):
             )
             if not fits or self._arrays.name_of(x) != port.dtype:
                 raise SegmentError(
-                    "bad-input", f"input {port.name} is {x.dtype} {list(x.shape)}; expected {port.dtype} {port.shape}"
+                    "bad-input",
+                    f"input {port.name} is {x.dtype} {list(x.shape)}; expected {port.dtype} "
+                    f"{port.shape}",
                 )
 
     def _open(self) -> onnxruntime.InferenceSession:
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         for tensor in model.graph.initializer:
-            if tensor.name in self._state:  # said to lie elsewhere: in our own memory, not in any file
+            # said to lie elsewhere: in our own memory, not in any file
+            if tensor.name in self._state:
                 tensor.data_location = onnx.TensorProto.EXTERNAL
                 nbytes = str(self._state[tensor.name].nbytes)
                 for key, value in (("location", "memory"), ("offset", "0"), ("length", nbytes)):
@@ -130,7 +174,9 @@ class OnnxSegment(ForwardOnly):
         try:
             self._session = _session(model, self._threads, self._state)
         except Exception as error:
-            raise SegmentError("document", f"onnxruntime cannot run it: {_first_line(error)}") from error
+            raise SegmentError(
+                "document", f"onnxruntime cannot run it: {_first_line(error)}"
+            ) from error
         return self._session
 
     # --- state ---
@@ -149,7 +195,9 @@ class OnnxSegment(ForwardOnly):
         if self._lent:
             raise SegmentError("bad-input", f"{name} is another segment's"[:200])
         if state.shape != new.shape or state.dtype != new.dtype:
-            raise SegmentError("bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(new.shape)}")
+            raise SegmentError(
+                "bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(new.shape)}"
+            )
         state[...] = new
         self._session = None
 

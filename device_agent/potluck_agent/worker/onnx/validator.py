@@ -1,7 +1,8 @@
-"""Whether an ONNX model may be given to onnxruntime: it names no file, no code, no loop, and is small enough.
+"""Whether an ONNX model may be given to onnxruntime: it names no file, no code, no loop, and is
+small enough.
 
-onnxruntime follows external data even out of models that come as bytes, so every tensor anywhere in the model is looked
-at: initialisers, sparse ones, attributes, subgraphs, functions.
+onnxruntime follows external data even out of models that come as bytes, so every tensor anywhere in
+the model is looked at: initialisers, sparse ones, attributes, subgraphs, functions.
 """
 
 import math
@@ -24,7 +25,9 @@ OPSETS = range(7, 26)
 def validate(data: bytes) -> onnx.ModelProto:
     """The model of a document. Raises SegmentError that says what is wrong."""
     if len(data) > MAX_BYTES:
-        raise SegmentError("document", f"the model has {len(data)} bytes; at most {MAX_BYTES} are read")
+        raise SegmentError(
+            "document", f"the model has {len(data)} bytes; at most {MAX_BYTES} are read"
+        )
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError as error:
@@ -33,7 +36,10 @@ def validate(data: bytes) -> onnx.ModelProto:
         raise SegmentError("document", "the model has no graph with outputs")
     for opset in model.opset_import:
         if opset.domain not in DOMAINS or opset.version not in OPSETS:
-            raise SegmentError("operator", f"operators of {opset.domain!r} version {opset.version} are not run"[:200])
+            raise SegmentError(
+                "operator",
+                f"operators of {opset.domain!r} version {opset.version} are not run"[:200],
+            )
     if model.training_info:
         raise SegmentError("document", "the model has training information")
     _check_tensors(model)
@@ -55,7 +61,9 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:
         raise SegmentError("document", f"the tensor {tensor.name!r} lies in another file"[:200])
     if any(size < 0 for size in tensor.dims) or math.prod(tensor.dims) > MAX_ELEMENTS:
-        raise SegmentError("document", f"the tensor {tensor.name!r} has the shape {list(tensor.dims)}"[:200])
+        raise SegmentError(
+            "document", f"the tensor {tensor.name!r} has the shape {list(tensor.dims)}"[:200]
+        )
 
 
 def _tensors_of_graph(graph: onnx.GraphProto, depth: int) -> Iterator[onnx.TensorProto]:
@@ -80,13 +88,17 @@ def _tensors_of_nodes(nodes: "Iterator[onnx.NodeProto]", depth: int) -> Iterator
 
 def _check_nodes(graph: onnx.GraphProto) -> None:
     if len(graph.node) > MAX_NODES:
-        raise SegmentError("document", f"the model has {len(graph.node)} nodes; at most {MAX_NODES} are run")
+        raise SegmentError(
+            "document", f"the model has {len(graph.node)} nodes; at most {MAX_NODES} are run"
+        )
     if graph.sparse_initializer:
         raise SegmentError("document", "sparse initialisers are not run")
     for position, node in enumerate(graph.node):
         where = f"node {position} ({node.op_type[:80]})"
         if node.domain not in DOMAINS or node.op_type not in OPERATORS:
-            raise SegmentError("operator", f"{where}: the operator is not on the list of this device")
+            raise SegmentError(
+                "operator", f"{where}: the operator is not on the list of this device"
+            )
         for attribute in node.attribute:
             if attribute.HasField("g") or attribute.graphs:
                 raise SegmentError("operator", f"{where}: a graph within a graph")

@@ -1,21 +1,36 @@
-"""A traced model, from torch or ONNX, as a ModelGraph: every operator with what it costs. Pure: no torch.
+"""A traced model, from torch or ONNX, as a ModelGraph: every operator with what it costs.
 
-So a network can be planned for on a home that does not exist; the library's models are made here, too. Views of other
-tensors are no nodes; a weight counts where it is used first, and what is kept for backward counts once.
+Pure: no torch.
+
+So a network can be planned for on a home that does not exist; the library's models are made here,
+too. Views of other tensors are no nodes; a weight counts where it is used first, and what is kept
+for backward counts once.
 """
 
 import math
 from dataclasses import replace
 
-from potluck.graph.cost.operator_costs import backward_flop, base, forward_flop, kept, kept_beside, kind
+from potluck.graph.cost.operator_costs import (
+    backward_flop,
+    base,
+    forward_flop,
+    kept,
+    kept_beside,
+    kind,
+)
 from potluck.graph.modelgraph import Input, ModelGraph, Node
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.traced import SEQUENCE, Traced
 from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Parameter, Ref, node_refs
 
 
-def priced(traced: Traced, *, name: str, title: str = "", source: str = "", sequence: int | None = None) -> ModelGraph:
-    """The ModelGraph of a model traced for inference; its backward is that of all parameters that can be trained."""
+def priced(
+    traced: Traced, *, name: str, title: str = "", source: str = "", sequence: int | None = None
+) -> ModelGraph:
+    """The ModelGraph of a model traced for inference.
+
+    Its backward is that of all parameters that can be trained.
+    """
     graph = traced.graph
     wanted = tuple(replace(output, gradient=True) for output in graph.outputs)
     made = line(replace(traced, graph=replace(graph, outputs=wanted)))
@@ -24,9 +39,14 @@ def priced(traced: Traced, *, name: str, title: str = "", source: str = "", sequ
         name=name,
         title=title,
         source=source,
-        inputs=tuple(Input(name=port.name, row_bytes=_row_bytes(made, Ref(i))) for i, port in enumerate(graph.inputs)),
+        inputs=tuple(
+            Input(name=port.name, row_bytes=_row_bytes(made, Ref(i)))
+            for i, port in enumerate(graph.inputs)
+        ),
         nodes=tuple(nodes_of(made).values()),
-        outputs=tuple(dict.fromkeys(names[base(traced, output.ref).value] for output in graph.outputs)),
+        outputs=tuple(
+            dict.fromkeys(names[base(traced, output.ref).value] for output in graph.outputs)
+        ),
         sequence=sequence or traced.hints.get(SEQUENCE),
         tied=tuple(sorted({name for _, _, name in made.tied} & {p.name for p in graph.parameters})),
     )
@@ -43,23 +63,31 @@ def nodes_of(made: Linearization) -> dict[int, Node]:
             continue
         own = {value for value in made.needs[i] if n_inputs <= value < first} - seen_states
         seen_states |= own
-        saved = {ref for ref in kept(traced, position, made.requires) if ref.value in names} - seen_kept
+        saved = {
+            ref for ref in kept(traced, position, made.requires) if ref.value in names
+        } - seen_kept
         seen_kept |= saved
         read = dict.fromkeys(base(traced, ref) for ref in node_refs(graph.nodes[position]))
         taken = [ref for ref in read if ref.value in names]
         output_bytes = sum(t.nbytes(sizes) for t in traced.types[first + position])
         what = kind(traced, position)
-        read_bytes = output_bytes if what == "embedding" else 0  # a gather reads as much as it writes
+        # a gather reads as much as it writes
+        read_bytes = output_bytes if what == "embedding" else 0
         found[i] = Node(
             name=names[first + position],
             kind=what,
             inputs=tuple(dict.fromkeys(names[ref.value] for ref in taken)),
             forward_flop=round(forward_flop(traced, position, sizes)),
             backward_flop=round(backward_flop(traced, position, made.requires, sizes)),
-            parameter_bytes=sum(_bytes(states[v - n_inputs]) for v in own if v < first - len(graph.buffers)),
-            buffer_bytes=sum(_bytes(states[v - n_inputs]) for v in own if v >= first - len(graph.buffers)),
+            parameter_bytes=sum(
+                _bytes(states[v - n_inputs]) for v in own if v < first - len(graph.buffers)
+            ),
+            buffer_bytes=sum(
+                _bytes(states[v - n_inputs]) for v in own if v >= first - len(graph.buffers)
+            ),
             output_bytes=output_bytes,
-            activation_bytes=sum(_row_bytes(made, ref) for ref in saved) + kept_beside(traced, position, made.requires),
+            activation_bytes=sum(_row_bytes(made, ref) for ref in saved)
+            + kept_beside(traced, position, made.requires),
             traffic_bytes=output_bytes + read_bytes + sum(_row_bytes(made, ref) for ref in taken),
         )
     return found
@@ -68,12 +96,16 @@ def nodes_of(made: Linearization) -> dict[int, Node]:
 def _names(made: Linearization) -> dict[int, str]:
     """A name for each of the model's inputs and operators; none for views.
 
-    After the module that an operator stands in, where that is known, else after that of its first weight.
+    After the module that an operator stands in, where that is known, else after that of its first
+    weight.
     """
     traced, graph = made.traced, made.traced.graph
     names = {i: port.name for i, port in enumerate(graph.inputs)}
     counts = dict.fromkeys(names.values(), 1)
-    modules = {len(graph.inputs) + i: p.name.rpartition(".")[0] or p.name for i, p in enumerate(graph.parameters)}
+    modules = {
+        len(graph.inputs) + i: p.name.rpartition(".")[0] or p.name
+        for i, p in enumerate(graph.parameters)
+    }
     for position in made.bound:
         value = graph.first_node + position
         if base(traced, Ref(value)) != Ref(value):

@@ -1,9 +1,11 @@
-"""What one operator costs: its kind, floating-point operations forward and backward, and what it keeps for backward.
+"""What one operator costs: its kind, floating-point operations forward and backward, and what it
+keeps for backward.
 
-The one table of it: models of one's own, those of the library and the layers of a plan are all priced here. A
-multiply-add is two operations; element-wise operators count one an element, norms five. Backward: a product costs as
-much again for each operand that needs a gradient, attention 2.5 times its forward (its five products, the scores made
-again), the rest twice. Kept for backward: what autograd's formulas save. Pure: no torch.
+The one table of it: models of one's own, those of the library and the layers of a plan are all
+priced here. A multiply-add is two operations; element-wise operators count one an element, norms
+five. Backward: a product costs as much again for each operand that needs a gradient, attention 2.5
+times its forward (its five products, the scores made again), the rest twice. Kept for backward:
+what autograd's formulas save. Pure: no torch.
 """
 
 import math
@@ -21,31 +23,99 @@ _KINDS = {
     "embedding": "embedding", "normalisation": "norm", "pooling": "pool", "reduction": "pool",
 }  # fmt: skip
 _SOFTMAX = frozenset({"softmax", "log_softmax"})
-_PER_ELEMENT = {"pooling": 1, "reduction": 1, "loss": 5, "activation": 1, "arithmetic": 1, "comparison": 1, "random": 1}
-_PER_NORM = 5  # mean, variance, subtract, scale, shift; softmax: maximum, subtract, exp, sum, divide
+_PER_ELEMENT = {
+    "pooling": 1,
+    "reduction": 1,
+    "loss": 5,
+    "activation": 1,
+    "arithmetic": 1,
+    "comparison": 1,
+    "random": 1,
+}
+# mean, variance, subtract, scale, shift; softmax: maximum, subtract, exp, sum, divide
+_PER_NORM = 5
 _PER_ATTENTION = 2.5
 
 _KEEPS_OUTPUT = _SOFTMAX | {
-    *("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "scaled_dot_product_attention"),
+    *(
+        "relu",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "expm1",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "scaled_dot_product_attention",
+    ),
     *("lstm", "amax", "amin", "linalg_vector_norm"),
 }
-_KEEPS_INPUTS = frozenset({"attention", "recurrent", "normalisation", "loss", "embedding", "activation", "pooling"})
+_KEEPS_INPUTS = frozenset(
+    {"attention", "recurrent", "normalisation", "loss", "embedding", "activation", "pooling"}
+)
 _KEEPS_INPUT = frozenset(
     {
-        *("pow", "square", "log", "log1p", "log2", "sin", "cos", "abs", "erf", "var", "std", "amax", "amin"),
-        *("maximum", "minimum", "where", "masked_fill", "index", "index_select", "gather", "logsumexp"),
+        *(
+            "pow",
+            "square",
+            "log",
+            "log1p",
+            "log2",
+            "sin",
+            "cos",
+            "abs",
+            "erf",
+            "var",
+            "std",
+            "amax",
+            "amin",
+        ),
+        *(
+            "maximum",
+            "minimum",
+            "where",
+            "masked_fill",
+            "index",
+            "index_select",
+            "gather",
+            "logsumexp",
+        ),
     }
 )
 _MULTIPLIES = frozenset({"convolution", "product"})
 _VIEWS = frozenset(
     {
-        *("view", "view_as", "permute", "transpose", "t", "numpy_T", "swapaxes", "movedim", "unsqueeze", "squeeze"),
-        *("expand", "expand_as", "detach", "alias", "select", "slice", "narrow", "diagonal", "split", "chunk"),
+        *(
+            "view",
+            "view_as",
+            "permute",
+            "transpose",
+            "t",
+            "numpy_T",
+            "swapaxes",
+            "movedim",
+            "unsqueeze",
+            "squeeze",
+        ),
+        *(
+            "expand",
+            "expand_as",
+            "detach",
+            "alias",
+            "select",
+            "slice",
+            "narrow",
+            "diagonal",
+            "split",
+            "chunk",
+        ),
         *("split_with_sizes", "unbind", "unflatten", "broadcast_tensors"),
     }
 )
 _MAYBE_VIEWS = frozenset({"reshape", "reshape_as", "flatten", "contiguous"})
-_REORDER = frozenset({"permute", "transpose", "t", "numpy_T", "swapaxes", "movedim", "expand", "expand_as"})
+_REORDER = frozenset(
+    {"permute", "transpose", "t", "numpy_T", "swapaxes", "movedim", "expand", "expand_as"}
+)
 
 
 def kind(traced: Traced, position: int) -> str:
@@ -81,11 +151,15 @@ def forward_flop(traced: Traced, position: int, sizes: Mapping[str, int]) -> flo
         return 2.0 * steps * sum(math.prod(shape) for shape in shapes[1:] if len(shape) == 2)
     if what == "normalisation" or _packet(node) in _SOFTMAX:
         return float(_PER_NORM * out)
-    largest = max([out, *map(math.prod, shapes)]) if what in ("pooling", "reduction", "loss") else out
+    largest = (
+        max([out, *map(math.prod, shapes)]) if what in ("pooling", "reduction", "loss") else out
+    )
     return float(_PER_ELEMENT.get(what, 0) * largest)
 
 
-def backward_flop(traced: Traced, position: int, requires: frozenset[Ref], sizes: Mapping[str, int]) -> float:
+def backward_flop(
+    traced: Traced, position: int, requires: frozenset[Ref], sizes: Mapping[str, int]
+) -> float:
     """Operations of a node's backward."""
     node = traced.graph.nodes[position]
     what = KIND_OF[node.op]
@@ -108,7 +182,9 @@ def kept(traced: Traced, position: int, requires: frozenset[Ref]) -> frozenset[R
     keeps: set[Ref] = set()
     if packet in _KEEPS_OUTPUT or (what == "random" and base(traced, own) == own):
         keeps.add(own)  # of a dropout: its mask
-    if packet in _KEEPS_INPUT or (what in _KEEPS_INPUTS and not (what == "activation" and packet in _KEEPS_OUTPUT)):
+    if packet in _KEEPS_INPUT or (
+        what in _KEEPS_INPUTS and not (what == "activation" and packet in _KEEPS_OUTPUT)
+    ):
         keeps |= set(node_refs(node))
     if what in _MULTIPLIES or packet in ("mul", "div", "addcmul"):
         factors = _factors(node)
@@ -119,11 +195,15 @@ def kept(traced: Traced, position: int, requires: frozenset[Ref]) -> frozenset[R
 
 
 def kept_beside(traced: Traced, position: int, requires: frozenset[Ref]) -> int:
-    """Bytes per row that a node keeps beside values: the places of maxima, a norm's and attention's sums."""
+    """Bytes per row that a node keeps beside values: the places of maxima, a norm's and attention's
+    sums.
+    """
     node, sizes = traced.graph.nodes[position], {**traced.hints, BATCH: 1}
     if not any(ref in requires for ref in node_refs(node)):
         return 0
-    shape = [evaluate(size, sizes) for size in traced.types[traced.graph.first_node + position][0].shape]
+    shape = [
+        evaluate(size, sizes) for size in traced.types[traced.graph.first_node + position][0].shape
+    ]
     rows = math.prod(shape[:-1])
     packet = _packet(node)
     if packet.startswith("max_pool"):
@@ -142,8 +222,8 @@ def base(traced: Traced, ref: Ref) -> Ref:
 
 
 def _is_view(traced: Traced, node: Node) -> bool:
-    """Whether a node gives another name to memory that is there. Another order of dimensions has to be copied to be
-    reshaped; a dropout that is off does nothing."""
+    """Whether a node gives another name to memory that is there. Another order of dimensions has to
+    be copied to be reshaped; a dropout that is off does nothing."""
     packet, read = _packet(node), node_refs(node)
     if not read:
         return False
@@ -157,7 +237,8 @@ def _reordered(traced: Traced, ref: Ref) -> bool:
     """Whether a value is a view in another order of dimensions than its memory."""
     while ref.value >= traced.graph.first_node:
         node = traced.graph.nodes[ref.value - traced.graph.first_node]
-        if _packet(node) in _REORDER:  # fused attention lays its result out token by token, which heads after tokens is
+        # fused attention lays its result out token by token, which heads after tokens is
+        if _packet(node) in _REORDER:
             source = _unshaped(traced, node_refs(node)[0]).value - traced.graph.first_node
             return source < 0 or KIND_OF[traced.graph.nodes[source].op] != "attention"
         if not _is_view(traced, node):
@@ -170,7 +251,9 @@ def _unshaped(traced: Traced, ref: Ref) -> Ref:
     """The value before reshapes to the shape that it has already."""
     while ref.value >= traced.graph.first_node:
         node = traced.graph.nodes[ref.value - traced.graph.first_node]
-        if _packet(node) not in ("reshape", "view") or traced.type_of(node_refs(node)[0]) != traced.type_of(ref):
+        if _packet(node) not in ("reshape", "view") or traced.type_of(
+            node_refs(node)[0]
+        ) != traced.type_of(ref):
             break
         ref = node_refs(node)[0]
     return ref
@@ -199,7 +282,9 @@ def _inner(node: Node, shapes: list[list[int]]) -> float:
 
 
 def _shapes(traced: Traced, node: Node, sizes: Mapping[str, int]) -> list[list[int]]:
-    return [[evaluate(size, sizes) for size in traced.type_of(ref).shape] for ref in node_refs(node)]
+    return [
+        [evaluate(size, sizes) for size in traced.type_of(ref).shape] for ref in node_refs(node)
+    ]
 
 
 def _packet(node: Node) -> str:

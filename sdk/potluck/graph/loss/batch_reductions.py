@@ -1,9 +1,11 @@
-"""Tallies: numbers that a loss makes of the inputs and targets of a whole batch, such as how many are not ignored.
+"""Tallies: numbers that a loss makes of the inputs and targets of a whole batch, such as how many
+are not ignored.
 
-The weighted mean over a batch is no mean of its shares' weighted means: what is divided by belongs to all rows. So what
-depends on inputs and targets alone, and on all their rows at once, is computed where the whole batch is, and fed to
-devices as one more input. A tally that grows with the rows (a sum, nearly always a divisor) is spread evenly over them,
-and each share divides by its part of it; any other (a mean, a maximum) comes whole with every row.
+The weighted mean over a batch is no mean of its shares' weighted means: what is divided by belongs
+to all rows. So what depends on inputs and targets alone, and on all their rows at once, is computed
+where the whole batch is, and fed to devices as one more input. A tally that grows with the rows (a
+sum, nearly always a divisor) is spread evenly over them, and each share divides by its part of it;
+any other (a mean, a maximum) comes whole with every row.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +28,17 @@ _ATEN = torch.ops.aten
 
 
 class Divided(TorchFunctionMode):
-    """Torch's losses in operators that devices have; weighted means as a sum, divided by a sum of weights."""
+    """Torch's losses in operators that devices have.
+
+    Weighted means as a sum, divided by a sum of weights.
+    """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """The loss in parts where it is one of these; else what the function gives."""
         found = written_out(func, args, kwargs or {})
@@ -58,7 +67,9 @@ def _divided(loss: Callable[..., Any], call: BoundArguments) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """A node of the exported graph, whether its value is spread over the rows, and as what it is fed."""
+    """A node of the exported graph, whether its value is spread over the rows, and as what it is
+    fed.
+    """
 
     node: torch.fx.Node
     spread: bool
@@ -66,7 +77,9 @@ class _Tally:
 
 
 class BatchReductions:
-    """The tallies of an exported loss; called with inputs and targets, it gives a tensor of rows for each."""
+    """The tallies of an exported loss; called with inputs and targets, it gives a tensor of rows
+    for each.
+    """
 
     def __init__(self, part: "_Part", tallies: Sequence[_Tally]) -> None:
         self._part, self._tallies = part, tuple(tallies)
@@ -80,7 +93,10 @@ class BatchReductions:
         return [f"tally_{i}" if i else "tally" for i in range(len(self))]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor per tally, whose first dimension counts rows as those of `tensors` do. Raises OperatorFailed."""
+        """One tensor per tally, whose first dimension counts rows as those of `tensors` do.
+
+        Raises OperatorFailed.
+        """
         rows, found = tensors[0].shape[0], []
         for tally, value in zip(self._tallies, self._part.values(tensors), strict=True):
             each = (value.double() / rows if tally.spread else value).to(tally.dtype)
@@ -103,10 +119,15 @@ class _Part:
 
 
 def extract(
-    program: Any, inputs: Sequence[torch.fx.Node], constants: dict[torch.fx.Node, torch.Tensor],
-    symbols: dict[str, str], example: Sequence[torch.Tensor],
-) -> BatchReductions | None:  # fmt: skip
-    """The tallies of an exported loss, None where it has none; its graph takes them as its last inputs from now on.
+    program: Any,
+    inputs: Sequence[torch.fx.Node],
+    constants: dict[torch.fx.Node, torch.Tensor],
+    symbols: dict[str, str],
+    example: Sequence[torch.Tensor],
+) -> BatchReductions | None:
+    """The tallies of an exported loss, None where it has none.
+
+    Its graph takes them as its last inputs from now on.
 
     `constants`: what in the program's state never changes. Raises OperatorFailed.
     """
@@ -117,7 +138,9 @@ def extract(
     part = _part(program, nodes, closure, inputs, constants)
     loss = next(node for node in program.graph.nodes if node.op == "output").args[0][0].meta["val"]
     spread = _spread(part.values, example)
-    tallies = [_Tally(node, s, _dtype(node, s, loss.dtype)) for node, s in zip(nodes, spread, strict=True)]
+    tallies = [
+        _Tally(node, s, _dtype(node, s, loss.dtype)) for node, s in zip(nodes, spread, strict=True)
+    ]
     _replace(program, tallies, inputs[0].meta["val"].shape[0])
     for node in sorted(closure, reverse=True):
         if node.op != "placeholder" and not node.users:
@@ -126,12 +149,19 @@ def extract(
 
 
 def _found(
-    program: Any, inputs: Sequence[torch.fx.Node], constants: dict[torch.fx.Node, torch.Tensor], symbols: dict[str, str]
+    program: Any,
+    inputs: Sequence[torch.fx.Node],
+    constants: dict[torch.fx.Node, torch.Tensor],
+    symbols: dict[str, str],
 ) -> list[torch.fx.Node]:
-    """The nodes whose values come from all rows of inputs and targets, and of nothing that is learned, where they are
-    read by others."""
+    """The nodes whose values come from all rows of inputs and targets, and of nothing that is
+    learned, where they are read by others."""
     given, tallies = set(inputs), set[torch.fx.Node]()
-    learned = {node for node in program.graph.nodes if node.op == "placeholder"} - given - constants.keys()
+    learned = (
+        {node for node in program.graph.nodes if node.op == "placeholder"}
+        - given
+        - constants.keys()
+    )
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
@@ -144,7 +174,11 @@ def _found(
                 given.add(node)
             if node in given and isinstance(value, torch.Tensor) and not _has_rows(value, symbols):
                 tallies.add(node)
-    return [node for node in program.graph.nodes if node in tallies and any(_reads(u, tallies) for u in node.users)]
+    return [
+        node
+        for node in program.graph.nodes
+        if node in tallies and any(_reads(u, tallies) for u in node.users)
+    ]
 
 
 def _reads(user: torch.fx.Node, tallies: set[torch.fx.Node]) -> bool:
@@ -169,9 +203,12 @@ def _closure(program: Any, nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]
 
 
 def _part(
-    program: Any, nodes: Sequence[torch.fx.Node], closure: set[torch.fx.Node], inputs: Sequence[torch.fx.Node],
+    program: Any,
+    nodes: Sequence[torch.fx.Node],
+    closure: set[torch.fx.Node],
+    inputs: Sequence[torch.fx.Node],
     constants: dict[torch.fx.Node, torch.Tensor],
-) -> _Part:  # fmt: skip
+) -> _Part:
     """The part of the program that makes these nodes."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     kept = [holder for holder in constants if holder in closure]
@@ -182,8 +219,11 @@ def _part(
     return _Part(program.graph_module, graph, [constants[holder].detach() for holder in kept])
 
 
-def _spread(values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]) -> list[bool]:
-    """Of each tally, whether it is to be spread over the rows: unless the same rows twice leave it as it is.
+def _spread(
+    values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]
+) -> list[bool]:
+    """Of each tally, whether it is to be spread over the rows: unless the same rows twice leave it
+    as it is.
 
     Zeros show nothing, and examples are often made of them: ones are tried, too.
     """
@@ -192,12 +232,17 @@ def _spread(values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[t
         ones = [torch.ones_like(x) for x in example]
         trials.append(values(ones) + values([torch.cat([x, x]) for x in ones]))
     n = len(trials[0]) // 2
-    return [not _stays([(trial[k].double(), trial[n + k].double()) for trial in trials]) for k in range(n)]
+    return [
+        not _stays([(trial[k].double(), trial[n + k].double()) for trial in trials])
+        for k in range(n)
+    ]
 
 
 def _stays(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
     telling = [(once, twice) for once, twice in pairs if bool(twice.any())]
-    return bool(telling) and all(torch.allclose(once, twice, equal_nan=True) for once, twice in telling)
+    return bool(telling) and all(
+        torch.allclose(once, twice, equal_nan=True) for once, twice in telling
+    )
 
 
 def _dtype(node: torch.fx.Node, spread: bool, loss: torch.dtype) -> torch.dtype:
@@ -214,7 +259,9 @@ def _replace(program: Any, tallies: Sequence[_Tally], rows: Any) -> None:
         with graph.inserting_after(last):
             holder = last = graph.placeholder(f"tally_{i}")
         holder.meta["val"] = value.new_empty((rows, *value.shape), dtype=tally.dtype)
-        function, args = (_ATEN.sum.dim_IntList, ([0],)) if tally.spread else (_ATEN.select.int, (0, 0))
+        function, args = (
+            (_ATEN.sum.dim_IntList, ([0],)) if tally.spread else (_ATEN.select.int, (0, 0))
+        )
         with graph.inserting_before(tally.node):
             made = graph.call_function(function, (holder, *args))
         made.meta["val"] = function(holder.meta["val"], *args)

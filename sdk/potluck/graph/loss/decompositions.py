@@ -1,6 +1,8 @@
-"""Losses that torch computes as one operator of their own, written out in operators that devices have.
+"""Losses that torch computes as one operator of their own, written out in operators that devices
+have.
 
-Each takes the arguments of torch's function of that name, and gives the same to the last bits of rounding.
+Each takes the arguments of torch's function of that name, and gives the same to the last bits of
+rounding.
 """
 
 import math
@@ -14,10 +16,16 @@ _OTHERWISE = ("size_average", "reduce", "input")  # torch's old words, and what 
 
 
 def written_out(loss: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The loss of these arguments; None where it is not one of these, or called otherwise than mostly."""
+    """The loss of these arguments; None where it is not one of these, or called otherwise than
+    mostly.
+    """
     own = _LOSSES.get(loss)
     n_places = 5 if loss in (functional.cosine_similarity, functional.pairwise_distance) else 3
-    if own is None or len(args) > n_places or any(kwargs.get(word) is not None for word in _OTHERWISE):
+    if (
+        own is None
+        or len(args) > n_places
+        or any(kwargs.get(word) is not None for word in _OTHERWISE)
+    ):
         return None
     return own(*args, **{name: value for name, value in kwargs.items() if name not in _OTHERWISE})
 
@@ -30,8 +38,12 @@ def _where(condition: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return torch.where(condition, value, torch.zeros_like(value))
 
 
-def _cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
-    first, second = (x / torch.linalg.vector_norm(x, dim=dim, keepdim=True).clamp_min(eps) for x in (x1, x2))
+def _cosine_similarity(
+    x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8
+) -> torch.Tensor:
+    first, second = (
+        x / torch.linalg.vector_norm(x, dim=dim, keepdim=True).clamp_min(eps) for x in (x1, x2)
+    )
     found: torch.Tensor = (first * second).sum(dim)
     return found
 
@@ -44,7 +56,11 @@ def _pairwise_distance(
 
 
 def _cosine_embedding(
-    input1: torch.Tensor, input2: torch.Tensor, target: torch.Tensor, margin: float = 0, reduction: str = "mean"
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    target: torch.Tensor,
+    margin: float = 0,
+    reduction: str = "mean",
 ) -> torch.Tensor:
     eps = 1e-12  # torch's own
     squares = [(x * x).sum(-1) + eps for x in (input1, input2)]
@@ -61,19 +77,31 @@ def _hinge_embedding(
 
 
 def _margin_ranking(
-    input1: torch.Tensor, input2: torch.Tensor, target: torch.Tensor, margin: float = 0, reduction: str = "mean"
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    target: torch.Tensor,
+    margin: float = 0,
+    reduction: str = "mean",
 ) -> torch.Tensor:
     return _reduced((-target * (input1 - input2) + margin).clamp_min(0), reduction)
 
 
 def _triplet_margin(
-    anchor: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor, margin: float = 1.0, p: float = 2,
-    eps: float = 1e-6, swap: bool = False, reduction: str = "mean",
-) -> torch.Tensor:  # fmt: skip
+    anchor: torch.Tensor,
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> torch.Tensor:
     far = _pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = torch.minimum(far, _pairwise_distance(positive, negative, p, eps))
-    return _reduced((margin + _pairwise_distance(anchor, positive, p, eps) - far).clamp_min(0), reduction)
+    return _reduced(
+        (margin + _pairwise_distance(anchor, positive, p, eps) - far).clamp_min(0), reduction
+    )
 
 
 def _soft_margin(x: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -81,9 +109,13 @@ def _soft_margin(x: torch.Tensor, target: torch.Tensor, reduction: str = "mean")
 
 
 def _multi_margin(
-    x: torch.Tensor, target: torch.Tensor, p: int = 1, margin: float = 1.0, weight: torch.Tensor | None = None,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: torch.Tensor | None = None,
     reduction: str = "mean",
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     own = x.gather(1, target[:, None])
     over = (margin - own + x).clamp_min(0) ** p
     if weight is not None:
@@ -93,13 +125,20 @@ def _multi_margin(
 
 
 def _poisson(
-    x: torch.Tensor, target: torch.Tensor, log_input: bool = True, *, full: bool = False, eps: float = 1e-8,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    log_input: bool = True,
+    *,
+    full: bool = False,
+    eps: float = 1e-8,
     reduction: str = "mean",
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     loss = x.exp() - target * x if log_input else x - target * (x + eps).log()
     if full:
         many = target.clamp_min(1)  # Stirling's, of counts above one
-        loss = loss + _where(target > 1, many * many.log() - many + 0.5 * (2 * math.pi * many).log())
+        loss = loss + _where(
+            target > 1, many * many.log() - many + 0.5 * (2 * math.pi * many).log()
+        )
     return _reduced(loss, reduction)
 
 

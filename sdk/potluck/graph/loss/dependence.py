@@ -1,15 +1,16 @@
 """How a value depends on the rows of a batch, and what arithmetic makes of it. Pure: no torch.
 
-With n rows x_1 ... x_n, a value is n^degree times one of these. What has an axis of rows has one entry for each row.
+With n rows x_1 ... x_n, a value is n^degree times one of these. What has an axis of rows has one
+entry for each row.
 
     FREE     c             the same for any batch, and for each row
     ROWS     f(x_i)        with an axis of rows: each entry depends on its own row alone
     SUM      sum_j f(x_j)  without an axis of rows
-    LINEAR   f(x_i) + (1 / n) sum_j g(x_j), with an axis of rows: sums over rows are still sums over rows
+    LINEAR   f(x_i) + (1 / n) sum_j g(x_j), with an axis of rows: its sums over rows are sums
     COUNT    i             with an axis of rows: the number of the row
 
-A mean over rows is a SUM of degree -1, and a loss that is divided among devices must be one. What is none of these
-mixes rows (`Mixes`); MIXED and UNKNOWN values say why.
+A mean over rows is a SUM of degree -1, and a loss that is divided among devices must be one. What
+is none of these mixes rows (`Mixes`); MIXED and UNKNOWN values say why.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,9 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """The kinds of dependence; in a sum of values, the greatest of those with (or without) an axis of rows holds."""
+    """The kinds of dependence; in a sum of values, the greatest of those with (or without) an axis
+    of rows holds.
+    """
 
     FREE = 0
     ROWS = 1
@@ -43,7 +46,8 @@ ACROSS = "works across the rows"
 class Dependence:
     """How a value depends on the rows; `why` says what a MIXED or UNKNOWN one comes from.
 
-    Along its axis of rows it has `outer` groups, one after the other, of an entry (or several) for each row.
+    Along its axis of rows it has `outer` groups, one after the other, of an entry (or several) for
+    each row.
     """
 
     kind: Kind
@@ -67,8 +71,12 @@ def over_rows(value: Dependence) -> Dependence:
 
 
 def together(values: Iterable[Dependence]) -> Dependence:
-    """The sum of values that all have an axis of rows, or that all have none; or these, side by side."""
-    found = [replace(v, degree=v.degree + 1) if v.kind == Kind.SUM else v for v in values]  # as constants count
+    """The sum of values that all have an axis of rows, or that all have none.
+
+    Or these, side by side.
+    """
+    # as constants count
+    found = [replace(v, degree=v.degree + 1) if v.kind == Kind.SUM else v for v in values]
     kinds = {value.kind for value in found}
     if Kind.COUNT in kinds:
         raise Mixes("numbers the rows")

@@ -1,15 +1,33 @@
-"""The rules of dependence for products, and for what is made of them: attention, recurrent layers. Pure."""
+"""The rules of dependence for products, and for what is made of them: attention, recurrent layers.
+Pure.
+"""
 
 from dataclasses import replace
 
-from potluck.graph.loss.dependence import FREE, PAIRS, Dependence, Mixes, function, over_rows, product, summed, together
+from potluck.graph.loss.dependence import (
+    FREE,
+    PAIRS,
+    Dependence,
+    Mixes,
+    function,
+    over_rows,
+    product,
+    summed,
+    together,
+)
 from potluck.graph.loss.node_view import Look
 from potluck_wire.graph import Ref
 
 
 def _contracted(look: Look, operands: list[tuple[Ref, str]], result: str) -> Dependence | None:
-    """A product of values whose dimensions have letters, summed over those that the result has not."""
-    rows = {letters[look.axis_of(ref) or 0] for ref, letters in operands if look.axis_of(ref) is not None}
+    """A product of values whose dimensions have letters, summed over those that the result has
+    not.
+    """
+    rows = {
+        letters[look.axis_of(ref) or 0]
+        for ref, letters in operands
+        if look.axis_of(ref) is not None
+    }
     if len(rows) > 1:
         raise Mixes(PAIRS)
     refs = [ref for ref, _ in operands]
@@ -80,10 +98,17 @@ def attention(look: Look) -> Dependence | None:
 
 
 def recurrent(look: Look) -> Dependence | None:
-    """The rows lie in the first dimension or the second, as the operator is told; the states' in the second."""
+    """The rows lie in the first dimension or the second, as the operator is told.
+
+    The states' in the second.
+    """
     batch_first = look.node.args[-1]
     axis, states = look.axis_of(look.first), look.argument(1)
-    if axis != (0 if batch_first else 1) or look.rank(look.first) != 3 or look.known[look.first].outer != 1:
+    if (
+        axis != (0 if batch_first else 1)
+        or look.rank(look.first) != 3
+        or look.known[look.first].outer != 1
+    ):
         return None
     begin = list(states) if isinstance(states, tuple) else [states]
     if any(look.axis_of(ref) not in (None, 1) or look.known[ref].outer != 1 for ref in begin):

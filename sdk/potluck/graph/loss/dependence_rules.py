@@ -1,20 +1,33 @@
-"""The rules of dependence: per operator, how its result depends on the rows of the batch. Pure: no torch.
+"""The rules of dependence: per operator, how its result depends on the rows of the batch.
 
-A rule raises Mixes where an operator makes of several rows something else than a sum over them, and gives None where it
-does not know. Whether a result has an axis of rows shows in its shape.
+Pure: no torch.
+
+A rule raises Mixes where an operator makes of several rows something else than a sum over them, and
+gives None where it does not know. Whether a result has an axis of rows shows in its shape.
 """
 
 from collections.abc import Callable
 
 from potluck.graph.loss import dependence_products as products
 from potluck.graph.loss import dependence_shapes as shapes
-from potluck.graph.loss.dependence import ACROSS, Dependence, Kind, Mixes, function, inverse, product, summed, together
+from potluck.graph.loss.dependence import (
+    ACROSS,
+    Dependence,
+    Kind,
+    Mixes,
+    function,
+    inverse,
+    product,
+    summed,
+    together,
+)
 from potluck.graph.loss.node_view import Look
 from potluck_wire.graph import FLOATS, Dtype, Ref, Sym
 from potluck_wire.operators import KINDS
 
 _Rule = Callable[[Look], "Dependence | list[Dependence] | None"]
-_OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")  # as many equal values as there may be make no difference
+# as many equal values as there may be make no difference
+_OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")
 _LAST = {"aten.topk.default": -1, "aten.diff.default": -1}
 
 
@@ -58,7 +71,11 @@ def _times(look: Look) -> Dependence | None:
 
 def _by(look: Look) -> Dependence | None:
     values = _operands(look, 0, 1)
-    return None if values is None else look.laid_out_as(look.refs, product(values[0], inverse(values[1])))
+    return (
+        None
+        if values is None
+        else look.laid_out_as(look.refs, product(values[0], inverse(values[1])))
+    )
 
 
 def _reciprocal(look: Look) -> Dependence | None:
@@ -79,7 +96,11 @@ def _chosen(look: Look) -> Dependence | None:
     if values is None:
         return None
     by, numbers = function(values[:1]), (look.argument(a), look.argument(b))
-    parts = [value for value, number in zip(values[1:], numbers, strict=True) if isinstance(number, Ref) or number != 0]
+    parts = [
+        value
+        for value, number in zip(values[1:], numbers, strict=True)
+        if isinstance(number, Ref) or number != 0
+    ]
     return look.laid_out_as(look.refs, together([product(by, part) for part in parts]))
 
 
@@ -149,7 +170,9 @@ def _along(position: int, *, linear: bool = False) -> _Rule:
 
 
 def _last_dims(count: Callable[[Look], int], *, linear: bool = False) -> _Rule:
-    """Something over so many of the last dimensions, on which all that it reads is from each row itself."""
+    """Something over so many of the last dimensions, on which all that it reads is from each row
+    itself.
+    """
 
     def rule(look: Look) -> Dependence | None:
         axis = look.axis_of(look.first)
@@ -159,14 +182,22 @@ def _last_dims(count: Callable[[Look], int], *, linear: bool = False) -> _Rule:
         if any(look.axis_of(ref) is not None for ref in look.refs[1:]):
             return None
         value = look.known[look.first]
-        return value if linear and not others else look.laid_out_as([look.first], function([value, *others]))
+        return (
+            value
+            if linear and not others
+            else look.laid_out_as([look.first], function([value, *others]))
+        )
 
     return rule
 
 
 def _batch_first(look: Look) -> Dependence | None:
-    """Each entry of the first dimension by itself: what has weights of its own, or normalises within a row."""
-    if look.axis_of(look.first) not in (None, 0) or any(look.axis_of(ref) is not None for ref in look.refs[1:]):
+    """Each entry of the first dimension by itself: what has weights of its own, or normalises
+    within a row.
+    """
+    if look.axis_of(look.first) not in (None, 0) or any(
+        look.axis_of(ref) is not None for ref in look.refs[1:]
+    ):
         return None
     return look.laid_out_as([look.first], function([look.known[ref] for ref in look.refs]))
 
@@ -233,7 +264,10 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("neg contiguous clone detach alias dropout feature_dropout"), _linear_in),
     (_names("to.dtype type_as"), _cast),
     (_names("sum sum.dim_IntList mean mean.dim"), _total),
-    (_names("amax amin any.dim all.dim argmax argmin logsumexp var.correction std.correction"), _reduced(1)),
+    (
+        _names("amax amin any.dim all.dim argmax argmin logsumexp var.correction std.correction"),
+        _reduced(1),
+    ),
     (_names("max min any all max.dim min.dim"), _reduced(1)),
     (_names("linalg_vector_norm"), _reduced(2)),
     (_names("softmax.int log_softmax.int"), _along(1)),
@@ -242,7 +276,10 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("roll diff"), _along(2, linear=True)),
     (_names("pixel_shuffle pixel_unshuffle"), _last_dims(lambda look: 3, linear=True)),
     (_names("broadcast_tensors"), shapes.broadcast_together),
-    (_names("avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"), _last_dims(_spatial, linear=True)),
+    (
+        _names("avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"),
+        _last_dims(_spatial, linear=True),
+    ),
     (_names("max_pool1d max_pool2d adaptive_max_pool2d"), _last_dims(_spatial)),
     (_names("upsample_nearest2d.vec upsample_bilinear2d.vec"), _last_dims(_spatial, linear=True)),
     (_names("tril triu"), _last_dims(lambda look: 2, linear=True)),
@@ -256,22 +293,37 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("scaled_dot_product_attention"), products.attention),
     (_names("lstm.input gru.input"), products.recurrent),
     (_names("view reshape flatten.using_ints unflatten.int view_as reshape_as"), shapes.viewed),
-    (_names("permute transpose.int t numpy_T swapaxes movedim.int unsqueeze squeeze.dim squeeze.dims"), shapes.moved),
+    (
+        _names(
+            "permute transpose.int t numpy_T swapaxes movedim.int unsqueeze squeeze.dim "
+            "squeeze.dims"
+        ),
+        shapes.moved,
+    ),
     (_names("squeeze"), shapes.squeezed),
     (_names("expand expand_as"), shapes.given_to_rows),
     (_names("repeat"), shapes.repeated),
     (_names("repeat_interleave.self_int"), shapes.each_repeated),
-    (_names("select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int"), shapes.part),
+    (
+        _names("select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int"),
+        shapes.part,
+    ),
     (_names("index_select gather"), shapes.taken(1)),
     (_names("index.Tensor"), shapes.indexed),
     (_names("cat stack"), shapes.joined),
     (_names("pad constant_pad_nd"), shapes.padded),
     (_names("embedding"), shapes.looked_up),
-    (_names("full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full scalar_tensor"), shapes.made),
+    (
+        _names(
+            "full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full "
+            "scalar_tensor"
+        ),
+        shapes.made,
+    ),
     (_names("arange arange.start arange.start_step"), shapes.numbered),
     (_names("mse_loss l1_loss smooth_l1_loss huber_loss kl_div"), _compared(2)),
     (_names("binary_cross_entropy"), _compared(3)),
     (_names("binary_cross_entropy_with_logits"), _compared(4)),
     (_names("cross_entropy_loss nll_loss nll_loss_nd"), _classified),
-)  # fmt: skip
+)
 RULES: dict[str, _Rule] = {name: rule for names, rule in _GROUPS for name in names}

@@ -1,10 +1,21 @@
-"""The rules of dependence for what moves, takes and joins entries, and for tensors made from sizes. Pure: no torch."""
+"""The rules of dependence for what moves, takes and joins entries, and for tensors made from sizes.
+Pure: no torch.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from potluck.graph.loss.dependence import FREE, Dependence, Kind, Mixes, function, over_rows, product, together
+from potluck.graph.loss.dependence import (
+    FREE,
+    Dependence,
+    Kind,
+    Mixes,
+    function,
+    over_rows,
+    product,
+    together,
+)
 from potluck.graph.loss.node_view import Look, outer_of
 from potluck_wire.graph import Ref, Sym
 
@@ -54,7 +65,8 @@ def each_repeated(look: Look) -> Dependence | None:
 
 
 def squeezed(look: Look) -> Dependence | None:
-    return None if look.axis_of(look.first) is not None else look.known[look.first]  # a batch of one row would go, too
+    # a batch of one row would go, too
+    return None if look.axis_of(look.first) is not None else look.known[look.first]
 
 
 def part(look: Look) -> Dependence | None:
@@ -66,7 +78,12 @@ def part(look: Look) -> Dependence | None:
         return value
     if _is_whole(look):
         return value
-    if split and look.axis is not None and value.outer > 1 and look.per_row(look.first) == value.outer:
+    if (
+        split
+        and look.axis is not None
+        and value.outer > 1
+        and look.per_row(look.first) == value.outer
+    ):
         n_parts, uneven = divmod(look.shape_of(look.first)[axis], look.shape[axis])
         if not uneven and len(look.shapes) == n_parts and value.outer % n_parts == 0:
             return replace(value, outer=value.outer // n_parts)
@@ -79,9 +96,15 @@ def part(look: Look) -> Dependence | None:
 
 def _is_whole(look: Look) -> bool:
     """Whether the part is all there is."""
-    return look.axis is not None and look.rank(look.first) == len(look.shape) and (
-        look.shape == look.shape_of(look.first) and len(look.shapes) == 1 and look.argument(4, "step", 1) == 1
-    )  # fmt: skip
+    return (
+        look.axis is not None
+        and look.rank(look.first) == len(look.shape)
+        and (
+            look.shape == look.shape_of(look.first)
+            and len(look.shapes) == 1
+            and look.argument(4, "step", 1) == 1
+        )
+    )
 
 
 def _chosen(look: Look, value: Dependence, indices: list[Dependence]) -> Dependence:
@@ -103,10 +126,18 @@ def taken(position: int) -> Callable[[Look], Dependence | None]:
         values = [look.known[look.first], look.known[index]]
         if axis is not None and look.axis_of(index) not in (None, axis):
             return None
-        layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in look.refs if look.axis_of(ref) is not None}
+        layouts = {
+            (look.known[ref].outer, look.per_row(ref))
+            for ref in look.refs
+            if look.axis_of(ref) is not None
+        }
         if len(layouts) > 1:
             return None
-        if look.node.op.startswith("aten.index_select") and look.axis_of(index) is not None and axis is not None:
+        if (
+            look.node.op.startswith("aten.index_select")
+            and look.axis_of(index) is not None
+            and axis is not None
+        ):
             return None
         return look.laid_out_as([look.first, index], _chosen(look, values[0], values[1:]))
 
@@ -114,7 +145,9 @@ def taken(position: int) -> Callable[[Look], Dependence | None]:
 
 
 def indexed(look: Look) -> Dependence | None:
-    """x[i, j, ...]: rows numbered by `arange`, tables looked up for each row, and entries within a row."""
+    """x[i, j, ...]: rows numbered by `arange`, tables looked up for each row, and entries within a
+    row.
+    """
     x, indices = look.first, look.argument(1)
     given = [ref for ref in indices if isinstance(ref, Ref)]
     axis, value = look.axis_of(x), look.known[x]
@@ -128,7 +161,8 @@ def indexed(look: Look) -> Dependence | None:
     if axis is None:
         return None if numbers else look.laid_out_as(given, _chosen(look, value, others))
     at_axis = indices[axis] if axis < len(indices) else None
-    if isinstance(at_axis, Ref) and numbers == [at_axis]:  # x[arange(n), i]: of each row, in their order
+    # x[arange(n), i]: of each row, in their order
+    if isinstance(at_axis, Ref) and numbers == [at_axis]:
         having = [ref for ref in (x, *given) if look.axis_of(ref) is not None and ref != at_axis]
         layouts = {(look.known[ref].outer, look.per_row(ref)) for ref in having}
         if len(places) > 1 or len(layouts) > 1 or look.per_row(at_axis) != look.per_row(x):
@@ -164,10 +198,15 @@ def padded(look: Look) -> Dependence | None:
     place = None if axis is None else 2 * (look.rank(look.first) - 1 - axis)
     if place is not None and any(amount != 0 for amount in amounts[place : place + 2]):
         return None
-    fill, value = look.argument(3 if look.node.op == "aten.pad.default" else 2, "value", 0), look.known[look.first]
+    fill, value = (
+        look.argument(3 if look.node.op == "aten.pad.default" else 2, "value", 0),
+        look.known[look.first],
+    )
     if fill in (0, None):
         return value
-    return look.laid_out_as([look.first], together([value, FREE if axis is not None else look.number(fill)]))
+    return look.laid_out_as(
+        [look.first], together([value, FREE if axis is not None else look.number(fill)])
+    )
 
 
 def looked_up(look: Look) -> Dependence | None:
@@ -182,7 +221,14 @@ def looked_up(look: Look) -> Dependence | None:
 
 def made(look: Look) -> Dependence | None:
     """The same number everywhere."""
-    fill = next((look.argument(place, "fill_value") for word, place in _FILLS.items() if word in look.node.op), 0)
+    fill = next(
+        (
+            look.argument(place, "fill_value")
+            for word, place in _FILLS.items()
+            if word in look.node.op
+        ),
+        0,
+    )
     if isinstance(fill, Ref):
         return None
     return look.number(fill)
@@ -195,6 +241,10 @@ def numbered(look: Look) -> Dependence | None:
     """0, 1, 2, ... : of as many as there are rows, their numbers."""
     start = look.argument(0) if "start" in look.node.op else 0
     if look.axis is None:
-        return None if any(isinstance(a, Sym) and look.number(a).degree for a in look.node.args) else FREE
+        return (
+            None
+            if any(isinstance(a, Sym) and look.number(a).degree for a in look.node.args)
+            else FREE
+        )
     whole = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
     return Dependence(Kind.COUNT) if whole else None

@@ -1,4 +1,6 @@
-"""A node as the rules of dependence see it: its arguments, and where the rows of the batch lie in them. Pure."""
+"""A node as the rules of dependence see it: its arguments, and where the rows of the batch lie in
+them. Pure.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +8,17 @@ from typing import Any
 
 from potluck.graph.loss.dependence import FREE, NUMBER, PAIRS, Dependence, Kind, Mixes, over_rows
 from potluck.graph.traced import SEQUENCE, Traced
-from potluck_wire.graph import BATCH, Expression, Node, Ref, Shape, Sym, evaluate, node_refs, symbols_in
+from potluck_wire.graph import (
+    BATCH,
+    Expression,
+    Node,
+    Ref,
+    Shape,
+    Sym,
+    evaluate,
+    node_refs,
+    symbols_in,
+)
 
 _ROWS = 1_000_003  # primes: no size of a model has them as factors
 _SIZES = {BATCH: _ROWS, SEQUENCE: 1_000_033}
@@ -23,13 +35,18 @@ def row_axes(shape: Shape) -> list[int]:
 
 
 def outer_of(shape: tuple[int, ...], axis: int, inner: int) -> int:
-    """How many groups an axis of rows has, of which each has `inner` entries for a row; 0 where there is no such."""
+    """How many groups an axis of rows has, of which each has `inner` entries for a row; 0 where
+    there is no such.
+    """
     n_entries = _ROWS * inner
     return shape[axis] // n_entries if n_entries and shape[axis] % n_entries == 0 else 0
 
 
 def degree(number: Any) -> int:
-    """k where a number (an argument) is c n^k with any n rows. Raises Mixes for others that depend on n."""
+    """k where a number (an argument) is c n^k with any n rows.
+
+    Raises Mixes for others that depend on n.
+    """
     if not isinstance(number, Sym) or BATCH not in symbols_in(number.expression):
         return 0
     numbers_of_rows = (2, 3, *_bounds(number.expression), _ROWS, 2 * _ROWS, 3 * _ROWS)
@@ -41,10 +58,16 @@ def degree(number: Any) -> int:
 
 
 def _bounds(expression: Expression) -> list[int]:
-    """Numbers of rows about each constant: where `max`, `min` and whole divisions by it begin or cease to differ."""
+    """Numbers of rows about each constant: where `max`, `min` and whole divisions by it begin or
+    cease to differ.
+    """
     if isinstance(expression, int):
         return [n for n in (expression - 1, expression, expression + 1) if 0 < n <= 3 * _ROWS]
-    return [] if isinstance(expression, str) else [n for operand in expression[1:] for n in _bounds(operand)]
+    return (
+        []
+        if isinstance(expression, str)
+        else [n for operand in expression[1:] for n in _bounds(operand)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,9 @@ class Look:
     def without_rows(self) -> bool:
         """Whether nothing that it reads, and no result, depends on the rows or on their number."""
         constant = all(self.axis_of(ref) is None and self.known[ref] == FREE for ref in self.refs)
-        sized = any(row_axes((number.expression,)) for number in self.numbers if isinstance(number, Sym))
+        sized = any(
+            row_axes((number.expression,)) for number in self.numbers if isinstance(number, Sym)
+        )
         return constant and not sized and not any(row_axes(shape) for shape in self.shapes)
 
     @property
@@ -121,7 +146,9 @@ class Look:
         return None if axis is None else axis - self.rank(ref)
 
     def aligned(self, refs: list[Ref]) -> list[Dependence] | None:
-        """The dependences of values that are broadcast to one shape; None where it is not known which rows meet.
+        """The dependences of values that are broadcast to one shape.
+
+        None where it is not known which rows meet.
 
         Raises Mixes where rows of one meet all rows of another.
         """

@@ -1,7 +1,8 @@
 """Whether a loss is a mean over the rows of a batch, derived from its graph. Pure: no torch.
 
-Potluck divides the rows among devices, and adds up what they make of their shares. That is what one machine makes of
-all rows where the loss is a mean over rows, and nowhere else. So each value is followed from the inputs to the loss.
+Potluck divides the rows among devices, and adds up what they make of their shares. That is what one
+machine makes of all rows where the loss is a mean over rows, and nowhere else. So each value is
+followed from the inputs to the loss.
 """
 
 from dataclasses import dataclass, field
@@ -16,15 +17,24 @@ from potluck_wire.graph import Node, Ref, Shape, Sym, node_refs
 from potluck_wire.operators import KIND_OF
 
 NEXT_STEP = (
-    'Take the mean, as reduction="mean" does. What is divided by may come from all rows of the targets, if it does not '
+    'Take the mean, as reduction="mean" does. What is divided by may come from all rows of the '
+    "targets, if it does not "
     "depend on the output."
 )
-_LIKE = ("aten.expand_as.default", "aten.view_as.default", "aten.reshape_as.default", "aten.type_as.default")
+_LIKE = (
+    "aten.expand_as.default",
+    "aten.view_as.default",
+    "aten.reshape_as.default",
+    "aten.type_as.default",
+)
 
 
 @dataclass(slots=True)
 class Followed:
-    """How each value depends on the rows; `assumed`: operators of which only trials say that they keep rows apart."""
+    """How each value depends on the rows.
+
+    `assumed`: operators of which only trials say that they keep rows apart.
+    """
 
     known: dict[Ref, Dependence] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
@@ -36,7 +46,8 @@ def follow(traced: Traced) -> Followed:
     given = len(traced.given)
     for value in range(graph.first_node):
         is_input = value < len(graph.inputs)
-        followed.known[Ref(value)] = ROWS if is_input and value < given else FREE  # a tally: the same in all rows
+        # a tally: the same in all rows
+        followed.known[Ref(value)] = ROWS if is_input and value < given else FREE
     for position, node in enumerate(graph.nodes):
         value = graph.first_node + position
         module = traced.modules[position] if position < len(traced.modules) else ""
@@ -45,7 +56,11 @@ def follow(traced: Traced) -> Followed:
         refs = [Ref(value)] if n_items == 1 else [Ref(value, item) for item in range(n_items)]
         found = _results(traced, node, refs, followed.known, where)
         for ref, dependence in zip(refs, found, strict=True):
-            if dependence.kind == Kind.UNKNOWN and ref in traced.by_rows and not _reads_sums(node, followed.known):
+            if (
+                dependence.kind == Kind.UNKNOWN
+                and ref in traced.by_rows
+                and not _reads_sums(node, followed.known)
+            ):
                 dependence = ROWS
                 followed.assumed.append(where)
             followed.known[ref] = dependence
@@ -63,7 +78,9 @@ def _read(node: Node) -> list[Ref]:
     return list(node_refs(node))[: 1 if node.op in _LIKE else None]
 
 
-def _results(traced: Traced, node: Node, refs: list[Ref], known: dict[Ref, Dependence], where: str) -> list[Dependence]:
+def _results(
+    traced: Traced, node: Node, refs: list[Ref], known: dict[Ref, Dependence], where: str
+) -> list[Dependence]:
     """How the results of one node depend on the rows."""
     read = [known[ref] for ref in _read(node)]
     for kind in (Kind.MIXED, Kind.UNKNOWN):
@@ -77,7 +94,9 @@ def _results(traced: Traced, node: Node, refs: list[Ref], known: dict[Ref, Depen
         if found is None and look.without_rows:
             found = FREE
         each = found if isinstance(found, list) else [found or unknown] * len(refs)
-        return [_checked(value, shape, unknown) for value, shape in zip(each, look.shapes, strict=True)]
+        return [
+            _checked(value, shape, unknown) for value, shape in zip(each, look.shapes, strict=True)
+        ]
     except Mixes as mixes:
         return [Dependence(Kind.MIXED, why=f"{where} {mixes}")] * len(refs)
 
@@ -91,14 +110,20 @@ def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence
         return value if value.kind in (Kind.FREE, Kind.SUM) else unknown
     if len(axes) > 1 and value.kind != Kind.FREE:
         raise Mixes(PAIRS)
-    fits = len(axes) == 1 and value.kind != Kind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
+    fits = (
+        len(axes) == 1
+        and value.kind != Kind.SUM
+        and outer_of(shape_at(shape), axes[0], value.outer)
+    )
     if (fits or value.kind == Kind.FREE) and degree(Sym(shape[axes[0]])) != 1:
         raise Mixes(NUMBER)
     return value if fits else unknown
 
 
 def check_loss(traced: Traced) -> str:
-    """The operator because of which it is not proven that the loss is a mean over rows; empty where it is proven.
+    """The operator because of which it is not proven that the loss is a mean over rows.
+
+    Empty where it is proven.
 
     Raises ModelError where it is none, and names the operator that mixes rows.
     """
@@ -111,17 +136,24 @@ def check_loss(traced: Traced) -> str:
     elif loss in (FREE, MEAN):
         return followed.assumed[0] if followed.assumed else ""
     else:
-        text = "it is a sum over them" if loss == MEAN.times(1) else "it changes with the number of rows"
+        text = (
+            "it is a sum over them"
+            if loss == MEAN.times(1)
+            else "it changes with the number of rows"
+        )
     raise ModelError(f"the loss is no mean over rows: {text}.", next_step=NEXT_STEP)
 
 
 def check_apart(traced: Traced) -> None:
-    """Raise ModelError for an output that holds something of other rows, and name the operator that mixes them."""
+    """Raise ModelError for an output that holds something of other rows, and name the operator that
+    mixes them.
+    """
     followed = follow(traced)
     for output in traced.graph.outputs:
         found = followed.known[output.ref]
         if found.kind in (Kind.MIXED, Kind.LINEAR):
             since = found.why or "a sum over all rows is added to each"
             raise ModelError(
-                f"{output.name} does not hold one result for each row of the batch: {since}.", next_step=APART
+                f"{output.name} does not hold one result for each row of the batch: {since}.",
+                next_step=APART,
             )

@@ -1,7 +1,9 @@
-"""Trials of what could not be proven: a loss of some rows, and its gradients, against the mean over parts of them.
+"""Trials of what could not be proven: a loss of some rows, and its gradients, against the mean over
+parts of them.
 
-They run in double precision, on rows of several sizes and seeds, so that a term over the batch shows beside others that
-are a million times as large. Rows of whole numbers, such as classes, are drawn from those of the example.
+They run in double precision, on rows of several sizes and seeds, so that a term over the batch
+shows beside others that are a million times as large. Rows of whole numbers, such as classes, are
+drawn from those of the example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,20 +12,31 @@ from typing import Any
 
 import torch
 
-from potluck.graph.torch.batch_axis import Complete, OperatorFailed, Runner, arguments, largest, made_up
+from potluck.graph.torch.batch_axis import (
+    Complete,
+    OperatorFailed,
+    Runner,
+    arguments,
+    largest,
+    made_up,
+)
 from potluck_wire.operators import in_evaluation
 
 _ROWS = 6
 _PARTS = ([1, 5], [3, 3], [2, 1, 3])
 _MAGNITUDES = (1e-3, 1.0, 1e3)
 _TOLERANCE = 1e-9  # of the largest: sums in another order differ by 1e-14
-_ROUNDING = 1e-13  # of the largest gradient: one that is zero in truth, such as a key's bias, is made of it
+# of the largest gradient: one that is zero in truth, such as a key's bias, is made of it
+_ROUNDING = 1e-13
 _HALVES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The loss of some rows, and the mean over their parts; `weight`: whose gradient differs, where losses do not."""
+    """The loss of some rows, and the mean over their parts.
+
+    `weight`: whose gradient differs, where losses do not.
+    """
 
     whole: float
     parts: float
@@ -45,15 +58,19 @@ def _doubled(value: Any) -> Any:
 
 
 def difference(
-    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor],
+    program: Any,
+    state: Mapping[torch.fx.Node, torch.Tensor],
+    example: Sequence[torch.Tensor],
     complete: Complete = list,
-) -> Difference | None:  # fmt: skip
+) -> Difference | None:
     """Where the loss of some rows is not the mean over their parts; None where all trials agree.
 
     Raises OperatorFailed where the loss runs on no rows like those of the example.
     """
     failed, ran = None, False
-    learned = [h for h, t in state.items() if isinstance(t, torch.nn.Parameter) and t.is_floating_point()]
+    learned = [
+        h for h, t in state.items() if isinstance(t, torch.nn.Parameter) and t.is_floating_point()
+    ]
     for rows, weights in _trials(program, state, example):
         try:
             found = _compare(_Loss(program, weights, learned), complete(rows))
@@ -73,7 +90,10 @@ def _trials(
 ) -> Iterator[tuple[list[torch.Tensor], dict[torch.fx.Node, torch.Tensor]]]:
     """Rows and weights: first those of the user, then made-up ones of each size."""
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    yield [x[torch.arange(_ROWS) % x.shape[0]] for x in example], {h: t.detach().clone() for h, t in state.items()}
+    yield (
+        [x[torch.arange(_ROWS) % x.shape[0]] for x in example],
+        {h: t.detach().clone() for h, t in state.items()},
+    )
     for seed, magnitude in enumerate(_MAGNITUDES):
         generator = torch.Generator().manual_seed(seed)
         weights = {h: made_up(state[h], i + seed) for i, h in enumerate(holders) if h in state}
@@ -84,16 +104,22 @@ def _drawn(example: torch.Tensor, magnitude: float, generator: torch.Generator) 
     flat = example.reshape(-1)
     shape = (_ROWS, *example.shape[1:])
     if example.is_floating_point():
-        drawn = torch.randn(shape, generator=generator) * magnitude * (float(flat.abs().max()) or 1.0)
+        drawn = (
+            torch.randn(shape, generator=generator) * magnitude * (float(flat.abs().max()) or 1.0)
+        )
         inside = bool(((flat >= 0) & (flat <= 1)).all())  # shares and odds stay such
-        return (drawn.abs() / (1 + drawn.abs()) if inside and magnitude != 1.0 else drawn).to(example.dtype)
+        return (drawn.abs() / (1 + drawn.abs()) if inside and magnitude != 1.0 else drawn).to(
+            example.dtype
+        )
     drawn = flat[torch.randint(len(flat), shape, generator=generator)] if len(flat) else example[:0]
     return (drawn * magnitude).to(drawn.dtype) if magnitude < 1 else drawn
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A loss with weights; called with rows, it gives itself and the gradients of what is learned."""
+    """A loss with weights; called with rows, it gives itself and the gradients of what is
+    learned.
+    """
 
     program: Any
     weights: Mapping[torch.fx.Node, torch.Tensor]
@@ -105,20 +131,36 @@ class _Loss:
         with torch.enable_grad():
             given = arguments(self.program, weights, [_doubled(x) for x in rows])
             (loss,) = _Doubled(self.program.graph_module).run(*given)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
-        return [loss.detach(), *(torch.zeros_like(w) if g is None else g for g, w in zip(found, leaves, strict=True))]
+            found = (
+                torch.autograd.grad(loss, leaves, allow_unused=True)
+                if loss.requires_grad
+                else [None] * len(leaves)
+            )
+        return [
+            loss.detach(),
+            *(torch.zeros_like(w) if g is None else g for g, w in zip(found, leaves, strict=True)),
+        ]
 
 
 def _compare(loss: _Loss, rows: Sequence[torch.Tensor]) -> Difference | None:
     whole = loss(rows)
     for sizes in _PARTS:
         splits = zip(*(torch.split(x, sizes) for x in rows), strict=True)
-        found = [[value * (n / _ROWS) for value in loss(part)] for part, n in zip(splits, sizes, strict=True)]
+        found = [
+            [value * (n / _ROWS) for value in loss(part)]
+            for part, n in zip(splits, sizes, strict=True)
+        ]
         parts = [torch.stack(values).sum(0) for values in zip(*found, strict=True)]
         noise = _ROUNDING * max([largest(gradient) for gradient in whole[1:]], default=0.0)
         for i, (a, b) in enumerate(zip(whole, parts, strict=True)):
             if not torch.allclose(
-                a, b, rtol=_TOLERANCE, atol=_TOLERANCE * largest(a) + noise * (i > 0), equal_nan=True
+                a,
+                b,
+                rtol=_TOLERANCE,
+                atol=_TOLERANCE * largest(a) + noise * (i > 0),
+                equal_nan=True,
             ):
-                return Difference(float(whole[0]), float(parts[0]), str(loss.learned[i - 1].name) if i else "")
+                return Difference(
+                    float(whole[0]), float(parts[0]), str(loss.learned[i - 1].name) if i else ""
+                )
     return None

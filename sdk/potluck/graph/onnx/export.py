@@ -1,7 +1,9 @@
-"""A piece of a traced torch model as an ONNX model without its weights, for devices that have onnxruntime alone.
+"""A piece of a traced torch model as an ONNX model without its weights, for devices that have
+onnxruntime alone.
 
-torch's own exporter writes the nodes: it traces the piece as it is carried out, operator by operator. It is asked
-twice, for two numbers of rows, and must answer the same: then nothing of the example has got into the model.
+torch's own exporter writes the nodes: it traces the piece as it is carried out, operator by
+operator. It is asked twice, for two numbers of rows, and must answer the same: then nothing of the
+example has got into the model.
 """
 
 import io
@@ -47,11 +49,20 @@ class _Piece(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Values of the outputs; `tensors` are the inputs, then the state."""
         graph, values = self._graph, list[Any](tensors)
-        symbols = {s.name: _divided(tensors[s.input].shape[s.dim], s.multiple) for s in graph.symbols}
+        symbols = {
+            s.name: _divided(tensors[s.input].shape[s.dim], s.multiple) for s in graph.symbols
+        }
         for node in graph.nodes:
             args = [_resolved(argument, values, symbols) for argument in node.args]
             kwargs = {name: _resolved(argument, values, symbols) for name, argument in node.kwargs}
-            values.append(_call(node.op, args, kwargs, sized=_has_size((*node.args, *(a for _, a in node.kwargs)))))
+            values.append(
+                _call(
+                    node.op,
+                    args,
+                    kwargs,
+                    sized=_has_size((*node.args, *(a for _, a in node.kwargs))),
+                )
+            )
         return tuple(_resolved(output.ref, values, symbols) for output in graph.outputs)
 
 
@@ -85,11 +96,15 @@ def _divided(size: Any, by: int) -> Any:
 
 
 def _has_size(argument: Any) -> bool:
-    return isinstance(argument, Sym) or (isinstance(argument, tuple) and any(map(_has_size, argument)))
+    return isinstance(argument, Sym) or (
+        isinstance(argument, tuple) and any(map(_has_size, argument))
+    )
 
 
 def _call(op: str, args: list[Any], kwargs: dict[str, Any], *, sized: bool) -> Any:
-    """The operator itself; where a size is among the arguments its method, as the tracer follows sizes only there."""
+    """The operator itself; where a size is among the arguments its method, as the tracer follows
+    sizes only there.
+    """
     _, name, overload = op.split(".")
     if not sized:
         return getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
@@ -101,28 +116,38 @@ def _call(op: str, args: list[Any], kwargs: dict[str, Any], *, sized: bool) -> A
 
 
 def document(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The ONNX model of a graph whose state is among `tensors`; what it takes, gives and holds has the same names.
+    """The ONNX model of a graph whose state is among `tensors`.
+
+    What it takes, gives and holds has the same names.
 
     Raises
     ------
     ModelError
-        Where ONNX on devices does not have an operator or an element type, or a size beside the batch changes.
+        Where ONNX on devices does not have an operator or an element type, or a size beside the
+        batch changes.
     """
     _check(graph)
     states = _states(graph)
     weights = [tensors[item.name].detach() for item in states]
     first, second = (_exported(graph, rows, weights) for rows in ROWS)
     if first != second:
-        raise ModelError("as ONNX a piece of it would do something else for another number of rows.")
+        raise ModelError(
+            "as ONNX a piece of it would do something else for another number of rows."
+        )
     for node in first.graph.node:
         if node.op_type not in OPERATORS or node.domain:
-            raise ModelError(f"the ONNX operator {node.op_type} is not on the devices' list.", operator=node.op_type)
+            raise ModelError(
+                f"the ONNX operator {node.op_type} is not on the devices' list.",
+                operator=node.op_type,
+            )
     first.graph.name = "segment"
     first.graph.input.extend(port(p.name, p.dtype, p.shape) for p in graph.inputs)
     first.graph.output.extend(port(p.name, p.dtype, p.shape) for p in graph.outputs)
     first.graph.initializer.extend(
         onnx.TensorProto(
-            name=item.name, data_type=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype)), dims=item.shape
+            name=item.name,
+            data_type=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype)),
+            dims=item.shape,
         )
         for item in states
     )
@@ -149,33 +174,48 @@ def _check(graph: Graph) -> None:
 
 
 def _exported(graph: Graph, rows: int, weights: Sequence[torch.Tensor]) -> onnx.ModelProto:
-    """The nodes as torch exports them for an example of so many rows, with our names, and no shape of any value."""
+    """The nodes as torch exports them for an example of so many rows, with our names, and no shape
+    of any value.
+    """
     inputs = [_example(port, rows) for port in graph.inputs]
     taken = [port.name for port in graph.inputs] + [item.name for item in _states(graph)]
     given = [output.name for output in graph.outputs]
-    names = {f"taken{i}": name for i, name in enumerate(taken)} | {f"given{i}": name for i, name in enumerate(given)}
+    names = {f"taken{i}": name for i, name in enumerate(taken)} | {
+        f"given{i}": name for i, name in enumerate(given)
+    }
     axes = {
-        f"taken{i}": {dim: f"free{i}_{dim}" for dim, size in enumerate(p.shape) if not isinstance(size, int)}
+        f"taken{i}": {
+            dim: f"free{i}_{dim}" for dim, size in enumerate(p.shape) if not isinstance(size, int)
+        }
         for i, p in enumerate(graph.inputs)
     }
     with _exporting, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # this exporter is called old; the new one needs a package more, and seconds
+        # this exporter is called old; the new one needs a package more, and seconds
+        warnings.simplefilter("ignore")
         written = io.BytesIO()
         try:
             torch.onnx.export(
-                _Piece(graph), (*inputs, *weights), written,  # type: ignore[arg-type]  # it takes files that are open
-                dynamo=False, opset_version=OPSET, do_constant_folding=False,
+                _Piece(graph),
+                (*inputs, *weights),
+                written,  # type: ignore[arg-type]  # it takes files that are open
+                dynamo=False,
+                opset_version=OPSET,
+                do_constant_folding=False,
                 input_names=[f"taken{i}" for i in range(len(taken))],
-                output_names=[f"given{i}" for i in range(len(given))], dynamic_axes=axes,
-            )  # fmt: skip
+                output_names=[f"given{i}" for i in range(len(given))],
+                dynamic_axes=axes,
+            )
         except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
-            raise ModelError(f"torch cannot write a piece of it as ONNX: {str(error).strip()[:240]}") from error
+            raise ModelError(
+                f"torch cannot write a piece of it as ONNX: {str(error).strip()[:240]}"
+            ) from error
     model: onnx.ModelProto = onnx.ModelProto.FromString(written.getvalue())
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
         node.doc_string = ""
-    passed = [node for node in model.graph.node if list(node.input) == list(node.output)]  # by this piece, unchanged
+    # by this piece, unchanged
+    passed = [node for node in model.graph.node if list(node.input) == list(node.output)]
     for node in passed:
         model.graph.node.remove(node)
     del model.graph.input[:], model.graph.output[:], model.graph.value_info[:]

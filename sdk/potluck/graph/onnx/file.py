@@ -1,4 +1,6 @@
-"""The bytes of an ONNX file, looked at without the package onnx: whoever gave a wrong path learns it in any install."""
+"""The bytes of an ONNX file, looked at without the package onnx: whoever gave a wrong path learns
+it in any install.
+"""
 
 from pathlib import Path
 

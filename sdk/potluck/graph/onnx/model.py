@@ -1,4 +1,7 @@
-"""Model from an ONNX file: for inference; its pieces are ONNX again, with the weights sent apart."""
+"""Model from an ONNX file: for inference.
+
+Its pieces are ONNX again, with the weights sent apart.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -22,9 +25,11 @@ from potluck_wire.graph import Graph
 if TYPE_CHECKING:
     import torch
 
-KEPT_INSIDE_BYTES = 1024  # smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
+# smaller tensors (shapes, scales) stay in the document; onnxruntime folds them
+KEPT_INSIDE_BYTES = 1024
 _NOT_TRAINED = (
-    "a model from an ONNX file answers, and is not trained. Train the torch module that the file was made from: "
+    "a model from an ONNX file answers, and is not trained. Train the torch module that the file "
+    "was made from: "
     "Model.from_torch(net, example, loss=...)."
 )
 
@@ -44,14 +49,22 @@ class OnnxModel(Model):
         What plans call it.
     """
 
-    def __init__(self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = "") -> None:
+    def __init__(
+        self, traced: OnnxTrace, *, max_layers: int, merge_below: float, name: str = ""
+    ) -> None:
         n_inputs = len(traced.traced.graph.inputs)
-        laid_out = layers(line(traced.traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below)
+        laid_out = layers(
+            line(traced.traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below
+        )
         arguments = Arguments(inputs=traced.inputs)
-        super().__init__(inference=laid_out, training=None, net=None, name=name, arguments=arguments)
+        super().__init__(
+            inference=laid_out, training=None, net=None, name=name, arguments=arguments
+        )
         self.untrained = _NOT_TRAINED
         self._trace = traced
-        self._weights = {t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES}
+        self._weights = {
+            t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES
+        }
 
     @classmethod
     def read(
@@ -76,7 +89,8 @@ class OnnxModel(Model):
         max_layers
             Operators are merged into at most so many layers.
         merge_below
-            A layer with a smaller part of the model's work than this, from 0 to 1, joins a neighbour.
+            A layer with a smaller part of the model's work than this, from 0 to 1, joins a
+            neighbour.
 
         Raises
         ------
@@ -91,10 +105,14 @@ class OnnxModel(Model):
             raise FileError(f"{path} is not an ONNX file.") from error
         if not model.graph.output:
             raise FileError(f"{path} holds no graph with outputs.")
-        return cls(trace(model, sizes), max_layers=max_layers, merge_below=merge_below, name=path.stem)
+        return cls(
+            trace(model, sizes), max_layers=max_layers, merge_below=merge_below, name=path.stem
+        )
 
     def as_torch(self, *, max_layers: int = MAX_LAYERS, merge_below: float = 0.0) -> Model:
-        """The same network made of torch's operators, which can be divided by rows; it answers within 1e-4.
+        """The same network made of torch's operators, which can be divided by rows.
+
+        It answers within 1e-4.
 
         Raises
         ------
@@ -115,12 +133,17 @@ class OnnxModel(Model):
             max_layers=max_layers,
             merge_below=merge_below,
         )
-        made = Model(inference=laid_out, training=None, net=net, name=self.name, arguments=self.arguments)
+        made = Model(
+            inference=laid_out, training=None, net=net, name=self.name, arguments=self.arguments
+        )
         made.untrained = self.untrained
         return made
 
-    def segment(self, start: int, stop: int, *, train: bool = False) -> tuple[records.Segment, Graph]:
-        """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see `document`.
+    def segment(
+        self, start: int, stop: int, *, train: bool = False
+    ) -> tuple[records.Segment, Graph]:
+        """Layers [start, stop) seen from outside; the graph's nodes are only for reckoning: see
+        `document`.
 
         Parameters
         ----------
@@ -141,7 +164,9 @@ class OnnxModel(Model):
         """
         record, graph = super().segment(start, stop, train=train)
         kept = tuple(p for p in graph.parameters if p.name in self._weights)
-        return record, Graph(inputs=graph.inputs, parameters=kept, outputs=graph.outputs, symbols=graph.symbols)
+        return record, Graph(
+            inputs=graph.inputs, parameters=kept, outputs=graph.outputs, symbols=graph.symbols
+        )
 
     def kinds(self, train: bool = False) -> tuple[str, ...]:
         """ONNX, for inference alone."""
@@ -169,7 +194,9 @@ class OnnxModel(Model):
         model.graph.output.extend(port(p.name, p.dtype, p.shape) for p in graph.outputs)
         model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
         wanted = {p.name for p in graph.parameters}
-        model.graph.initializer.extend(self._stripped(t) for t in whole.graph.initializer if t.name in wanted)
+        model.graph.initializer.extend(
+            self._stripped(t) for t in whole.graph.initializer if t.name in wanted
+        )
         return bytes(model.SerializeToString())
 
     def _stripped(self, tensor: onnx.TensorProto) -> onnx.TensorProto:

@@ -1,7 +1,9 @@
-"""An ONNX model as a torch module, so that it can be traced like any other, and its operators divided by rows.
+"""An ONNX model as a torch module, so that it can be traced like any other, and its operators
+divided by rows.
 
-Weights become parameters and constants buffers; what only works out shapes is left out, as the shapes are known from
-running it. On made-up inputs it has to answer as onnxruntime does, or it is refused.
+Weights become parameters and constants buffers; what only works out shapes is left out, as the
+shapes are known from running it. On made-up inputs it has to answer as onnxruntime does, or it is
+refused.
 """
 
 from collections.abc import Mapping
@@ -17,8 +19,10 @@ from potluck.graph.onnx.operator_table import TABLE, Call
 from potluck.graph.onnx.trace import Array, OnnxTrace, varying
 from potluck_wire.graph import BATCH, Expression
 
-_SIZED = frozenset({"Reshape", "Expand", "ConstantOfShape", "Resize", "Upsample"})  # by the shape that comes out
-TOLERANCE = 1e-4  # of the largest output; the two sum in different orders, and fuse different operators
+# by the shape that comes out
+_SIZED = frozenset({"Reshape", "Expand", "ConstantOfShape", "Resize", "Upsample"})
+# of the largest output; the two sum in different orders, and fuse different operators
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +35,22 @@ class _Step:
 
 
 class OnnxNet(torch.nn.Module):
-    """Raises ModelError for operators that torch does not have, and where it does not answer as onnxruntime."""
+    """Raises ModelError for operators that torch does not have, and where it does not answer as
+    onnxruntime.
+    """
 
     def __init__(self, trace: OnnxTrace) -> None:
         super().__init__()
         graph = trace.model.graph
-        opset = next((o.version for o in trace.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        opset = next(
+            (o.version for o in trace.model.opset_import if o.domain in ("", "ai.onnx")), 1
+        )
         self._inputs = [value.name for value in graph.input]
         self._outputs = [value.name for value in graph.output]
         self._shapes = {name: kind.shape for name, kind in trace.types.items()}
-        known = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer} | dict(trace.fixed)
+        known = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer} | dict(
+            trace.fixed
+        )
         moving = varying(graph)
         needed, steps = set(self._outputs), list[_Step]()
         for node in reversed(graph.node):
@@ -52,7 +62,9 @@ class OnnxNet(torch.nn.Module):
         weights = {t.name for t in graph.initializer}
         for name in sorted(needed - made):
             if name not in known:
-                raise ModelError(f"the value {name} depends on the batch in a way that cannot be followed.")
+                raise ModelError(
+                    f"the value {name} depends on the batch in a way that cannot be followed."
+                )
             self._hold(name, known[name], name in weights)
         self._check(trace)
 
@@ -62,16 +74,23 @@ class OnnxNet(torch.nn.Module):
         batch = inputs[0].shape[0]
         for step in self._steps:
             shapes = [_sized(self._shapes[name], batch) for name in step.gives]
-            tensors = [values[name] if name in values else getattr(self, _attribute(name)) for name in step.takes]
+            tensors = [
+                values[name] if name in values else getattr(self, _attribute(name))
+                for name in step.takes
+            ]
             made = TABLE[step.call.op][1](replace(step.call, shapes=shapes), *tensors)
             values |= zip(step.gives, made if isinstance(made, tuple) else (made,), strict=True)
-        results = tuple(values[n] if n in values else getattr(self, _attribute(n)) for n in self._outputs)
+        results = tuple(
+            values[n] if n in values else getattr(self, _attribute(n)) for n in self._outputs
+        )
         return results if len(results) > 1 else results[0]
 
     def _hold(self, name: str, array: Array, weight: bool) -> None:
         tensor = torch.from_numpy(np.array(array))
         if weight and tensor.is_floating_point():
-            self.register_parameter(_attribute(name), torch.nn.Parameter(tensor, requires_grad=False))
+            self.register_parameter(
+                _attribute(name), torch.nn.Parameter(tensor, requires_grad=False)
+            )
         else:
             self.register_buffer(_attribute(name), tensor)
 
@@ -79,23 +98,34 @@ class OnnxNet(torch.nn.Module):
         inputs = [torch.from_numpy(trace.example[name].copy()) for name in self._inputs]
         with torch.no_grad():
             made = self(*inputs)
-        for name, got in zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True):
+        for name, got in zip(
+            self._outputs, made if isinstance(made, tuple) else (made,), strict=True
+        ):
             wanted = torch.from_numpy(trace.example[name].copy())
             same = got.shape == wanted.shape
-            off = float((got.double() - wanted.double()).abs().max()) if same and got.numel() else 0.0
+            off = (
+                float((got.double() - wanted.double()).abs().max()) if same and got.numel() else 0.0
+            )
             if not (
-                same and off <= TOLERANCE * max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
+                same
+                and off
+                <= TOLERANCE
+                * max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
             ):
                 raise ModelError(
-                    f"made of torch's operators it answers {list(got.shape)}, off by {off:.3g}; onnxruntime "
+                    f"made of torch's operators it answers {list(got.shape)}, off by {off:.3g}; "
+                    "onnxruntime "
                     f"answers {list(wanted.shape)}."
                 )
 
 
-def _step(node: onnx.NodeProto, opset: int, known: Mapping[str, Array], moving: frozenset[str]) -> _Step:
+def _step(
+    node: onnx.NodeProto, opset: int, known: Mapping[str, Array], moving: frozenset[str]
+) -> _Step:
     if node.op_type not in TABLE:
         raise ModelError(
-            f"the ONNX operator {node.op_type} is not one that potluck knows in torch.", operator=node.op_type
+            f"the ONNX operator {node.op_type} is not one that potluck knows in torch.",
+            operator=node.op_type,
         )
     n_tensors = TABLE[node.op_type][0]
     attributes = {a.name: _value(a) for a in node.attribute}
@@ -103,7 +133,8 @@ def _step(node: onnx.NodeProto, opset: int, known: Mapping[str, Array], moving: 
     for name, value in zip(node.input[n_tensors:], fixed[n_tensors:], strict=True):
         if name and value is None and node.op_type not in _SIZED:
             raise ModelError(
-                f"the ONNX operator {node.op_type} takes sizes that depend on the data or the batch.",
+                f"the ONNX operator {node.op_type} takes sizes that depend on the data or "
+                "the batch.",
                 operator=node.op_type,
             )
     takes = tuple(name for name in node.input[:n_tensors] if name)
@@ -121,7 +152,10 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 
 def _sized(shape: tuple[Expression, ...], batch: Any) -> tuple[Any, ...]:
     """A shape at that batch, which torch.export may not know as a number."""
-    return tuple(batch if size == BATCH else batch * size[2] if isinstance(size, tuple) else size for size in shape)
+    return tuple(
+        batch if size == BATCH else batch * size[2] if isinstance(size, tuple) else size
+        for size in shape
+    )
 
 
 def _attribute(name: str) -> str:

@@ -1,7 +1,9 @@
-"""What the operators of ONNX are in torch: a table from their names to functions, exact but for the order of sums.
+"""What the operators of ONNX are in torch: a table from their names to functions, exact but for the
+order of sums.
 
-Each gets the tensors that it computes with, and a `Call` that knows the rest: attributes, arguments that are sizes or
-axes, and the shape that comes out. What is not in there, or is used in a way that torch does not have, is refused.
+Each gets the tensors that it computes with, and a `Call` that knows the rest: attributes, arguments
+that are sizes or axes, and the shape that comes out. What is not in there, or is used in a way that
+torch does not have, is refused.
 """
 
 # mypy: disable-error-code=no-any-return
@@ -20,15 +22,23 @@ from torch.nn import functional
 from potluck.errors import ModelError
 
 _DTYPES = {
-    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
-    10: torch.float16, 11: torch.float64, 16: torch.bfloat16,
-}  # fmt: skip
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    16: torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One node: `fixed` holds the values of its inputs that do not depend on the data, None for the others; `shapes`
-    are those of its outputs.
+    """One node: `fixed` holds the values of its inputs that do not depend on the data, None for the
+    others; `shapes` are those of its outputs.
     """
 
     op: str
@@ -42,7 +52,10 @@ class Call:
         return self.attributes.get(name, default)
 
     def numbers(self, place: int, name: str = "") -> list[int] | None:
-        """Whole numbers given as that input, or in older models as that attribute; None where they are not given."""
+        """Whole numbers given as that input, or in older models as that attribute.
+
+        None where they are not given.
+        """
         if place < len(self.fixed) and self.fixed[place] is not None:
             return [int(n) for n in np.asarray(self.fixed[place]).reshape(-1)]
         found = self.get(name)
@@ -59,7 +72,9 @@ class Call:
         return ModelError(f"the ONNX operator {self.op} {why}.", operator=self.op)
 
 
-def _pads(call: Call, n: int, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> list[list[int]]:
+def _pads(
+    call: Call, n: int, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
+) -> list[list[int]]:
     """Rows of padding (before, behind) for each of `n` spatial dimensions."""
     auto = call.get("auto_pad", b"NOTSET").decode()
     if auto in ("NOTSET", ""):
@@ -80,7 +95,9 @@ def _padded(x: Tensor, pads: list[list[int]], fill: float = 0.0) -> tuple[Tensor
     """The tensor and the padding that is left for the operator: none where the two sides differ."""
     if all(before == behind for before, behind in pads):
         return x, [before for before, _ in pads]
-    return functional.pad(x, [n for pair in reversed(pads) for n in pair], value=fill), [0] * len(pads)
+    return functional.pad(x, [n for pair in reversed(pads) for n in pair], value=fill), [0] * len(
+        pads
+    )
 
 
 def _conv(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -104,7 +121,9 @@ def _conv_transpose(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None =
     strides, dilations = call.get("strides") or [1] * n, call.get("dilations") or [1] * n
     extra = call.get("output_padding") or [0] * n
     run = functional.conv_transpose1d if n == 1 else functional.conv_transpose2d
-    return run(x, weight, bias, strides, [a for a, _ in pads], extra, call.get("group", 1), dilations)
+    return run(
+        x, weight, bias, strides, [a for a, _ in pads], extra, call.get("group", 1), dilations
+    )
 
 
 def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
@@ -117,7 +136,9 @@ def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return made if c is None else made + c * beta
 
 
-def _batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def _batch_norm(
+    call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+) -> Tensor:
     return functional.batch_norm(x, mean, var, scale, bias, False, 0.0, call.get("epsilon", 1e-5))
 
 
@@ -137,14 +158,25 @@ def _max_pool(call: Call, x: Tensor) -> Tensor:
         raise call.refuse("gives indices, or has more than two dimensions")
     x, padding = _padded(x, _pads(call, n, x.shape[2:], kernel, strides), float("-inf"))
     run = functional.max_pool1d if n == 1 else functional.max_pool2d
-    return run(x, kernel, strides, padding, call.get("dilations") or [1] * n, bool(call.get("ceil_mode", 0)))
+    return run(
+        x,
+        kernel,
+        strides,
+        padding,
+        call.get("dilations") or [1] * n,
+        bool(call.get("ceil_mode", 0)),
+    )
 
 
 def _average_pool(call: Call, x: Tensor) -> Tensor:
     n, kernel = x.dim() - 2, call.get("kernel_shape")
     strides, counted = call.get("strides") or [1] * n, bool(call.get("count_include_pad", 0))
     pads = _pads(call, n, x.shape[2:], kernel, strides)
-    if n > 2 or any(d != 1 for d in call.get("dilations") or ()) or (not counted and any(a != b for a, b in pads)):
+    if (
+        n > 2
+        or any(d != 1 for d in call.get("dilations") or ())
+        or (not counted and any(a != b for a, b in pads))
+    ):
         raise call.refuse("has holes in its window, or pads its two sides differently")
     x, padding = _padded(x, pads)
     ceil_mode, counted = bool(call.get("ceil_mode", 0)), counted or not any(padding)
@@ -155,7 +187,9 @@ def _average_pool(call: Call, x: Tensor) -> Tensor:
 
 def _resize(call: Call, x: Tensor) -> Tensor:
     mode = call.get("mode", b"nearest").decode()
-    place = call.get("coordinate_transformation_mode", b"half_pixel" if call.op == "Resize" else b"asymmetric").decode()
+    place = call.get(
+        "coordinate_transformation_mode", b"half_pixel" if call.op == "Resize" else b"asymmetric"
+    ).decode()
     size = list(call.shapes[0][2:])
     if x.dim() != 4 or tuple(call.shapes[0][1:2]) != tuple(x.shape[1:2]):
         raise call.refuse("changes something else than height and width")
@@ -163,10 +197,14 @@ def _resize(call: Call, x: Tensor) -> Tensor:
         rounded = call.get("nearest_mode", b"round_prefer_floor").decode()
         whole = all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True))
         even = place == "asymmetric" and (rounded == "floor" or call.op == "Upsample")
-        if whole and (even or (place in ("half_pixel", "pytorch_half_pixel") and rounded.startswith("round"))):
+        if whole and (
+            even or (place in ("half_pixel", "pytorch_half_pixel") and rounded.startswith("round"))
+        ):
             return functional.interpolate(x, size=size, mode="nearest")
     if mode == "linear" and place in ("half_pixel", "pytorch_half_pixel", "align_corners"):
-        return functional.interpolate(x, size=size, mode="bilinear", align_corners=place == "align_corners")
+        return functional.interpolate(
+            x, size=size, mode="bilinear", align_corners=place == "align_corners"
+        )
     raise call.refuse(f"resizes by {mode}, {place}")
 
 
@@ -182,12 +220,19 @@ def _depth_to_space(call: Call, x: Tensor) -> Tensor:
 def _space_to_depth(call: Call, x: Tensor) -> Tensor:
     n = call.get("blocksize")
     _, c, h, w = x.shape
-    return x.reshape(-1, c, h // n, n, w // n, n).permute(0, 3, 5, 1, 2, 4).reshape(-1, c * n * n, h // n, w // n)
+    return (
+        x.reshape(-1, c, h // n, n, w // n, n)
+        .permute(0, 3, 5, 1, 2, 4)
+        .reshape(-1, c * n * n, h // n, w // n)
+    )
 
 
 def _sliced(call: Call, x: Tensor) -> Tensor:
     starts, ends = call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
-    axes, steps = call.numbers(3, "axes") or list(range(len(starts))), call.numbers(4) or [1] * len(starts)
+    axes, steps = (
+        call.numbers(3, "axes") or list(range(len(starts))),
+        call.numbers(4) or [1] * len(starts),
+    )
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step < 1:
             raise call.refuse("goes backwards")
@@ -218,7 +263,9 @@ def _pad(call: Call, x: Tensor) -> Tensor:
     flat, axes = call.numbers(1, "pads") or [], call.numbers(3) or list(range(x.dim()))
     amounts = {axis % x.dim(): (flat[i], flat[len(axes) + i]) for i, axis in enumerate(axes)}
     pairs = [amounts.get(axis, (0, 0)) for axis in reversed(range(x.dim()))]
-    return functional.pad(x, [n for pair in pairs for n in pair], value=float(call.number(2, "value", 0.0)))
+    return functional.pad(
+        x, [n for pair in pairs for n in pair], value=float(call.number(2, "value", 0.0))
+    )
 
 
 def _clip(call: Call, x: Tensor) -> Tensor:
@@ -307,7 +354,10 @@ TABLE: dict[str, _Operator] = {
     "LeakyRelu": (1, lambda call, x: functional.leaky_relu(x, call.get("alpha", 0.01))),
     "PRelu": (2, lambda call, x, slope: functional.prelu(x, slope.reshape(-1))),
     "Elu": (1, lambda call, x: functional.elu(x, call.get("alpha", 1.0))),
-    "Gelu": (1, lambda call, x: functional.gelu(x, approximate=call.get("approximate", b"none").decode())),
+    "Gelu": (
+        1,
+        lambda call, x: functional.gelu(x, approximate=call.get("approximate", b"none").decode()),
+    ),
     "Sigmoid": (1, _plain(torch.sigmoid)),
     "HardSigmoid": (1, _hard_sigmoid),
     "HardSwish": (1, _plain(functional.hardswish)),
@@ -342,7 +392,10 @@ TABLE: dict[str, _Operator] = {
     "Dropout": (1, _plain(lambda x: x)),
     "Cast": (1, lambda call, x: x.to(_DTYPES[call.get("to")])),
     "ConstantOfShape": (
-        0, lambda call: torch.full(call.shapes[0], call.get("value", np.zeros(1, np.float32)).reshape(-1)[0].item())
+        0,
+        lambda call: torch.full(
+            call.shapes[0], call.get("value", np.zeros(1, np.float32)).reshape(-1)[0].item()
+        ),
     ),
     "Add": (2, _plain(torch.add)),
     "Sub": (2, _plain(torch.sub)),
@@ -379,4 +432,4 @@ TABLE: dict[str, _Operator] = {
     "ReduceMin": (1, _reduced(torch.amin)),
     "ArgMax": (1, _extreme(torch.argmax)),
     "ArgMin": (1, _extreme(torch.argmin)),
-}  # fmt: skip
+}

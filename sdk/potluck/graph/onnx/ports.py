@@ -8,7 +8,9 @@ from potluck_wire.graph import BATCH, Expression
 
 
 def port(name: str, dtype: str, shape: tuple[Expression, ...]) -> onnx.ValueInfoProto:
-    """What a piece takes or gives. ModelError where a size depends on the batch other than by a factor."""
+    """What a piece takes or gives. ModelError where a size depends on the batch other than by a
+    factor.
+    """
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     return onnx.helper.make_tensor_value_info(name, element, [_dim(name, size) for size in shape])
 
@@ -23,4 +25,6 @@ def _dim(name: str, size: Expression) -> int | str:
         case ("*", str(), int(times)) | ("*", int(times), str()):
             return f"{BATCH}*{times}"
         case _:
-            raise ModelError(f"the size of {name} depends on the batch in another way than by a factor.")
+            raise ModelError(
+                f"the size of {name} depends on the batch in another way than by a factor."
+            )

@@ -1,8 +1,8 @@
 """An ONNX model seen as a traced graph, so that it is cut by the same rules as a torch module.
 
-It is run by onnxruntime on three, one and two rows of made-up inputs, every value watched: that gives all types and
-shapes, and shows which values count rows. Its operators get the name of the ATen operator that is most like them, for
-reckoning alone; what devices get is ONNX, cut by names.
+It is run by onnxruntime on three, one and two rows of made-up inputs, every value watched: that
+gives all types and shapes, and shows which values count rows. Its operators get the name of the
+ATen operator that is most like them, for reckoning alone; what devices get is ONNX, cut by names.
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,27 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 ROWS, PART = 3, 1
 _TOLERANCE = 1e-3
 _LIKE = {
-    "convolution": "aten.conv2d.default", "product": "aten.matmul.default", "recurrent": "aten.tanh.default",
-    "normalisation": "aten.layer_norm.default", "activation": "aten.gelu.default", "pooling": "aten.avg_pool2d.default",
-    "shape": "aten.cat.default", "creation": "aten.full.default", "arithmetic": "aten.add.Tensor",
-    "comparison": "aten.eq.Tensor", "reduction": "aten.sum.default",
-}  # fmt: skip
+    "convolution": "aten.conv2d.default",
+    "product": "aten.matmul.default",
+    "recurrent": "aten.tanh.default",
+    "normalisation": "aten.layer_norm.default",
+    "activation": "aten.gelu.default",
+    "pooling": "aten.avg_pool2d.default",
+    "shape": "aten.cat.default",
+    "creation": "aten.full.default",
+    "arithmetic": "aten.add.Tensor",
+    "comparison": "aten.eq.Tensor",
+    "reduction": "aten.sum.default",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxTrace:
-    """The plain model (without anything private), and how it looks as a traced graph with the same names of values.
+    """The plain model (without anything private), and how it looks as a traced graph with the same
+    names of values.
 
-    `fixed`: what nodes give whatever the inputs are; `example`: made-up inputs and what comes out of them; `inputs`:
-    what the file calls the inputs.
+    `fixed`: what nodes give whatever the inputs are; `example`: made-up inputs and what comes out
+    of them; `inputs`: what the file calls the inputs.
     """
 
     model: onnx.ModelProto
@@ -49,13 +57,17 @@ class OnnxTrace:
 
 
 def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
-    """Raises ModelError for operators that no device runs, and where the batch is not the first dimension."""
+    """Raises ModelError for operators that no device runs, and where the batch is not the first
+    dimension.
+    """
     inputs, model = tuple(value.name for value in _given(model.graph)), _plain(model, sizes)
     graph = model.graph
     tensors = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     runs = _runs(model)
     kinds = {name: _type(name, runs) for name in runs[0]}
-    kinds |= {name: Type(dtype=array.dtype.name, shape=array.shape) for name, array in tensors.items()}
+    kinds |= {
+        name: Type(dtype=array.dtype.name, shape=array.shape) for name, array in tensors.items()
+    }
     numbers: dict[str, Ref] = {}
     for name in (*(v.name for v in graph.input), *tensors):
         numbers[name] = Ref(len(numbers))
@@ -63,27 +75,41 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
     first, nodes = len(numbers), []
     for i, node in enumerate(graph.node):
         several = len(node.output) > 1
-        numbers |= {name: Ref(first + i, item if several else None) for item, name in enumerate(node.output) if name}
+        numbers |= {
+            name: Ref(first + i, item if several else None)
+            for item, name in enumerate(node.output)
+            if name
+        }
         missing = Type(dtype="float32", shape=())
         types.append(tuple(kinds.get(name, missing) for name in node.output))
         refs = tuple(numbers[name] for name in node.input if name)
         nodes.append(Node(number=i, op=_LIKE[KIND_OF[node.op_type]], args=refs))
     traced = Traced(
         graph=Graph(
-            inputs=tuple(Input(name=v.name, dtype=kinds[v.name].dtype, shape=kinds[v.name].shape) for v in graph.input),
+            inputs=tuple(
+                Input(name=v.name, dtype=kinds[v.name].dtype, shape=kinds[v.name].shape)
+                for v in graph.input
+            ),
             parameters=tuple(
                 Parameter(name=name, dtype=kinds[name].dtype, shape=array.shape, trainable=False)
                 for name, array in tensors.items()
             ),
             nodes=tuple(nodes),
             outputs=tuple(
-                Output(name=v.name, ref=numbers[v.name], dtype=kinds[v.name].dtype, shape=kinds[v.name].shape)
+                Output(
+                    name=v.name,
+                    ref=numbers[v.name],
+                    dtype=kinds[v.name].dtype,
+                    shape=kinds[v.name].shape,
+                )
                 for v in graph.output
             ),
             symbols=(Symbol(name=BATCH, input=0, dim=0),),
         ),
         types=tuple(types),
-        by_rows=frozenset(numbers[name] for name in runs[0] if name in numbers and _counts_rows(name, runs)),
+        by_rows=frozenset(
+            numbers[name] for name in runs[0] if name in numbers and _counts_rows(name, runs)
+        ),
         tensors=tensors,
     )
     check_outputs(traced)
@@ -92,7 +118,11 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
         model=model,
         traced=traced,
         types=kinds,
-        fixed={name: a for name, a in runs[0].items() if name not in moving and np.array_equal(a, runs[1][name])},
+        fixed={
+            name: a
+            for name, a in runs[0].items()
+            if name not in moving and np.array_equal(a, runs[1][name])
+        },
         example={value.name: runs[0][value.name] for value in (*graph.input, *graph.output)},
         inputs=inputs,
     )
@@ -118,12 +148,14 @@ def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ModelError(
-                f"the tensor {tensor.name} lies in another file.", next_step="Save the model with its weights inside."
+                f"the tensor {tensor.name} lies in another file.",
+                next_step="Save the model with its weights inside.",
             )
     for node in model.graph.node:
         if node.op_type not in OPERATORS or node.domain not in ("", "ai.onnx"):
             raise ModelError(
-                f"the operator {node.op_type} is not on the devices' list (node {node.name or '?'}).",
+                f"the operator {node.op_type} is not on the devices' list (node "
+                f"{node.name or '?'}).",
                 operator=node.op_type,
             )
     if model.functions or model.graph.sparse_initializer:
@@ -135,7 +167,9 @@ def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     for i, node in enumerate(model.graph.node):  # as `cuts` calls what crosses a cut
         several = len(node.output) > 1
         renamed |= {
-            name: f"v{first + i}.{k}" if several else f"v{first + i}" for k, name in enumerate(node.output) if name
+            name: f"v{first + i}.{k}" if several else f"v{first + i}"
+            for k, name in enumerate(node.output)
+            if name
         }
     plain = onnx.ModelProto(ir_version=min(model.ir_version, 10))
     plain.opset_import.extend(o for o in model.opset_import if o.domain in ("", "ai.onnx"))
@@ -144,9 +178,13 @@ def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
         plain.graph.input.append(_fixed(value, renamed[value.name], sizes))
     for value in model.graph.output:
         element = value.type.tensor_type.elem_type
-        plain.graph.output.append(onnx.helper.make_tensor_value_info(renamed[value.name], element, None))
+        plain.graph.output.append(
+            onnx.helper.make_tensor_value_info(renamed[value.name], element, None)
+        )
     for tensor in model.graph.initializer:
-        plain.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), renamed[tensor.name]))
+        plain.graph.initializer.append(
+            numpy_helper.from_array(numpy_helper.to_array(tensor), renamed[tensor.name])
+        )
     for node in model.graph.node:
         copy = plain.graph.node.add()
         copy.op_type = node.op_type
@@ -162,7 +200,8 @@ def _fixed(value: onnx.ValueInfoProto, name: str, sizes: Mapping[str, int]) -> o
     dims = value.type.tensor_type.shape.dim
     if not dims or dims[0].HasField("dim_value"):
         raise ModelError(
-            f"the input {value.name} has no free first dimension.", next_step="Export it with a dynamic batch."
+            f"the input {value.name} has no free first dimension.",
+            next_step="Export it with a dynamic batch.",
         )
     shape: list[int | str] = [BATCH]
     for dim in dims[1:]:
@@ -190,10 +229,14 @@ def _runs(model: onnx.ModelProto) -> tuple[dict[str, Array], ...]:
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         inputs = {v.name: _example(v, i) for i, v in enumerate(model.graph.input)}
         parts = [(0, ROWS), (0, PART), (PART, ROWS)]
-        feeds = [{name: array[start:stop] for name, array in inputs.items()} for start, stop in parts]
+        feeds = [
+            {name: array[start:stop] for name, array in inputs.items()} for start, stop in parts
+        ]
         return tuple(fed | dict(zip(names, session.run(names, fed), strict=True)) for fed in feeds)
     except Exception as error:  # onnxruntime's classes share no other base
-        raise ModelError(f"onnxruntime cannot run it: {str(error).strip().splitlines()[0][:240]}") from error
+        raise ModelError(
+            f"onnxruntime cannot run it: {str(error).strip().splitlines()[0][:240]}"
+        ) from error
 
 
 def _example(value: onnx.ValueInfoProto, seed: int) -> Array:
@@ -215,8 +258,12 @@ def _counts_rows(name: str, runs: tuple[dict[str, Array], ...]) -> bool:
     if [whole.shape, first.shape, second.shape] != shapes:
         return False
     joined = np.concatenate([first, second]).astype(np.float64)
-    scale = float(np.abs(np.nan_to_num(whole.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0))
-    return bool(np.allclose(whole, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True))
+    scale = float(
+        np.abs(np.nan_to_num(whole.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0)
+    )
+    return bool(
+        np.allclose(whole, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    )
 
 
 def _type(name: str, runs: tuple[dict[str, Array], ...]) -> Type:

@@ -1,6 +1,8 @@
-"""Batch norms that train: over how many values of each channel they take their statistics, which must be several.
+"""Batch norms that train: over how many values of each channel they take their statistics, which
+must be several.
 
-Of one value the variance is 0 / 0: torch refuses it by name, and the operator alone would spoil the running statistics.
+Of one value the variance is 0 / 0: torch refuses it by name, and the operator alone would spoil the
+running statistics.
 """
 
 import math
@@ -15,23 +17,30 @@ _TRAINS = 5  # position of the argument
 
 
 def values_per_row(traced: Traced, positions: Iterable[int]) -> int:
-    """Values of each channel that one row gives the batch norms among these nodes, the fewest; 0: there are none.
+    """Values of each channel that one row gives the batch norms among these nodes, the fewest; 0:
+    there are none.
 
     Dimensions that may change their length count as 1.
     """
     sizes = {**dict.fromkeys(traced.hints, 1), BATCH: 1}
-    return min((_values(traced, position, sizes) for position in _norms(traced, positions)), default=0)
+    return min(
+        (_values(traced, position, sizes) for position in _norms(traced, positions)), default=0
+    )
 
 
 def check_values(traced: Traced, sizes: Mapping[str, int]) -> None:
-    """Raise `ModelError`, as torch does, where a whole batch of these sizes has one value for a channel to learn by."""
+    """Raise `ModelError`, as torch does, where a whole batch of these sizes has one value for a
+    channel to learn by.
+    """
     for position in _norms(traced, range(len(traced.graph.nodes))):
         if _values(traced, position, sizes) == 1:
             module = traced.modules[position] if position < len(traced.modules) else ""
             raise ModelError(
-                f"a batch of {sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)} cannot be trained on: Expected more than 1 "
+                f"a batch of {sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)} cannot be trained on: "
+                "Expected more than 1 "
                 f"value per channel when training ({module or 'batch norm'}).",
-                next_step="Give it two rows or more: with drop_last=True, a DataLoader leaves out what is over.",
+                next_step="Give it two rows or more: with drop_last=True, a DataLoader leaves out "
+                "what is over.",
             )
 
 

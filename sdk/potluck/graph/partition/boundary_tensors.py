@@ -15,9 +15,11 @@ class BoundaryTensors:
     hands: tuple[dict[Ref, tuple[int, ...]], ...]
 
     def into(self, start: int, stop: int) -> tuple[tuple[Ref, int], ...]:
-        """The values that layers [start, stop) take from earlier ones, each with the layer that gives it.
+        """The values that layers [start, stop) take from earlier ones, each with the layer that
+        gives it.
 
-        What comes from the layer just before and from its maker as well is taken from the layer before.
+        What comes from the layer just before and from its maker as well is taken from the layer
+        before.
         """
         givers: dict[Ref, int] = {}
         for layer in range(start):
@@ -28,13 +30,22 @@ class BoundaryTensors:
 
     def out_of(self, start: int, stop: int) -> tuple[Ref, ...]:
         """The values that layers [start, stop) hand to later ones."""
-        refs = {ref for given in self.hands[start:stop] for ref, takers in given.items() if max(takers) >= stop}
+        refs = {
+            ref
+            for given in self.hands[start:stop]
+            for ref, takers in given.items()
+            if max(takers) >= stop
+        }
         return tuple(sorted(refs, key=_in_order))
 
 
 def crossings(line: Linearization, bounds: Sequence[int], *, branched: bool) -> BoundaryTensors:
-    """What crosses between the layers [bounds[i], bounds[i + 1]) of bound nodes; one chain unless `branched`."""
-    layer_of = [layer for layer in range(len(bounds) - 1) for _ in range(bounds[layer], bounds[layer + 1])]
+    """What crosses between the layers [bounds[i], bounds[i + 1]) of bound nodes; one chain unless
+    `branched`.
+    """
+    layer_of = [
+        layer for layer in range(len(bounds) - 1) for _ in range(bounds[layer], bounds[layer + 1])
+    ]
     readers = _readers(line, layer_of)
     made = {ref: layer_of[line.place[ref.value]] for ref in readers}
     return BoundaryTensors(hands=hand_on(made, readers, len(bounds) - 1, branched=branched))
@@ -43,7 +54,10 @@ def crossings(line: Linearization, bounds: Sequence[int], *, branched: bool) -> 
 def _readers(line: Linearization, layer_of: Sequence[int]) -> dict[Ref, set[int]]:
     """For each value the layers that read it; the last layer gives the model's outputs."""
     last = layer_of[-1]
-    return {ref: {layer_of[i] if i < len(layer_of) else last for i in uses} for ref, uses in line.uses.items()}
+    return {
+        ref: {layer_of[i] if i < len(layer_of) else last for i in uses}
+        for ref, uses in line.uses.items()
+    }
 
 
 def _in_order(ref: Ref) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """Where a traced model may be cut, and what crosses each cut. Pure: no torch.
 
-`Bound` nodes depend on the model's inputs and stand in one line; the others (masks, positions, tables) cost little and
-are computed again in every segment that needs them. A cut stands before a bound node. It is open where every tensor
-alive there counts rows in its first dimension, and where nothing that belongs together is torn apart: a trained
-parameter used on both sides (tied weights), running statistics, a random mask.
+`Bound` nodes depend on the model's inputs and stand in one line; the others (masks, positions,
+tables) cost little and are computed again in every segment that needs them. A cut stands before a
+bound node. It is open where every tensor alive there counts rows in its first dimension, and where
+nothing that belongs together is torn apart: a trained parameter used on both sides (tied weights),
+running statistics, a random mask.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,19 @@ from typing import Any
 
 from potluck.graph.gradient_flow import flow
 from potluck.graph.traced import Traced, Type
-from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Ref, Sym, Symbol, node_refs, symbols_in
+from potluck_wire.graph import (
+    BATCH,
+    Expression,
+    Graph,
+    Input,
+    Node,
+    Output,
+    Ref,
+    Sym,
+    Symbol,
+    node_refs,
+    symbols_in,
+)
 from potluck_wire.operators import KIND_OF
 
 _NO_GRADIENT = frozenset({"aten.detach.default"})
@@ -20,7 +33,9 @@ _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked
 
 
 def multiple(shape: tuple[Expression, ...]) -> int:
-    """k where the first dimension is k times the batch and no other depends on it; 0 where that is not so."""
+    """k where the first dimension is k times the batch and no other depends on it; 0 where that is
+    not so.
+    """
     if not shape or any(BATCH in symbols_in(size) for size in shape[1:]):
         return 0
     return _times(shape[0], BATCH)
@@ -38,32 +53,45 @@ def _times(size: Expression, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Linearization:
-    """A traced model in a line. `bound[i]` is the position of a node; `tied` are ranges of i that stay together."""
+    """A traced model in a line. `bound[i]` is the position of a node.
+
+    `tied` are ranges of i that stay together.
+    """
 
     traced: Traced
     bound: tuple[int, ...]
     place: dict[int, int]  # value -> bound index
     floating: frozenset[int]  # values
     requires: frozenset[Ref]  # values through which a gradient flows
-    uses: dict[Ref, tuple[int, ...]]  # the bound nodes that read a value, ascending; len(bound) for the model's outputs
+    # the bound nodes that read a value, ascending; len(bound) for the model's outputs
+    uses: dict[Ref, tuple[int, ...]]
     tied: tuple[tuple[int, int, str], ...]
-    needs: tuple[frozenset[int], ...]  # per bound node: all values outside the line that it needs, transitively
+    # per bound node: all values outside the line that it needs, transitively
+    needs: tuple[frozenset[int], ...]
 
     def alive(self, cut: int) -> tuple[Ref, ...]:
-        """The values that cross the cut before bound node `cut`, in the order in which they are made."""
-        crossing = [ref for ref, uses in self.uses.items() if self.place[ref.value] < cut <= uses[-1]]
+        """The values that cross the cut before bound node `cut`, in the order in which they are
+        made.
+        """
+        crossing = [
+            ref for ref, uses in self.uses.items() if self.place[ref.value] < cut <= uses[-1]
+        ]
         return tuple(sorted(crossing, key=lambda ref: (ref.value, ref.item or 0)))
 
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """For each bound node the bound nodes that it reads."""
         nodes = self.traced.graph.nodes
         read = ([ref.value for ref in node_refs(nodes[position])] for position in self.bound)
-        return tuple(tuple(sorted({self.place[v] for v in values if v in self.place})) for values in read)
+        return tuple(
+            tuple(sorted({self.place[v] for v in values if v in self.place})) for values in read
+        )
 
     def inputs_of(self, start: int, stop: int) -> set[int]:
         """The model's inputs that bound nodes [start, stop) read."""
         nodes, n_inputs = self.traced.graph.nodes, len(self.traced.graph.inputs)
-        read = {ref.value for position in self.bound[start:stop] for ref in node_refs(nodes[position])}
+        read = {
+            ref.value for position in self.bound[start:stop] for ref in node_refs(nodes[position])
+        }
         return {value for value in read.union(*self.needs[start:stop]) if value < n_inputs}
 
     def symbols_of(self, start: int, stop: int) -> frozenset[str]:
@@ -71,7 +99,10 @@ class Linearization:
         return frozenset().union(*(self._symbols_at(i) for i in range(start, stop)))
 
     def shuts(self, cut: int) -> str:
-        """Why the cut before bound node `cut` must stay shut because of what belongs together; empty if it need not."""
+        """Why the cut before bound node `cut` must stay shut because of what belongs together.
+
+        Empty if it need not.
+        """
         return next((name for start, stop, name in self.tied if start < cut <= stop), "")
 
     def open_cuts(self) -> tuple[int, ...]:
@@ -84,7 +115,8 @@ class Linearization:
             alive = self.alive(cut)
             types = [self.traced.type_of(ref) for ref in alive]
             if not alive or any(
-                ref not in by_rows or not multiple(t.shape) for ref, t in zip(alive, types, strict=True)
+                ref not in by_rows or not multiple(t.shape)
+                for ref, t in zip(alive, types, strict=True)
             ):
                 continue
             if all(name == BATCH or _readable(name, types) for name in symbols_after[cut]):
@@ -108,7 +140,9 @@ class Linearization:
 
 
 def line(traced: Traced, order: Sequence[int] = ()) -> Linearization:
-    """The line of a traced model; `order`: the places of its bound nodes in another order in which they can run."""
+    """The line of a traced model; `order`: the places of its bound nodes in another order in which
+    they can run.
+    """
     graph = traced.graph
     first, n_inputs = graph.first_node, len(graph.inputs)
     bound_values = set(range(n_inputs))
@@ -154,8 +188,14 @@ def _tied(graph: Graph, needs: tuple[frozenset[int], ...]) -> tuple[tuple[int, i
     """Ranges (first use, last use, name) of everything that must not be in two segments."""
     n_inputs, first = len(graph.inputs), graph.first_node
     names = {n_inputs + i: p.name for i, p in enumerate(graph.parameters) if p.trainable}
-    names |= {first - len(graph.buffers) + i: b.name for i, b in enumerate(graph.buffers) if b.updated}
-    names |= {first + i: f"a mask of node {i}" for i, node in enumerate(graph.nodes) if KIND_OF[node.op] == "random"}
+    names |= {
+        first - len(graph.buffers) + i: b.name for i, b in enumerate(graph.buffers) if b.updated
+    }
+    names |= {
+        first + i: f"a mask of node {i}"
+        for i, node in enumerate(graph.nodes)
+        if KIND_OF[node.op] == "random"
+    }
     if not any(output.gradient for output in graph.outputs):
         return ()  # in inference a copy on both sides does no harm
     uses: dict[int, list[int]] = {}
@@ -191,15 +231,21 @@ def cut_out(
     inputs: Sequence[Ref] | None = None,
     outputs: Sequence[Ref] | None = None,
 ) -> Graph:
-    """Bound nodes [start, stop) as a graph of their own: first the model's inputs that it reads, then what crosses.
+    """Bound nodes [start, stop) as a graph of their own: first the model's inputs that it reads,
+    then what crosses.
 
-    `inputs` and `outputs`: what comes from and goes to others; all that is alive at the cuts unless given.
+    `inputs` and `outputs`: what comes from and goes to others; all that is alive at the cuts unless
+    given.
     """
     traced, graph = line.traced, line.traced.graph
     first, n_inputs = graph.first_node, len(graph.inputs)
     last = stop == len(line.bound)
     own = {first + position for position in line.bound[start:stop]}
-    ports = _ports(line, line.alive(stop) if outputs is None else outputs) if not last else graph.outputs
+    ports = (
+        _ports(line, line.alive(stop) if outputs is None else outputs)
+        if not last
+        else graph.outputs
+    )
     needed = own | frozenset().union(*line.needs[start:stop])
     for output in ports:
         if output.ref.value in line.floating or output.ref.value < first:
@@ -215,25 +261,37 @@ def cut_out(
     def move(argument: Any) -> Any:
         if isinstance(argument, Ref):
             whole = Ref(argument.value)
-            return Ref(number[argument]) if argument in number else Ref(number[whole], argument.item)
+            return (
+                Ref(number[argument]) if argument in number else Ref(number[whole], argument.item)
+            )
         return tuple(move(item) for item in argument) if isinstance(argument, tuple) else argument
 
     n_parameters = len(graph.parameters)
     return Graph(
         inputs=tuple(_input(line, ref) for ref in taken),
-        parameters=tuple(graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters),
-        buffers=tuple(graph.buffers[v - n_inputs - n_parameters] for v in states if v >= n_inputs + n_parameters),
+        parameters=tuple(
+            graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters
+        ),
+        buffers=tuple(
+            graph.buffers[v - n_inputs - n_parameters]
+            for v in states
+            if v >= n_inputs + n_parameters
+        ),
         nodes=tuple(
             Node(
-                number=node.number, op=node.op, args=move(node.args), kwargs=tuple((k, move(a)) for k, a in node.kwargs)
+                number=node.number,
+                op=node.op,
+                args=move(node.args),
+                kwargs=tuple((k, move(a)) for k, a in node.kwargs),
             )
             for node in (graph.nodes[value - first] for value in nodes)
         ),
         outputs=tuple(
-            Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient) for o in ports
+            Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient)
+            for o in ports
         ),
         symbols=symbols_read(traced, [traced.type_of(ref) for ref in taken]),
-    )  # fmt: skip
+    )
 
 
 def _closure(graph: Graph, value: int) -> frozenset[int]:
@@ -250,7 +308,9 @@ def _ports(line: Linearization, refs: Iterable[Ref]) -> tuple[Output, ...]:
     for ref in refs:
         t = line.traced.type_of(ref)
         gradient = training and ref in line.requires
-        found.append(Output(name=_name(ref), ref=ref, dtype=t.dtype, shape=t.shape, gradient=gradient))
+        found.append(
+            Output(name=_name(ref), ref=ref, dtype=t.dtype, shape=t.shape, gradient=gradient)
+        )
     return tuple(found)
 
 
@@ -263,7 +323,9 @@ def _input(line: Linearization, ref: Ref) -> Input:
 
 
 def symbols_read(traced: Traced, types: list[Type]) -> tuple[Symbol, ...]:
-    """Where a segment reads each symbol from: the first of its inputs that has it in a dimension."""
+    """Where a segment reads each symbol from: the first of its inputs that has it in a
+    dimension.
+    """
     found = []
     for symbol in traced.graph.symbols:
         places = [

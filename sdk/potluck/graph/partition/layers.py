@@ -1,9 +1,11 @@
-"""Operators as layers: which of the open cuts are worth offering to a planner, and what each layer weighs.
+"""Operators as layers: which of the open cuts are worth offering to a planner, and what each layer
+weighs.
 
-A layer ends before a heavy operator, where the fewest tensors are alive; residual blocks and the halves of transformer
-blocks come out whole. Where one layer would be more than a third of the model, wider cuts are let in. Then neighbours
-are merged, the lightest first, until `max_layers` are left and none is below `merge_below` of the model (Dora's Delta).
-Parallel branches begin and end with a layer; a cut inside one counts only the branch's own tensors.
+A layer ends before a heavy operator, where the fewest tensors are alive; residual blocks and the
+halves of transformer blocks come out whole. Where one layer would be more than a third of the
+model, wider cuts are let in. Then neighbours are merged, the lightest first, until `max_layers` are
+left and none is below `merge_below` of the model (Dora's Delta). Parallel branches begin and end
+with a layer; a cut inside one counts only the branch's own tensors.
 """
 
 import math
@@ -44,19 +46,32 @@ class Layers:
         return cut_out(self.line, self.bounds[start], self.bounds[stop], taken, given)
 
     def sources(self, start: int, stop: int) -> tuple[int, ...]:
-        """For each value that layers [start, stop) take from earlier ones, the layer that gives it."""
+        """For each value that layers [start, stop) take from earlier ones, the layer that gives
+        it.
+        """
         return tuple(layer for _, layer in self.crossings.into(start, stop))
 
 
-def layers(line: Linearization, *, n_inputs: int, max_layers: int, merge_below: float = 0.0) -> Layers:
-    """The layers of a line; the first `n_inputs` of the graph's inputs are the model's, the others targets."""
+def layers(
+    line: Linearization, *, n_inputs: int, max_layers: int, merge_below: float = 0.0
+) -> Layers:
+    """The layers of a line; the first `n_inputs` of the graph's inputs are the model's, the others
+    targets.
+    """
     if max_layers < 1:
         raise ModelError(f"a model needs at least one layer; got max_layers={max_layers}.")
     weights = _weights(line)
     found = find(line.reads(), weights)
     if found.spans:
         ordered = make_line(line.traced, found.order)
-        branched = _laid_out(ordered, [weights[i] for i in found.order], found.spans, n_inputs, max_layers, merge_below)
+        branched = _laid_out(
+            ordered,
+            [weights[i] for i in found.order],
+            found.spans,
+            n_inputs,
+            max_layers,
+            merge_below,
+        )
         if branched is not None:
             return branched
     chain = _laid_out(line, weights, (), n_inputs, max_layers, merge_below)
@@ -66,18 +81,31 @@ def layers(line: Linearization, *, n_inputs: int, max_layers: int, merge_below: 
 
 
 def _laid_out(
-    line: Linearization, weights: list[float], spans: Spans, n_inputs: int, max_layers: int, merge_below: float
+    line: Linearization,
+    weights: list[float],
+    spans: Spans,
+    n_inputs: int,
+    max_layers: int,
+    merge_below: float,
 ) -> Layers | None:
-    """Layers whose branches are `spans`; None where a size that a branch needs cannot be read inside it."""
+    """Layers whose branches are `spans`.
+
+    None where a size that a branch needs cannot be read inside it.
+    """
     cuts = _worth_offering(line, weights, spans)
     sizes = {**line.traced.hints, BATCH: 1}
-    nbytes = {cut: sum(line.traced.type_of(ref).nbytes(sizes) for ref in _crossing(line, cut, spans)) for cut in cuts}
+    nbytes = {
+        cut: sum(line.traced.type_of(ref).nbytes(sizes) for ref in _crossing(line, cut, spans))
+        for cut in cuts
+    }
     ends = {end for span in spans for end in span}
     bounds = _merged((0, *cuts, len(line.bound)), weights, nbytes, max_layers, merge_below, ends)
     crossing = crossings(line, bounds, branched=bool(spans))
     records = _records(line, bounds, crossing if spans else None, n_inputs)
     made = Layers(line=line, bounds=bounds, records=records, crossings=crossing)
-    return made if not spans or all(_readable(made, layer) for layer in range(len(records))) else None
+    return (
+        made if not spans or all(_readable(made, layer) for layer in range(len(records))) else None
+    )
 
 
 def _readable(made: Layers, layer: int) -> bool:
@@ -93,7 +121,11 @@ def _crossing(line: Linearization, cut: int, spans: Spans) -> tuple[Ref, ...]:
     if not inside:
         return refs
     start, stop = max(inside)
-    return tuple(r for r in refs if start <= line.place[r.value] or any(cut <= use < stop for use in line.uses[r]))
+    return tuple(
+        r
+        for r in refs
+        if start <= line.place[r.value] or any(cut <= use < stop for use in line.uses[r])
+    )
 
 
 def _weights(line: Linearization) -> list[float]:
@@ -114,13 +146,19 @@ def _weights(line: Linearization) -> list[float]:
 
 
 def _worth_offering(line: Linearization, weights: list[float], spans: Spans) -> tuple[int, ...]:
-    """One cut between two heavy operators, where the fewest tensors and then bytes cross; and the ends of branches."""
+    """One cut between two heavy operators, where the fewest tensors and then bytes cross.
+
+    And the ends of branches.
+    """
     graph, sizes = line.traced.graph, {**line.traced.hints, BATCH: 1}
     heavy = [KIND_OF[graph.nodes[position].op] in HEAVY for position in line.bound]
     cuts = line.open_cuts()
     ends = {end for span in spans for end in span}.intersection(cuts)
     alive = {cut: _crossing(line, cut, spans) for cut in cuts}
-    cost = {cut: (len(refs), sum(line.traced.type_of(r).nbytes(sizes) for r in refs)) for cut, refs in alive.items()}
+    cost = {
+        cut: (len(refs), sum(line.traced.type_of(r).nbytes(sizes) for r in refs))
+        for cut, refs in alive.items()
+    }
     narrow = _best_between(heavy, [cut for cut in cuts if cost[cut][0] == 1], cost)
     bounds = [0, *narrow, len(line.bound)]
     wide = []
@@ -133,8 +171,13 @@ def _worth_offering(line: Linearization, weights: list[float], spans: Spans) -> 
     return tuple(sorted({*(cut for cut in (*narrow, *wide) if before[cut] not in done), *ends}))
 
 
-def _best_between(heavy: list[bool], cuts: list[int], cost: dict[int, tuple[int, int]], start: int = 0) -> list[int]:
-    """Among cuts with no heavy operator in between, the cheapest, the latest of equals; none at either end."""
+def _best_between(
+    heavy: list[bool], cuts: list[int], cost: dict[int, tuple[int, int]], start: int = 0
+) -> list[int]:
+    """Among cuts with no heavy operator in between, the cheapest, the latest of equals.
+
+    None at either end.
+    """
     groups: dict[int, list[int]] = {}
     for cut in cuts:
         groups.setdefault(sum(heavy[start:cut]), []).append(cut)
@@ -143,10 +186,16 @@ def _best_between(heavy: list[bool], cuts: list[int], cost: dict[int, tuple[int,
 
 
 def _merged(
-    bounds: tuple[int, ...], weights: list[float], nbytes: dict[int, int], max_layers: int, merge_below: float,
+    bounds: tuple[int, ...],
+    weights: list[float],
+    nbytes: dict[int, int],
+    max_layers: int,
+    merge_below: float,
     ends: set[int],
-) -> tuple[int, ...]:  # fmt: skip
-    """Bounds without the cuts between light neighbours; of cuts alike, those that cost many bytes go first.
+) -> tuple[int, ...]:
+    """Bounds without the cuts between light neighbours.
+
+    Of cuts alike, those that cost many bytes go first.
 
     The ends of branches go only when nothing else is left to merge.
     """
@@ -191,8 +240,13 @@ def _edges(line: Linearization, given: Mapping[Ref, tuple[int, ...]]) -> tuple[E
     for ref, takers in given.items():
         outputs, gradients = totals.get(takers, (0, 0))
         size = line.traced.type_of(ref).nbytes(sizes)
-        totals[takers] = outputs + size, gradients + (size if trains and ref in line.requires else 0)
-    return tuple(Edge(to=to, output_bytes=o, gradient_bytes=g) for to, (o, g) in sorted(totals.items()))
+        totals[takers] = (
+            outputs + size,
+            gradients + (size if trains and ref in line.requires else 0),
+        )
+    return tuple(
+        Edge(to=to, output_bytes=o, gradient_bytes=g) for to, (o, g) in sorted(totals.items())
+    )
 
 
 def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
@@ -200,8 +254,14 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
     sizes = {**traced.hints, BATCH: 1}
     states = sorted(frozenset().union(*line.needs[start:stop]))
     n_inputs, first = len(graph.inputs), graph.first_node
-    of_parameters = [v - n_inputs for v in states if n_inputs <= v < n_inputs + len(graph.parameters)]
-    of_buffers = [v - n_inputs - len(graph.parameters) for v in states if first - len(graph.buffers) <= v < first]
+    of_parameters = [
+        v - n_inputs for v in states if n_inputs <= v < n_inputs + len(graph.parameters)
+    ]
+    of_buffers = [
+        v - n_inputs - len(graph.parameters)
+        for v in states
+        if first - len(graph.buffers) <= v < first
+    ]
     last = stop == len(line.bound)
     crossing = [output.ref for output in graph.outputs] if last else line.alive(stop)
     positions = line.bound[start:stop]
@@ -215,10 +275,14 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
         buffer_bytes=sum(_state_bytes(graph.buffers[i]) for i in of_buffers),
         output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing),
         gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing if ref in flowing),
-        activation_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place)
+        activation_bytes=sum(
+            traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place
+        )
         + sum(kept_beside(traced, p, line.requires) for p in kept_by),
         forward_flop=sum(forward_flop(traced, p, sizes) for p in positions),
-        backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions) if _trains(graph) else 0.0,
+        backward_flop=sum(backward_flop(traced, p, line.requires, sizes) for p in positions)
+        if _trains(graph)
+        else 0.0,
         norm_values=values_per_row(traced, positions),
         widest_parameter_bytes=widest_bytes,
         reused_bytes=reused_bytes,
@@ -226,9 +290,15 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
 
 
 def _second_gradients(line: Linearization, start: int, stop: int) -> tuple[int, int]:
-    """Of the parameters that are trained, those of the operator that has most, and those that several read."""
+    """Of the parameters that are trained, those of the operator that has most, and those that
+    several read.
+    """
     graph = line.traced.graph
-    sizes = {len(graph.inputs) + i: _state_bytes(p) for i, p in enumerate(graph.parameters) if p.trainable}
+    sizes = {
+        len(graph.inputs) + i: _state_bytes(p)
+        for i, p in enumerate(graph.parameters)
+        if p.trainable
+    }
     read = [[value for value in needed if value in sizes] for needed in line.needs[start:stop]]
     n_readers = Counter(value for values in read for value in values)
     widest_bytes = max((sum(sizes[value] for value in values) for values in read), default=0)

@@ -1,4 +1,7 @@
-"""Whether a model can be computed a few rows at a time: every output counts rows of the batch. Pure: no torch."""
+"""Whether a model can be computed a few rows at a time: every output counts rows of the batch.
+
+Pure: no torch.
+"""
 
 from potluck.errors import ModelError
 from potluck.graph.traced import Traced
@@ -8,14 +11,19 @@ APART = "Return what belongs to each row, batch first, and compute over all rows
 
 
 def check_outputs(traced: Traced) -> None:
-    """Raise ModelError for an output that depends on other rows of the batch, and name the operator it begins with."""
+    """Raise ModelError for an output that depends on other rows of the batch, and name the operator
+    it begins with.
+    """
     graph = traced.graph
     if not graph.nodes or all(output.ref.value < graph.first_node for output in graph.outputs):
-        raise ModelError("it computes nothing from its inputs.", next_step="Give it at least one operator.")
+        raise ModelError(
+            "it computes nothing from its inputs.", next_step="Give it at least one operator."
+        )
     for output in graph.outputs:
         if output.ref not in traced.by_rows:
             raise ModelError(
-                f"{output.name} does not hold one result for each row of the batch{_since(traced, output.ref)}, "
+                f"{output.name} does not hold one result for each row of the "
+                f"batch{_since(traced, output.ref)}, "
                 "so the rows cannot be divided.",
                 next_step=APART,
             )
@@ -27,11 +35,18 @@ def _since(traced: Traced, ref: Ref) -> str:
     while ref.value >= graph.first_node:
         position = ref.value - graph.first_node
         before = next(
-            (r for r in node_refs(graph.nodes[position]) if r.value in mixed and r not in traced.by_rows), None
+            (
+                r
+                for r in node_refs(graph.nodes[position])
+                if r.value in mixed and r not in traced.by_rows
+            ),
+            None,
         )
         if before is None:
             module = traced.modules[position] if position < len(traced.modules) else ""
-            return f" (since {graph.nodes[position].op}{f' in the module {module}' if module else ''})"
+            return (
+                f" (since {graph.nodes[position].op}{f' in the module {module}' if module else ''})"
+            )
         ref = before
     return ""
 

@@ -1,4 +1,6 @@
-"""torch.autocast: its conversions depend on where a module is called, and devices do not make them."""
+"""torch.autocast: its conversions depend on where a module is called, and devices do not make
+them.
+"""
 
 import sys
 
@@ -10,12 +12,14 @@ _KINDS = ("cpu", "cuda", "mps", "xpu")
 def check_autocast(done: str) -> None:
     """Raise ModelError under `torch.autocast`; `done`: what is done there, as in "it is made".
 
-    The types of a graph are those of the module when it was made: nothing that is switched on later could change them.
+    The types of a graph are those of the module when it was made: nothing that is switched on later
+    could change them.
     """
     torch = sys.modules.get("torch")  # who has not imported it has not switched anything on
     on = [kind for kind in _KINDS if torch is not None and torch.is_autocast_enabled(kind)]
     if on:
         raise ModelError(
             f"{done} under torch.autocast({on[0]!r}), whose conversions devices do not make.",
-            next_step="Do it outside that block; a model made of net.to(torch.bfloat16) computes in bfloat16.",
+            next_step="Do it outside that block; a model made of net.to(torch.bfloat16) computes "
+            "in bfloat16.",
         )

@@ -1,8 +1,10 @@
-"""Which values of an exported model count rows: seen by running it on three rows together, then on one and on two.
+"""Which values of an exported model count rows: seen by running it on three rows together, then on
+one and on two.
 
-A shape alone cannot tell [rows x heads] from [heads x rows]. So each value is boiled down to one number per row, and
-the numbers of the parts must be those of the whole. It runs as in evaluation (batch normalisation ties rows together),
-and on made-up weights, so that no zero of the real ones hides anything.
+A shape alone cannot tell [rows x heads] from [heads x rows]. So each value is boiled down to one
+number per row, and the numbers of the parts must be those of the whole. It runs as in evaluation
+(batch normalisation ties rows together), and on made-up weights, so that no zero of the real ones
+hides anything.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,10 @@ class OperatorFailed(Exception):
     """An operator failed over the values of rows like the examples."""
 
     def __init__(self, node: torch.fx.Node, error: Exception) -> None:
-        super().__init__(f"{node.target}{where(node)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        super().__init__(
+            f"{node.target}{where(node)}: {type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0]}"
+        )
 
 
 class Runner(torch.fx.Interpreter):
@@ -40,9 +45,13 @@ class Runner(torch.fx.Interpreter):
 
 
 class _Watcher(Runner):
-    """Runs an exported graph in evaluation and keeps one number per row of every value that may count rows."""
+    """Runs an exported graph in evaluation and keeps one number per row of every value that may
+    count rows.
+    """
 
-    def __init__(self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]) -> None:
+    def __init__(
+        self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]
+    ) -> None:
         super().__init__(program.graph_module)
         self.values, self.types, self.rows = values, types, ROWS
         self.found: dict[Ref, torch.Tensor] = {}
@@ -77,11 +86,13 @@ def by_rows(
 ) -> frozenset[Ref]:
     """Every value whose first dimension counts rows of the batch, one after the other.
 
-    `complete` adds to some rows what else the graph takes beside them. Raises OperatorFailed where the graph does not
-    even run on the rows of the example.
+    `complete` adds to some rows what else the graph takes beside them. Raises OperatorFailed where
+    the graph does not even run on the rows of the example.
     """
 
-    def seen(inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]) -> frozenset[Ref]:
+    def seen(
+        inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
+    ) -> frozenset[Ref]:
         def digests(part: slice) -> dict[Ref, torch.Tensor]:
             watcher = _Watcher(program, values, types)
             watcher.rows = part.stop - part.start
@@ -90,21 +101,30 @@ def by_rows(
 
         whole, first, second = digests(slice(0, ROWS)), digests(_FIRST), digests(_SECOND)
         everywhere = whole.keys() & first.keys() & second.keys()
-        return frozenset(ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]])))
+        return frozenset(
+            ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]]))
+        )
 
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     try:
-        weights = {holder: made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state}
+        weights = {
+            holder: made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state
+        }
         return seen(complete([_varied(x) for x in example]), weights)
     except OperatorFailed:  # an index may have left its range: the real rows and weights, then
         real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
         if all(bool((x == x[:1]).all()) for x in real):
             raise  # rows that are all the same show nothing
-        return seen(complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()})
+        return seen(
+            complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()}
+        )
 
 
 def _run(
-    watcher: _Watcher, program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
+    watcher: _Watcher,
+    program: Any,
+    state: Mapping[torch.fx.Node, torch.Tensor],
+    inputs: Sequence[torch.Tensor],
 ) -> Any:
     """The outputs for these inputs and this state."""
     with torch.no_grad():
@@ -114,15 +134,24 @@ def _run(
 def arguments(
     program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What a program is called with: its state, then these inputs; nothing for state that it does not use."""
+    """What a program is called with: its state, then these inputs.
+
+    Nothing for state that it does not use.
+    """
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     rest = iter(inputs)
-    unused = {h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs}
-    return [torch.zeros(0) if h in unused else state[h] if h in state else next(rest) for h in holders]
+    unused = {
+        h for h in holders if not h.users and h.name not in program.graph_signature.user_inputs
+    }
+    return [
+        torch.zeros(0) if h in unused else state[h] if h in state else next(rest) for h in holders
+    ]
 
 
 def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
-    return torch.allclose(whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True)
+    return torch.allclose(
+        whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True
+    )
 
 
 def largest(tensor: torch.Tensor) -> float:
@@ -153,4 +182,6 @@ def _varied(example: torch.Tensor) -> torch.Tensor:
 
 def _weights(n: int) -> torch.Tensor:
     """Fixed numbers around one, of no simple pattern."""
-    return torch.add(1.0, torch.sin(torch.arange(n, dtype=torch.float64) * 12.9898 + 0.7), alpha=0.5)
+    return torch.add(
+        1.0, torch.sin(torch.arange(n, dtype=torch.float64) * 12.9898 + 0.7), alpha=0.5
+    )

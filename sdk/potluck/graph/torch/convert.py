@@ -1,4 +1,6 @@
-"""From the nodes that torch.export gives to ours: plain arguments, no aliases changed in place, nothing private."""
+"""From the nodes that torch.export gives to ours: plain arguments, no aliases changed in place,
+nothing private.
+"""
 
 import operator
 from collections.abc import Mapping
@@ -13,11 +15,22 @@ from potluck_wire.operators import KIND_OF, OPERATORS
 
 # what an exporter checks and a device need not; and arguments that say where or how, not what
 _DROPPED = frozenset(
-    {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size"}
+    {
+        "_assert_tensor_metadata",
+        "_assert_scalar",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    }
 )
 _PLACEMENT = frozenset({"device", "pin_memory", "layout", "memory_format", "non_blocking", "copy"})
 _CASTS = frozenset(
-    {"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default", "aten.to.other"}
+    {
+        "aten.to.dtype",
+        "aten.to.dtype_layout",
+        "aten.to.device",
+        "aten._to_copy.default",
+        "aten.to.other",
+    }
 )
 _RENAMED = {
     "aten.lift_fresh_copy.default": "aten.clone.default",
@@ -29,12 +42,26 @@ _RENAMED = {
 }
 _TO_THE_END = 2**63 - 1  # where a slice ends that says no end
 _COPIES = frozenset(
-    {"cat", "stack", "pad", "constant_pad_nd", "repeat", "clone", "index_select", "gather", "roll", "flip"}
+    {
+        "cat",
+        "stack",
+        "pad",
+        "constant_pad_nd",
+        "repeat",
+        "clone",
+        "index_select",
+        "gather",
+        "roll",
+        "flip",
+    }
 )
 
 
 class Converter:
-    """Collects our nodes; values are numbered from `first`. `values` maps torch's nodes to what they are here."""
+    """Collects our nodes; values are numbered from `first`.
+
+    `values` maps torch's nodes to what they are here.
+    """
 
     def __init__(self, first: int, symbols: Mapping[str, str], buffers: range) -> None:
         self.first, self.symbols, self.buffers = first, symbols, buffers
@@ -71,8 +98,10 @@ class Converter:
                 self._operator(node, name)
         elif isinstance(value, torch.SymFloat):
             raise ModelError(
-                f"it computes a fraction of the number of rows (or of another size that may change){where(node)}.",
-                next_step="First divide the tensor: with n = x.shape[0], 2 * x.sum() / n and not x.sum() * (2 / n).",
+                "it computes a fraction of the number of rows (or of another size that may "
+                f"change){where(node)}.",
+                next_step="First divide the tensor: with n = x.shape[0], 2 * x.sum() / n and not "
+                "x.sum() * (2 / n).",
             )
         elif isinstance(value, torch.SymBool):
             raise ModelError(
@@ -88,20 +117,32 @@ class Converter:
         self.values[node] = whole[index] if isinstance(whole, tuple) else Ref(whole.value, index)
 
     def _autocast(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
-        """A region without autocast becomes part of the graph: nothing is converted there, nor outside."""
+        """A region without autocast becomes part of the graph: nothing is converted there, nor
+        outside.
+        """
         _, dtype, enabled, _, *rest = node.args
         if enabled:
             raise ModelError(
-                f"it computes under torch.autocast{where(node)}, whose conversions devices do not make.",
-                next_step=f"Leave that block out, and convert yourself: x.to({dtype}), or the whole module, "
+                f"it computes under torch.autocast{where(node)}, whose conversions devices do "
+                "not make.",
+                next_step=f"Leave that block out, and convert yourself: x.to({dtype}), or the "
+                "whole module, "
                 f"net.to({dtype}).",
             )
         self._inline(node, owner, *rest)
 
     def _inline(
-        self, node: torch.fx.Node, owner: torch.nn.Module, inner: Any, *arguments: Any, detached: bool = False
+        self,
+        node: torch.fx.Node,
+        owner: torch.nn.Module,
+        inner: Any,
+        *arguments: Any,
+        detached: bool = False,
     ) -> None:
-        """A region becomes part of the graph; where gradients are off in it, its results are detached."""
+        """A region becomes part of the graph.
+
+        Where gradients are off in it, its results are detached.
+        """
         module = getattr(owner, inner.target)
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         for holder, argument in zip(holders, arguments, strict=True):
@@ -110,14 +151,24 @@ class Converter:
         results = result if isinstance(result, tuple) else (result,)
         if detached:
             outputs = next(n for n in module.graph.nodes if n.op == "output").args[0]
-            results = tuple(self._detached(ref, out) for ref, out in zip(results, outputs, strict=True))
+            results = tuple(
+                self._detached(ref, out) for ref, out in zip(results, outputs, strict=True)
+            )
         self.values[node] = results
 
     def _detached(self, ref: Any, node: torch.fx.Node) -> Any:
-        return self._add("aten.detach.default", (ref,), {}, node.meta["val"]) if isinstance(ref, Ref) else ref
+        return (
+            self._add("aten.detach.default", (ref,), {}, node.meta["val"])
+            if isinstance(ref, Ref)
+            else ref
+        )
 
-    def _add(self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any) -> Ref:
-        self.nodes.append(Node(number=len(self.nodes), op=op, args=args, kwargs=tuple(sorted(kwargs.items()))))
+    def _add(
+        self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any
+    ) -> Ref:
+        self.nodes.append(
+            Node(number=len(self.nodes), op=op, args=args, kwargs=tuple(sorted(kwargs.items())))
+        )
         self.made.append(value)
         self.modules.append(self._module)
         return Ref(self.first + len(self.nodes) - 1)
@@ -128,7 +179,10 @@ class Converter:
         name = _RENAMED.get(name, name)
         if name in _CASTS:
             name, args, kwargs = self._cast(node, args)
-        elif name == "aten.clone.default" and node.kwargs.get("memory_format") is torch.contiguous_format:
+        elif (
+            name == "aten.clone.default"
+            and node.kwargs.get("memory_format") is torch.contiguous_format
+        ):
             name = "aten.contiguous.default"
         elif name == "aten.contiguous.default":
             args = args[:1]
@@ -158,28 +212,43 @@ class Converter:
         return "aten.to.dtype", (args[0], _dtype(after)), {}
 
     def _in_place(
-        self, node: torch.fx.Node, name: str, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+        self,
+        node: torch.fx.Node,
+        name: str,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
     ) -> None:
-        """A change in place becomes a new value that later readers see; of a buffer, only counting is allowed."""
+        """A change in place becomes a new value that later readers see.
+
+        Of a buffer, only counting is allowed.
+        """
         target, source = args[0], node.args[0]
         if KIND_OF.get(name.replace("_.", ".", 1)) == "random" and args[2] is False:
             self.values[node] = target  # a dropout that is off
             return
-        counts = all(str(user.target) == name for user in node.users)  # once more, where a module is called again
-        if name == "aten.add_.Tensor" and isinstance(target, Ref) and target.value in self.buffers and counts:
+        # once more, where a module is called again
+        counts = all(str(user.target) == name for user in node.users)
+        if (
+            name == "aten.add_.Tensor"
+            and isinstance(target, Ref)
+            and target.value in self.buffers
+            and counts
+        ):
             self.updated.add(target.value)
             self._add(name, args, kwargs, node.meta["val"])
             self.values[node] = target
             return
         functional = name.replace("_.", ".", 1)
-        aliased = source.op == "placeholder" or _is_view(source) or any(_is_view(u) for u in source.users if u < node)  # type: ignore[union-attr]
+        viewed = (_is_view(user) for user in source.users if user < node)  # type: ignore[union-attr]
+        aliased = source.op == "placeholder" or _is_view(source) or any(viewed)  # type: ignore[union-attr]
         if functional not in OPERATORS or aliased:
             raise ModelError(
                 f"the operator {name} changes a tensor in place that others may see{where(node)}.",
                 next_step=f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
                 operator=name,
             )
-        self.values[node] = self.values[source] = self._add(functional, args, kwargs, node.meta["val"])  # type: ignore[index]
+        made = self._add(functional, args, kwargs, node.meta["val"])
+        self.values[node] = self.values[source] = made  # type: ignore[index]
 
     def _argument(self, value: Any) -> Any:
         """A torch argument as one of ours."""

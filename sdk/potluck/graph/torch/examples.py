@@ -13,7 +13,9 @@ from potluck.graph.arguments import by_names, ordered, parameters, places, targe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The inputs of an example in the order of `forward`, what it calls them, and which it gets by these names."""
+    """The inputs of an example in the order of `forward`, what it calls them, and which it gets by
+    these names.
+    """
 
     tensors: list[torch.Tensor]
     names: tuple[str, ...]
@@ -21,7 +23,9 @@ class Inputs:
 
 
 def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
-    """The inputs of an example: a tensor, a row of them, or a mapping by the names that `forward` gives them."""
+    """The inputs of an example: a tensor, a row of them, or a mapping by the names that `forward`
+    gives them.
+    """
     known = parameters(net)
     named = by_names(example, [p.name for p in known])
     if named is not None:
@@ -29,8 +33,12 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
         names = ordered(given, net)
         by_place = {p.name for p in known if p.kind is Parameter.POSITIONAL_ONLY}
         tensors = [_checked(given[name], f"example input {name}") for name in names]
-        return Inputs(tensors=tensors, names=names, keywords=tuple("" if n in by_place else n for n in names))
-    needed = [p.name for p in known if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty]
+        return Inputs(
+            tensors=tensors, names=names, keywords=tuple("" if n in by_place else n for n in names)
+        )
+    needed = [
+        p.name for p in known if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty
+    ]
     if needed:
         raise ModelError(
             f"forward takes {', '.join(needed)} by name alone.",
@@ -40,8 +48,12 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
     return Inputs(tensors=tensors, names=(*own, *[""] * len(tensors))[: len(tensors)])
 
 
-def targets_of(loss: Callable[..., Any] | None, example: Any) -> tuple[list[torch.Tensor], tuple[tuple[str, ...], ...]]:
-    """The targets of an example in the order in which the loss takes them, and all names that each may have."""
+def targets_of(
+    loss: Callable[..., Any] | None, example: Any
+) -> tuple[list[torch.Tensor], tuple[tuple[str, ...], ...]]:
+    """The targets of an example in the order in which the loss takes them, and all names that each
+    may have.
+    """
     own = places(loss)[1:] if loss is not None else ()
     named = by_names(example, own)
     if named is None or loss is None:
@@ -52,29 +64,40 @@ def targets_of(loss: Callable[..., Any] | None, example: Any) -> tuple[list[torc
         keys = tuple(name for name in own[: len(named)] if name in named)
         if len(keys) < len(named):
             raise ModelError(
-                f"the targets are {', '.join(map(str, named))}; the loss takes {', '.join(own) or 'none by name'}.",
+                f"the targets are {', '.join(map(str, named))}; the loss takes "
+                f"{', '.join(own) or 'none by name'}.",
                 next_step="Call them as the loss does, or give them as a tuple, in order.",
             )
-    return [_checked(named[key], f"example target {key}") for key in keys], target_names(loss, len(keys), keys)
+    return [_checked(named[key], f"example target {key}") for key in keys], target_names(
+        loss, len(keys), keys
+    )
 
 
 def _rows_of(example: Any, what: str) -> list[torch.Tensor]:
     """The tensors of an example, which is one of them, or a row of them."""
-    tensors = list(example) if isinstance(example, Sequence | Iterator) and not isinstance(example, str) else [example]
+    tensors = (
+        list(example)
+        if isinstance(example, Sequence | Iterator) and not isinstance(example, str)
+        else [example]
+    )
     return [
-        _checked(tensor, f"example {what}{f' {i}' if len(tensors) > 1 else ''}") for i, tensor in enumerate(tensors)
+        _checked(tensor, f"example {what}{f' {i}' if len(tensors) > 1 else ''}")
+        for i, tensor in enumerate(tensors)
     ]
 
 
 def _checked(tensor: Any, which: str) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ModelError(
-            f"{which} is a {type(tensor).__name__}; a tensor whose first dimension is the batch is expected.",
+            f"{which} is a {type(tensor).__name__}; a tensor whose first dimension is the batch is "
+            "expected.",
             next_step="Wrap the module in one that takes tensors, one after the other.",
         )
     if tensor.dim() == 0 or tensor.layout is not torch.strided:
         form = "has no dimension" if tensor.dim() == 0 else "is sparse"
-        raise ModelError(f"{which} {form}; a dense tensor whose first dimension is the batch is expected.")
+        raise ModelError(
+            f"{which} {form}; a dense tensor whose first dimension is the batch is expected."
+        )
     return tensor
 
 
@@ -85,7 +108,8 @@ def at_least_two(
     rows = {tensor.shape[0] for tensor in (*inputs, *targets)}
     if len(rows) != 1 or 0 in rows:
         raise ModelError(
-            f"the examples have {sorted(rows)} rows.", next_step="Give them all the same batch, as first dimension."
+            f"the examples have {sorted(rows)} rows.",
+            next_step="Give them all the same batch, as first dimension.",
         )
     if rows == {1}:
         return [torch.cat([x, x]) for x in inputs], [torch.cat([x, x]) for x in targets]

@@ -1,4 +1,6 @@
-"""torch.export called: the program of a user's module, or in words what in the module is in its way."""
+"""torch.export called: the program of a user's module, or in words what in the module is in its
+way.
+"""
 
 import io
 import logging
@@ -21,11 +23,14 @@ TRY = "Does net(example) run? The first dimension of every example is the batch.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
-def export(module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[Any, range]:
-    """The program of a module for any batch, and for which lengths of the sequence, which is dimension `dims[i]`.
+def export(
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]
+) -> tuple[Any, range]:
+    """The program of a module for any batch, and for which lengths of the sequence, which is
+    dimension `dims[i]`.
 
-    It is any length, unless the module itself sets a limit, as a table of positions does. Raises ModelError: what is in
-    the way, and where.
+    It is any length, unless the module itself sets a limit, as a table of positions does. Raises
+    ModelError: what is in the way, and where.
     """
     check_autocast("it is made")
     lengths = ANY_LENGTH
@@ -33,7 +38,9 @@ def export(module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Seque
         try:
             with _quiet():
                 shapes = (_dynamic(dims, lengths),)
-                return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False), lengths
+                return torch.export.export(
+                    module, tuple(tensors), dynamic_shapes=shapes, strict=False
+                ), lengths
         except Exception as error:
             narrower = _limited(str(error), lengths)
             if narrower == lengths:
@@ -66,7 +73,8 @@ def _in_words(error: Exception) -> ModelError:
     if one := re.search(rf"\b{SEQUENCE} = (\d+)\s", text):
         return ModelError(
             f"it works for one length of its sequence only, {one[1]}{where}.",
-            next_step="Leave out sequence_dims, and give an example as long as inputs will be. (A loop over the "
+            next_step="Leave out sequence_dims, and give an example as long as inputs will be. (A "
+            "loop over the "
             "sequence fixes its length, and so does a table that is added as a whole.)",
         )
     if several := re.search(rf"\b{SEQUENCE} = (\d+)\*_{SEQUENCE}", text):
@@ -77,27 +85,35 @@ def _in_words(error: Exception) -> ModelError:
     if "Constraints violated" in text or "specialized" in text:
         return ModelError(
             f"it works only for one size of batch (or sequence){where}: {first_line(text)}",
-            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of the example. "
+            next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of "
+            "the example. "
             "In views and reshapes, -1 does, too.",
         )
     if fixed := re.search(r"'(\w+)' is not differentiable with respect to argument '(\w+)'", text):
         return ModelError(
             f"{fixed[1]} has no derivative by its {fixed[2]}, which requires a gradient{where}.",
-            next_step="requires_grad_(False) leaves it as it is. To learn a weight, multiply by it: "
+            next_step="requires_grad_(False) leaves it as it is. To learn a weight, "
+            "multiply by it: "
             '(weight[target] * cross_entropy(output, target, reduction="none")).mean()',
         )
     if stranger := re.search(r"Found <class '([^']+)'> in output", text):
         return _strange_output(stranger[1])
-    return ModelError(f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY)
+    return ModelError(
+        f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY
+    )
 
 
 def _strange_output(kind: str) -> ModelError:
-    """An output holds an object of a class that is not made of tensors in a way that torch knows."""
+    """An output holds an object of a class that is not made of tensors in a way that torch
+    knows.
+    """
     name = kind.rpartition(".")[2]
     if kind.startswith("transformers.") and "Cache" in name:
         return ModelError(
-            f"its output holds a {name}, the keys and values of a model that writes text, which is no tensor.",
-            next_step="Switch it off: net.config.use_cache = False; or return the logits alone, from a module around "
+            f"its output holds a {name}, the keys and values of a model that writes text, which is "
+            "no tensor.",
+            next_step="Switch it off: net.config.use_cache = False; or return the logits alone, "
+            "from a module around "
             "it that calls net(ids, use_cache=False).logits.",
         )
     return ModelError(
@@ -108,7 +124,10 @@ def _strange_output(kind: str) -> ModelError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs and prints the half-made graph before it raises; what we raise instead says enough."""
+    """torch logs and prints the half-made graph before it raises.
+
+    What we raise instead says enough.
+    """
     loggers = [logging.getLogger(name) for name in _LOUD]
     before, said = [logger.disabled for logger in loggers], io.StringIO()
     for logger in loggers:
@@ -125,15 +144,24 @@ def _quiet() -> Iterator[None]:
 def _where(error: BaseException) -> str:
     """The innermost line of the user's own code on the way to an error."""
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(own)
+    ]
     inside = [frame for frame in frames if frame.name == "forward"]
-    return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})" if inside else ""
+    return (
+        f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})"
+        if inside
+        else ""
+    )
 
 
 def first_line(text: str) -> str:
     """The line of an error of torch's that says most."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = next(
-        (line for line in lines if "specialized" in line or "data-dependent" in line), lines[0] if lines else ""
+        (line for line in lines if "specialized" in line or "data-dependent" in line),
+        lines[0] if lines else "",
     )
     return told[:240].rstrip(".") + "."

@@ -1,8 +1,10 @@
-"""Training and evaluation: a module is traced in the modes that its user left it in, and gets them back.
+"""Training and evaluation: a module is traced in the modes that its user left it in, and gets them
+back.
 
-What was put into `eval()` inside a module that is trained is frozen: its normalisations keep their statistics, its
-dropout drops nothing. A module that is in evaluation as a whole says nothing of the kind: it may have come so from a
-library, or have just answered. Where that makes a difference, its user is asked.
+What was put into `eval()` inside a module that is trained is frozen: its normalisations keep their
+statistics, its dropout drops nothing. A module that is in evaluation as a whole says nothing of the
+kind: it may have come so from a library, or have just answered. Where that makes a difference, its
+user is asked.
 """
 
 from collections.abc import Iterator
@@ -15,12 +17,20 @@ from potluck.graph.traced import Traced
 from potluck_wire.graph import Node
 from potluck_wire.operators import in_evaluation
 
-_DROPPING = {"aten.dropout.default": 1, "aten.feature_dropout.default": 1, "aten.lstm.input": 5, "aten.gru.input": 5}
+_DROPPING = {
+    "aten.dropout.default": 1,
+    "aten.feature_dropout.default": 1,
+    "aten.lstm.input": 5,
+    "aten.gru.input": 5,
+}
 
 
 @contextmanager
 def modes_of(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
-    """The module as it is trained, or in evaluation, for a while; every submodule gets its own mode back."""
+    """The module as it is trained, or in evaluation, for a while.
+
+    Every submodule gets its own mode back.
+    """
     before = [(module, module.training) for module in net.modules()]
     if not training or undecided(net):
         net.train(training)
@@ -37,7 +47,9 @@ def undecided(net: torch.nn.Module) -> bool:
 
 
 def check_modes(net: torch.nn.Module, traced: Traced) -> None:
-    """Raise ModelError for a module in evaluation as a whole whose graph in training differs from that."""
+    """Raise ModelError for a module in evaluation as a whole whose graph in training differs from
+    that.
+    """
     if not undecided(net):
         return
     for node, module in zip(traced.graph.nodes, traced.modules, strict=True):
@@ -45,7 +57,8 @@ def check_modes(net: torch.nn.Module, traced: Traced) -> None:
             what = f"{node.op.split('.')[1]}{f' in the module {module}' if module else ''}"
             raise ModelError(
                 f"it is in evaluation as a whole, and its training differs from that: {what}.",
-                next_step="Call net.train() before; what you then put into eval(), such as net.backbone.eval(), stays "
+                next_step="Call net.train() before; what you then put into eval(), such as "
+                "net.backbone.eval(), stays "
                 "so in training.",
             )
 

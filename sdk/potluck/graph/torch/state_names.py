@@ -1,4 +1,6 @@
-"""A model's state by two kinds of names: those that devices know it by, and those of the module's own `state_dict`."""
+"""A model's state by two kinds of names: those that devices know it by, and those of the module's
+own `state_dict`.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,28 +14,41 @@ if TYPE_CHECKING:
 def as_module(
     net: "torch.nn.Module", own: "Mapping[str, torch.Tensor]", state: "Mapping[str, torch.Tensor]"
 ) -> "dict[str, torch.Tensor]":
-    """The `state` of devices as the module's own `state_dict`; what no device keeps as the module has it.
+    """The `state` of devices as the module's own `state_dict`.
 
-    `own`: the module's own tensors by the names of devices. A tied weight has several names in a module; what its loss
-    or its forward keeps beside has none.
+    What no device keeps as the module has it.
+
+    `own`: the module's own tensors by the names of devices. A tied weight has several names in a
+    module; what its loss or its forward keeps beside has none.
     """
     name_of = {id(tensor): name for name, tensor in own.items()}
     found = {}
     for key, tensor in net.state_dict(keep_vars=True).items():
         name = key if key in state else name_of.get(id(tensor), key)
-        found[key] = state[name] if name in state else tensor.detach() if hasattr(tensor, "detach") else tensor
+        found[key] = (
+            state[name]
+            if name in state
+            else tensor.detach()
+            if hasattr(tensor, "detach")
+            else tensor
+        )
     return found
 
 
 def load(own: "Mapping[str, torch.Tensor]", state: "Mapping[str, torch.Tensor]") -> None:
-    """Put the state of devices into the user's own tensors. Raises ModelError, and changes nothing, if one is odd."""
+    """Put the state of devices into the user's own tensors.
+
+    Raises ModelError, and changes nothing, if one is odd.
+    """
     import torch
 
     for name, tensor in state.items():
         if name not in own:
             raise ModelError(f"the model has no state {name!r}.")
         if tuple(tensor.shape) != tuple(own[name].shape):
-            raise ModelError(f"{name} has the shape {list(tensor.shape)}; {list(own[name].shape)} is expected.")
+            raise ModelError(
+                f"{name} has the shape {list(tensor.shape)}; {list(own[name].shape)} is expected."
+            )
     with torch.no_grad():
         for name, tensor in state.items():
             own[name].copy_(tensor)

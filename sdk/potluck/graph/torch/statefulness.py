@@ -1,4 +1,6 @@
-"""Whether a module remembers something from call to call: what is exported is one call, and forgets it."""
+"""Whether a module remembers something from call to call: what is exported is one call, and forgets
+it.
+"""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -11,35 +13,50 @@ from potluck.errors import ModelError
 
 
 def check_forgets(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise ModelError for a module that assigns a buffer, or counts in an attribute, whenever it is called.
+    """Raise ModelError for a module that assigns a buffer, or counts in an attribute, whenever it
+    is called.
 
     It is called twice: what it keeps from the first call on, such as a length, is then the same.
     """
     _called(module, tensors)
     before = _numbers(module)
     assigned = _called(module, tensors)
-    changed = [name for name, number in _numbers(module).items() if name in before and before[name] != number]
+    changed = [
+        name
+        for name, number in _numbers(module).items()
+        if name in before and before[name] != number
+    ]
     if assigned or changed:
         name = (assigned or changed)[0].removeprefix("net.")
         kind = "buffer" if assigned else "attribute"
         raise ModelError(
             f"each call changes its {kind} {name}, which devices would keep as it is.",
-            next_step="Compute it outside the model, and pass it as an input or a target; or leave it out.",
+            next_step="Compute it outside the model, and pass it as an input or a target; or "
+            "leave it out.",
         )
 
 
 @contextmanager
 def spared(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Copies in place of all buffers for a while, yielded by path; those that several modules share stay shared."""
+    """Copies in place of all buffers for a while, yielded by path.
+
+    Those that several modules share stay shared.
+    """
     places = [
-        (f"{at}.{name}".lstrip("."), owner, name) for at, owner in module.named_modules() for name in owner._buffers
+        (f"{at}.{name}".lstrip("."), owner, name)
+        for at, owner in module.named_modules()
+        for name in owner._buffers
     ]
     before = [owner._buffers[name] for _, owner, name in places]
     copies = {id(tensor): copy.deepcopy(tensor.detach()) for tensor in before if tensor is not None}
     for (_, owner, name), tensor in zip(places, before, strict=True):
         owner._buffers[name] = None if tensor is None else copies[id(tensor)]
     try:
-        yield {path: copies[id(t)] for (path, _, _), t in zip(places, before, strict=True) if t is not None}
+        yield {
+            path: copies[id(t)]
+            for (path, _, _), t in zip(places, before, strict=True)
+            if t is not None
+        }
     finally:
         for (_, owner, name), tensor in zip(places, before, strict=True):
             owner._buffers[name] = tensor
@@ -49,10 +66,18 @@ def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[st
     """The buffers that a call assigns; it leaves them, and the random numbers, as they were."""
     owners = dict(module.named_modules())
     with spared(module) as given:
-        with torch.random.fork_rng(devices=()), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with (
+            torch.random.fork_rng(devices=()),
+            torch.no_grad(),
+            torch.compiler.set_stance("force_eager"),
+        ):
             module(*tensors)
         places = {path: path.rpartition(".") for path in given}
-        return [path for path, (at, _, name) in places.items() if owners[at]._buffers.get(name) is not given[path]]
+        return [
+            path
+            for path, (at, _, name) in places.items()
+            if owners[at]._buffers.get(name) is not given[path]
+        ]
 
 
 def _numbers(module: torch.nn.Module) -> dict[str, Any]:

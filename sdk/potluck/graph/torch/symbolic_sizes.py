@@ -6,11 +6,20 @@ from typing import Any
 from potluck.errors import ModelError
 from potluck_wire.graph import Expression, Shape
 
-_OPERATIONS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Max": "max", "Min": "min"}
+_OPERATIONS = {
+    "FloorDiv": "//",
+    "CleanDiv": "//",
+    "Mod": "%",
+    "PythonMod": "%",
+    "Max": "max",
+    "Min": "min",
+}
 
 
 def expression(size: Any, names: Mapping[str, str]) -> Expression:
-    """A SymInt (or an integer) as an expression over the symbols in `names` (torch's name -> ours)."""
+    """A SymInt (or an integer) as an expression over the symbols in `names` (torch's name ->
+    ours).
+    """
     if isinstance(size, int):
         return size
     return _of_sympy(size.node.expr, names)

@@ -1,4 +1,6 @@
-"""torch.export in front of a user's module: a traced graph for inference, another with the loss inside for training."""
+"""torch.export in front of a user's module: a traced graph for inference, another with the loss
+inside for training.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -38,14 +40,19 @@ from potluck_wire.graph import (
     validate,
 )
 
-_UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}  # arguments that training changes
+# arguments that training changes
+_UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}
 
 
 class _WithLoss(torch.nn.Module):
     """The model and its loss as one module."""
 
     def __init__(
-        self, net: torch.nn.Module, loss: Callable[..., torch.Tensor], n_inputs: int, keywords: Sequence[str]
+        self,
+        net: torch.nn.Module,
+        loss: Callable[..., torch.Tensor],
+        n_inputs: int,
+        keywords: Sequence[str],
     ) -> None:
         super().__init__()
         self.net, self.loss, self._n_inputs, self._keywords = net, loss, n_inputs, tuple(keywords)
@@ -68,7 +75,9 @@ class _Alone(torch.nn.Module):
 
 
 def _called(net: torch.nn.Module, inputs: Sequence[torch.Tensor], keywords: Sequence[str]) -> Any:
-    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it goes by place."""
+    """The module's answer; `keywords`: the name that each input goes by, empty (or none) where it
+    goes by place.
+    """
     named = list(zip(keywords or [""] * len(inputs), inputs, strict=True))
     return net(*[x for name, x in named if not name], **{name: x for name, x in named if name})
 
@@ -83,12 +92,14 @@ def trace(
     sequence_dims: Sequence[int | None] = (),
     keywords: Sequence[str] = (),
 ) -> Traced:
-    """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets; output: the loss).
+    """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets;
+    output: the loss).
 
-    `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all by place.
+    `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all
+    by place.
 
-    Raises ModelError for control flow that depends on data, operators that no device runs, and a batch that is not the
-    first dimension everywhere.
+    Raises ModelError for control flow that depends on data, operators that no device runs, and a
+    batch that is not the first dimension everywhere.
     """
     tensors = [*inputs, *targets]
     module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
@@ -110,11 +121,17 @@ def trace(
 
 
 def _traced(
-    program: Any, module: torch.nn.Module, names: list[str], tensors: list[torch.Tensor], dims: list[Any], train: bool
+    program: Any,
+    module: torch.nn.Module,
+    names: list[str],
+    tensors: list[torch.Tensor],
+    dims: list[Any],
+    train: bool,
 ) -> Traced:
     holders = _holders(program)
     symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
-    meta = any(tensor.is_meta for tensor in tensors)  # shapes alone: nothing can be run, nothing will be cut
+    # shapes alone: nothing can be run, nothing will be cut
+    meta = any(tensor.is_meta for tensor in tensors)
     tallies = _tallies(program, holders, state, symbols, tensors) if train and not meta else None
     if tallies is not None:
         holders, names = _holders(program), [*names, *tallies.names]
@@ -124,7 +141,9 @@ def _traced(
     result = converter.graph(program.graph, program.graph_module)
     if train:
         converter.updated |= _running(converter.nodes)
-    types = [_types(h.meta["val"], symbols) for h in holders.all] + [_types(v, symbols) for v in converter.made]
+    types = [_types(h.meta["val"], symbols) for h in holders.all] + [
+        _types(v, symbols) for v in converter.made
+    ]
     graph = Graph(
         **_ports(holders, names, [kinds[0] for kinds in types], state, converter.updated),
         nodes=tuple(converter.nodes),
@@ -175,10 +194,16 @@ def _failed(error: OperatorFailed) -> ModelError:
 
 
 def _seen(
-    program: Any, values: dict[Any, Any], types: list[tuple[Type, ...]], state: dict[Any, torch.Tensor],
-    tensors: list[torch.Tensor], complete: Complete,
-) -> frozenset[Ref]:  # fmt: skip
-    """What shows only when the graph is run on rows like those of the examples: which values count rows."""
+    program: Any,
+    values: dict[Any, Any],
+    types: list[tuple[Type, ...]],
+    state: dict[Any, torch.Tensor],
+    tensors: list[torch.Tensor],
+    complete: Complete,
+) -> frozenset[Ref]:
+    """What shows only when the graph is run on rows like those of the examples: which values count
+    rows.
+    """
     try:
         return by_rows(program, values, types, state, tensors, complete)
     except OperatorFailed as error:
@@ -186,24 +211,38 @@ def _seen(
 
 
 def _check_trials(
-    program: Any, state: dict[Any, torch.Tensor], tensors: list[torch.Tensor], complete: Complete, unproven: str
+    program: Any,
+    state: dict[Any, torch.Tensor],
+    tensors: list[torch.Tensor],
+    complete: Complete,
+    unproven: str,
 ) -> None:
-    """Raise ModelError where trials show that a loss is no mean over rows of which the graph does not tell."""
+    """Raise ModelError where trials show that a loss is no mean over rows of which the graph does
+    not tell.
+    """
     try:
         found = difference(program, state, tensors, complete)
     except OperatorFailed as error:
         raise _failed(error) from error
     if found is not None:
-        what = f"the gradient of {found.weight} differs" if found.weight else f"{found.parts:.6g} is the mean of parts"
+        what = (
+            f"the gradient of {found.weight} differs"
+            if found.weight
+            else f"{found.parts:.6g} is the mean of parts"
+        )
         raise ModelError(
-            f"the loss is no mean over rows: {found.whole:.6g} for some rows, and {what}. Look at {unproven}.",
+            f"the loss is no mean over rows: {found.whole:.6g} for some rows, and {what}. Look at "
+            f"{unproven}.",
             next_step=NEXT_STEP,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holders:
-    """torch's nodes that stand for what comes in, in our order; `targets`: what those of the state stand for."""
+    """torch's nodes that stand for what comes in, in our order.
+
+    `targets`: what those of the state stand for.
+    """
 
     inputs: list[Any]
     parameters: list[Any]
@@ -222,8 +261,13 @@ class _Holders:
 def _holders(program: Any) -> _Holders:
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    kinds = {h: specs[h.name].kind.name if h.name in specs else "USER_INPUT" for h in holders}  # these are tallies
-    odd = [kind for kind in kinds.values() if kind not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
+    # these are tallies
+    kinds = {h: specs[h.name].kind.name if h.name in specs else "USER_INPUT" for h in holders}
+    odd = [
+        kind
+        for kind in kinds.values()
+        if kind not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")
+    ]
     if odd:
         raise ModelError(f"it holds an object that cannot be sent to a device ({odd[0].lower()}).")
     used = [holder for holder in holders if holder.users]
@@ -238,10 +282,16 @@ def _holders(program: Any) -> _Holders:
 
 
 def _tallies(
-    program: Any, holders: _Holders, state: dict[Any, tuple[str, torch.Tensor]], symbols: dict[str, str],
+    program: Any,
+    holders: _Holders,
+    state: dict[Any, tuple[str, torch.Tensor]],
+    symbols: dict[str, str],
     tensors: list[torch.Tensor],
-) -> BatchReductions | None:  # fmt: skip
-    """The tallies of the loss, of constants and buffers of its own; the program takes them as inputs from now on."""
+) -> BatchReductions | None:
+    """The tallies of the loss, of constants and buffers of its own.
+
+    The program takes them as inputs from now on.
+    """
     own = {h: state[h][1] for h in holders.buffers if not holders.targets[h].startswith("net.")}
     try:
         return extract(program, holders.inputs, own, symbols, tensors)
@@ -250,9 +300,12 @@ def _tallies(
 
 
 def _ports(
-    holders: _Holders, names: list[str], types: list[Type], state: dict[Any, tuple[str, torch.Tensor]],
+    holders: _Holders,
+    names: list[str],
+    types: list[Type],
+    state: dict[Any, tuple[str, torch.Tensor]],
     updated: set[int],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Inputs, parameters and buffers of the graph."""
     at = {holder: place for place, holder in enumerate(holders.all)}
 
@@ -265,16 +318,29 @@ def _ports(
 
     inputs = zip(names, types, strict=False)
     return {
-        "inputs": tuple(Input(name=name, dtype=kind.dtype, shape=kind.shape) for name, kind in inputs),
-        "parameters": tuple(Parameter(**of_state(h), trainable=trainable(state[h][1])) for h in holders.parameters),
+        "inputs": tuple(
+            Input(name=name, dtype=kind.dtype, shape=kind.shape) for name, kind in inputs
+        ),
+        "parameters": tuple(
+            Parameter(**of_state(h), trainable=trainable(state[h][1])) for h in holders.parameters
+        ),
         "buffers": tuple(Buffer(**of_state(h), updated=at[h] in updated) for h in holders.buffers),
     }
 
 
 def _running(nodes: Sequence[Node]) -> set[int]:
     """The values that normalisations change in training: running statistics."""
-    changing = [node for node in nodes if node.op in _UPDATERS and node.args[_UPDATERS[node.op][1] + 1] is True]
-    return {ref.value for node in changing for place in _UPDATERS[node.op] for ref in refs(node.args[place])}
+    changing = [
+        node
+        for node in nodes
+        if node.op in _UPDATERS and node.args[_UPDATERS[node.op][1] + 1] is True
+    ]
+    return {
+        ref.value
+        for node in changing
+        for place in _UPDATERS[node.op]
+        for ref in refs(node.args[place])
+    }
 
 
 def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
@@ -288,19 +354,30 @@ def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
     return names
 
 
-def _symbols(names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]) -> tuple[Symbol, ...]:
+def _symbols(
+    names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]
+) -> tuple[Symbol, ...]:
     found = [Symbol(name=BATCH, input=0, dim=0, hint=tensors[0].shape[0])]
     if SEQUENCE in names.values():
         source = next(i for i, dim in enumerate(dims) if dim is not None)
-        found.append(Symbol(name=SEQUENCE, input=source, dim=dims[source], hint=tensors[source].shape[dims[source]]))
+        found.append(
+            Symbol(
+                name=SEQUENCE,
+                input=source,
+                dim=dims[source],
+                hint=tensors[source].shape[dims[source]],
+            )
+        )
     return tuple(found)
 
 
-def _state(program: Any, module: torch.nn.Module, targets: dict[Any, str]) -> dict[Any, tuple[str, torch.Tensor]]:
+def _state(
+    program: Any, module: torch.nn.Module, targets: dict[Any, str]
+) -> dict[Any, tuple[str, torch.Tensor]]:
     """Each parameter and buffer: (the name that the user knows it by, the user's own tensor).
 
-    A tensor of the model's that has several names, of which its loss may give it one, has one of the model's in every
-    graph.
+    A tensor of the model's that has several names, of which its loss may give it one, has one of
+    the model's in every graph.
     """
     own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
@@ -309,7 +386,8 @@ def _state(program: Any, module: torch.nn.Module, targets: dict[Any, str]) -> di
     for holder, target in targets.items():
         tensor = own[target] if target in own else program.constants[target]
         path = in_net.get(id(tensor), target)
-        name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"  # no attribute has a hyphen
+        # no attribute has a hyphen
+        name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"
         found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
     return found
 
@@ -330,7 +408,10 @@ def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[O
     for i, ref in enumerate(result if isinstance(result, tuple) else (result,)):
         name = ("loss" if train else "output") + (f"_{i}" if i else "")
         if not isinstance(ref, Ref):
-            raise ModelError(f"{name} is {ref!r}, which is no tensor.", next_step="Leave it out of what is returned.")
+            raise ModelError(
+                f"{name} is {ref!r}, which is no tensor.",
+                next_step="Leave it out of what is returned.",
+            )
         kind = types[ref.value][ref.item or 0]
         found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
     if train and (len(found) != 1 or found[0].shape != ()):
@@ -347,7 +428,9 @@ def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
         if first + position in needed or node.op == "aten.add_.Tensor":
             needed |= {first + position} | {ref.value for ref in node_refs(node)}
     n_inputs = len(graph.inputs)
-    kept = [value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed]
+    kept = [
+        value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed
+    ]
     number = {old: new for new, old in enumerate(kept)}
     states = [*graph.parameters, *graph.buffers]
     alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
@@ -358,7 +441,13 @@ def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
         buffers=tuple(state for state in alive if isinstance(state, Buffer)),
         nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
         outputs=tuple(
-            Output(name=o.name, ref=moved(o.ref, number), dtype=o.dtype, shape=o.shape, gradient=o.gradient)
+            Output(
+                name=o.name,
+                ref=moved(o.ref, number),
+                dtype=o.dtype,
+                shape=o.shape,
+                gradient=o.gradient,
+            )
             for o in graph.outputs
         ),
         symbols=graph.symbols,
@@ -368,11 +457,18 @@ def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
 def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
     """The node with other numbers for the values that it reads."""
     args = tuple(moved(argument, values) for argument in node.args)
-    return Node(number=number, op=node.op, args=args, kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs))
+    return Node(
+        number=number,
+        op=node.op,
+        args=args,
+        kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs),
+    )
 
 
 def moved(argument: Any, values: dict[int, int]) -> Any:
     """An argument with other numbers for its values."""
     if isinstance(argument, Ref):
         return Ref(values[argument.value], argument.item)
-    return tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument
+    return (
+        tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument
+    )

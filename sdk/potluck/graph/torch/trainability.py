@@ -1,4 +1,6 @@
-"""Whether a module is ready to be exported, and whether its loss teaches its weights by backward passes of torch's."""
+"""Whether a module is ready to be exported, and whether its loss teaches its weights by backward
+passes of torch's.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,10 +21,19 @@ def check_module(net: torch.nn.Module) -> None:
     """Raise ModelError for modules that hold something else than tensors and Python."""
     for path, module in net.named_modules():
         where = f" (in the module {path})" if path else ""
-        if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            raise ModelError(f"it has weights without a shape yet{where}.", next_step="Run net(example) once before.")
+        if any(
+            is_lazy(tensor)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        ):
+            raise ModelError(
+                f"it has weights without a shape yet{where}.",
+                next_step="Run net(example) once before.",
+            )
         if isinstance(module, RecursiveScriptModule):
-            raise ModelError(f"it is a scripted module{where}.", next_step="Pass the module that it was made from.")
+            raise ModelError(
+                f"it is a scripted module{where}.",
+                next_step="Pass the module that it was made from.",
+            )
         if type(module).__module__.startswith("torch.ao.nn.quantized"):
             raise ModelError(
                 f"it is quantised{where}, and devices compute with plain tensors.",
@@ -31,7 +42,9 @@ def check_module(net: torch.nn.Module) -> None:
 
 
 def check_norms(net: torch.nn.Module) -> None:
-    """Raise ModelError for a normalisation that is to average its statistics over all batches that it ever saw."""
+    """Raise ModelError for a normalisation that is to average its statistics over all batches that
+    it ever saw.
+    """
     for name, module in net.named_modules():
         path = name.removeprefix("net").removeprefix(".")
         if (
@@ -41,17 +54,22 @@ def check_norms(net: torch.nn.Module) -> None:
             and module.track_running_stats
         ):
             raise ModelError(
-                f"{type(module).__name__}{f' (the module {path})' if path else ''} averages its statistics over all "
+                f"{type(module).__name__}{f' (the module {path})' if path else ''} averages its "
+                "statistics over all "
                 "batches that it ever saw (momentum=None), which devices do not compute.",
-                next_step="Give it a momentum, such as 0.1; or eval(), which keeps its statistics as they are.",
+                next_step="Give it a momentum, such as 0.1; or eval(), which keeps its statistics "
+                "as they are.",
             )
 
 
-def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor], traced: Traced) -> None:
-    """Raise ModelError where no weight learns from the loss that `module` gives, or other ones than in its graph.
+def check_learning(
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor], traced: Traced
+) -> None:
+    """Raise ModelError where no weight learns from the loss that `module` gives, or other ones than
+    in its graph.
 
-    Also where a backward is the user's own: what is exported is the forward pass, and a `torch.autograd.Function` would
-    lose its backward without a word.
+    Also where a backward is the user's own: what is exported is the forward pass, and a
+    `torch.autograd.Function` would lose its backward without a word.
     """
     with (
         spared(module),
@@ -62,22 +80,33 @@ def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor], tra
         loss = module(*tensors)
     if not loss.requires_grad:
         raise ModelError(
-            "no weight learns from the loss: it does not depend on any parameter that requires a gradient.",
-            next_step="Leave the loss out for inference, or look for detach(), argmax or requires_grad_(False).",
+            "no weight learns from the loss: it does not depend on any parameter that requires a "
+            "gradient.",
+            next_step="Leave the loss out for inference, or look for detach(), argmax or "
+            "requires_grad_(False).",
         )
     functions = list(_behind(loss.grad_fn))
-    own = next((type(f).__name__.removesuffix("Backward") for f in functions if isinstance(f, BackwardCFunction)), "")
+    own = next(
+        (
+            type(f).__name__.removesuffix("Backward")
+            for f in functions
+            if isinstance(f, BackwardCFunction)
+        ),
+        "",
+    )
     if own:
         raise ModelError(
             f"the backward pass of {own} is Python code of its own, which devices do not run.",
-            next_step="Write it with torch's operators. (In torch.utils.checkpoint: use_reentrant=False.)",
+            next_step="Write it with torch's operators. (In torch.utils.checkpoint: "
+            "use_reentrant=False.)",
         )
     weights = [f.variable for f in functions if hasattr(f, "variable")]
     own_weights = {id(parameter) for parameter in module.parameters()}
     strangers = [w for w in weights if id(w) not in own_weights]
     if strangers:
         raise ModelError(
-            f"a gradient reaches a tensor {list(strangers[0].shape)} that belongs to no module, so that nothing would "
+            f"a gradient reaches a tensor {list(strangers[0].shape)} that belongs to no module, so "
+            "that nothing would "
             "train it.",
             next_step="Make it a parameter of the network, or of a loss that is a torch.nn.Module; "
             "requires_grad_(False) leaves it as it is.",
@@ -86,16 +115,21 @@ def check_learning(module: torch.nn.Module, tensors: Sequence[torch.Tensor], tra
 
 
 def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> None:
-    """Raise ModelError where a call teaches other weights than the graph does (`learned`: their identities)."""
+    """Raise ModelError where a call teaches other weights than the graph does (`learned`: their
+    identities).
+    """
     in_graph = {id(traced.tensors[p.name]) for p in traced.graph.parameters if p.trainable}
     for name, parameter in module.named_parameters():
         if (id(parameter) in learned) != (id(parameter) in in_graph):
             way = "reaches" if id(parameter) in learned else "does not reach"
             raise ModelError(
-                f"a gradient {way} {name.removeprefix('net.')} when the module is called, and in its exported graph it "
+                f"a gradient {way} {name.removeprefix('net.')} when the module is called, and in "
+                "its exported graph it "
                 f"{'does not' if id(parameter) in learned else 'does'}.",
-                next_step="Look for branches that differ from call to call, and for torch.no_grad() around operators "
-                "that may return what they are given, such as float() or contiguous(): detach() says what is meant.",
+                next_step="Look for branches that differ from call to call, and for "
+                "torch.no_grad() around operators "
+                "that may return what they are given, such as float() or contiguous(): detach() "
+                "says what is meant.",
             )
 
 

@@ -1,1 +1,3 @@
-"""One request shared inside its operators: what may be shared, who computes which rows, and how long that takes."""
+"""One request shared inside its operators: what may be shared, who computes which rows, and how
+long that takes.
+"""

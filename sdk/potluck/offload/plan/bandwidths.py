@@ -1,7 +1,9 @@
-"""The best split for every bandwidth: searched for at some, at more where that may pay, each used where it is better.
+"""The best split for every bandwidth: searched for at some, at more where that may pay, each used
+where it is better.
 
-More bandwidth never hurts: between two bandwidths nothing is better than the best split at the higher one. So it is
-known how much the splits of both ends can lose half-way at most, and the next search is where that is most.
+More bandwidth never hurts: between two bandwidths nothing is better than the best split at the
+higher one. So it is known how much the splits of both ends can lose half-way at most, and the next
+search is where that is most.
 """
 
 import heapq
@@ -11,17 +13,26 @@ from itertools import pairwise
 
 from potluck.offload.plan.split import Split, Splitter, rank
 
-HALVINGS = 5  # of the way between two bandwidths, until it is known where to turn from one split to the next
-LOSS_FRAC = 0.005  # of the best one's seconds or joules: less is worth neither a search nor an entry
+# of the way between two bandwidths, until it is known where to turn from one split to the next
+HALVINGS = 5
+# of the best one's seconds or joules: less is worth neither a search nor an entry
+LOSS_FRAC = 0.005
 
 Found = tuple[tuple[float, Split], ...]  # from so many bytes per second on, this split
-Best = Callable[[float, Sequence[Split]], Split | None]  # at a bandwidth, given splits that may be good there too
+# at a bandwidth, given splits that may be good there too
+Best = Callable[[float, Sequence[Split]], Split | None]
 
 
 def over(
-    bandwidths: Sequence[float], splitter: Splitter, best: Best, *, most: int = 0, deadline_s: float | None = None
+    bandwidths: Sequence[float],
+    splitter: Splitter,
+    best: Best,
+    *,
+    most: int = 0,
+    deadline_s: float | None = None,
 ) -> Found:
-    """The split for any bandwidth from the first on: searched for at these, and where it may pay, at `most` in all.
+    """The split for any bandwidth from the first on: searched for at these, and where it may pay,
+    at `most` in all.
 
     None of `best`: nothing can be done there, as by whoever needs a link.
 
@@ -47,7 +58,9 @@ def over(
     news = list(pairwise(sorted(known)))
     for _ in range(most - len(bandwidths)):
         for low, high in news:
-            may_lose = _lost(splitter, (known[low], known[high]), known[high], (low + high) / 2, deadline_s)
+            may_lose = _lost(
+                splitter, (known[low], known[high]), known[high], (low + high) / 2, deadline_s
+            )
             heapq.heappush(gaps, (-may_lose, low, high))
         if not gaps or -gaps[0][0] <= LOSS_FRAC:
             break
@@ -70,9 +83,14 @@ def _compare(splitter: Splitter, known: dict[float, Split], deadline_s: float | 
 
 
 def turn(
-    splitter: Splitter, lower: tuple[float, Split], upper: tuple[float, Split], *, deadline_s: float | None = None
+    splitter: Splitter,
+    lower: tuple[float, Split],
+    upper: tuple[float, Split],
+    *,
+    deadline_s: float | None = None,
 ) -> float:
-    """Between two bandwidths, each with its split: from where on the upper one's is the better of the two.
+    """Between two bandwidths, each with its split: from where on the upper one's is the better of
+    the two.
 
     Parameters
     ----------
@@ -93,24 +111,40 @@ def turn(
 
 
 def _turning(
-    splitter: Splitter, known: Sequence[tuple[float, Split]], deadline_s: float | None, least_frac: float
+    splitter: Splitter,
+    known: Sequence[tuple[float, Split]],
+    deadline_s: float | None,
+    least_frac: float,
 ) -> Found:
-    """Each split from where on it is better than the one before; what gains no more than so much is left out."""
+    """Each split from where on it is better than the one before.
+
+    What gains no more than so much is left out.
+    """
     found = list(known[:1])
     for (before, _), (bytes_per_s, split) in pairwise(known):
         kept = found[-1][1]
         if _lost(splitter, (kept,), split, bytes_per_s, deadline_s) > least_frac:
-            found.append((turn(splitter, (before, kept), (bytes_per_s, split), deadline_s=deadline_s), split))
+            found.append(
+                (turn(splitter, (before, kept), (bytes_per_s, split), deadline_s=deadline_s), split)
+            )
     return tuple(found)
 
 
 def _lost(
-    splitter: Splitter, splits: Sequence[Split], best: Split, bytes_per_s: float, deadline_s: float | None
+    splitter: Splitter,
+    splits: Sequence[Split],
+    best: Split,
+    bytes_per_s: float,
+    deadline_s: float | None,
 ) -> float:
-    """How much more than `best` these splits take at least, at this bandwidth, of what is to be saved."""
+    """How much more than `best` these splits take at least, at this bandwidth, of what is to be
+    saved.
+    """
     tried = (splitter.tried(split.divisions, bytes_per_s, split.tiles) for split in splits)
     if deadline_s is None or best.latency_s > deadline_s:
-        return min((_excess(split.latency_s, best.latency_s) for split in tried if split), default=math.inf)
+        return min(
+            (_excess(split.latency_s, best.latency_s) for split in tried if split), default=math.inf
+        )
     soon = (split.energy_j for split in tried if split and split.latency_s <= deadline_s)
     return min((_excess(energy_j, best.energy_j) for energy_j in soon), default=math.inf)
 

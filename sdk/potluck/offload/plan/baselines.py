@@ -1,12 +1,16 @@
-"""What others do with one request and a helper: all of it on one side, a cut between layers, greedy tiling.
+"""What others do with one request and a helper: all of it on one side, a cut between layers, greedy
+tiling.
 
 Of several helpers they know the first.
 
-- `least_cut`: DNN surgery (Hu et al. 2019; Liang et al. 2023), or DSCCS, the baseline of Intra-DP: every layer wholly
-  on one side; the least sum of seconds is found exactly, as a minimum cut of the graph of layers.
-- `thriftiest_cut`: SPSO-GA (Chen et al. 2021) looks for the layer cut with the least joules under a deadline by swarm
-  and genes; here every cut of the line is tried, and the least cuts of seconds and joules in five proportions.
-- `greedy_tiling`: after CoActo (Bin et al. 2024): each operator in turn goes where its rows are ready soonest.
+- `least_cut`: DNN surgery (Hu et al. 2019; Liang et al. 2023), or DSCCS, the baseline of Intra-DP:
+  every layer wholly on one side; the least sum of seconds is found exactly, as a minimum cut of the
+  graph of layers.
+- `thriftiest_cut`: SPSO-GA (Chen et al. 2021) looks for the layer cut with the least joules under a
+  deadline by swarm and genes; here every cut of the line is tried, and the least cuts of seconds
+  and joules in five proportions.
+- `greedy_tiling`: after CoActo (Bin et al. 2024): each operator in turn goes where its rows are
+  ready soonest.
 
 `answer` is any of them by its name in `WAYS`, `answers` several.
 """
@@ -26,7 +30,9 @@ TINY = 1e-12
 WAYS = ("device", "helper", "layer cut", "thriftiest cut", "greedy tiling")
 
 
-def answer(way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float | None = None) -> "Split | None":
+def answer(
+    way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float | None = None
+) -> "Split | None":
     """What one of `WAYS` does at this bandwidth; None where it sends, and the link carries nothing.
 
     The thriftiest cut needs a deadline; a layer cut may be all on one side.
@@ -62,12 +68,15 @@ def answer(way: str, splitter: "Splitter", bytes_per_s: float, deadline_s: float
         case "thriftiest cut" if deadline_s is not None:
             return thriftiest_cut(splitter, bytes_per_s, deadline_s)
         case _:
-            raise UserError(f"no rival is called {way!r}.", next_step=f"There are {', '.join(WAYS)}.")
+            raise UserError(
+                f"no rival is called {way!r}.", next_step=f"There are {', '.join(WAYS)}."
+            )
     return splitter.tried(divisions, bytes_per_s, 1)
 
 
 def answers(ways: Iterable[str], splitter: "Splitter", bytes_per_s: float) -> "dict[str, Split]":
-    """What each of these ways does at this bandwidth, where it can be done: without a link only the device answers.
+    """What each of these ways does at this bandwidth, where it can be done: without a link only the
+    device answers.
 
     Parameters
     ----------
@@ -91,21 +100,32 @@ def all_on_helper(shares: Shares) -> tuple[Division, ...]:
 
 
 def layers_on(shares: Shares, on_device: frozenset[int]) -> tuple[Division, ...]:
-    """These operators on the device, all others on the helper; input and result are on the device."""
+    """These operators on the device, all others on the helper.
+
+    Input and result are on the device.
+    """
     last, idle = shares.last, (NONE,) * (len(shares.sides) - 2)
     return tuple(
-        ((0, op.count), NONE, *idle) if place in on_device or place in (0, last) else (NONE, (0, op.count), *idle)
+        ((0, op.count), NONE, *idle)
+        if place in on_device or place in (0, last)
+        else (NONE, (0, op.count), *idle)
         for place, op in enumerate(shares.operators)
     )
 
 
 def least_cut(
-    shares: Shares, bytes_per_s: float, *, second_w: float = 1.0, busy_w: float = 0.0, radio_w: float = 0.0
+    shares: Shares,
+    bytes_per_s: float,
+    *,
+    second_w: float = 1.0,
+    busy_w: float = 0.0,
+    radio_w: float = 0.0,
 ) -> tuple[Division, ...]:
-    """The layer cut with the least sum of all seconds: the device computes, then sends, then the helper computes.
+    """The layer cut with the least sum of all seconds: the device computes, then sends, then the
+    helper computes.
 
-    Each second counts `second_w`, more while the device computes (`busy_w`) or sends or receives (`radio_w`). What is
-    sent goes over once, however many operators need it.
+    Each second counts `second_w`, more while the device computes (`busy_w`) or sends or receives
+    (`radio_w`). What is sent goes over once, however many operators need it.
 
     Parameters
     ----------
@@ -122,24 +142,33 @@ def least_cut(
     """
     sharing, operators, last = shares.sharing, shares.operators, shares.last
     n = len(operators)
-    device, helper = 2 * n, 2 * n + 1  # the two ends; n + i stands for the value of operator i on the helper
+    # the two ends; n + i stands for the value of operator i on the helper
+    device, helper = 2 * n, 2 * n + 1
     flow = _Flow(2 * n + 2)
     for place, operator in enumerate(operators):
         if place in (0, last):
             flow.edge(device, place, ENDLESS)
             continue
         flow.edge(device, place, sharing.seconds(HELPER, place, operator.count) * second_w)
-        flow.edge(place, helper, sharing.seconds(DEVICE, place, operator.count) * (second_w + busy_w))
+        flow.edge(
+            place, helper, sharing.seconds(DEVICE, place, operator.count) * (second_w + busy_w)
+        )
     for before, operator in enumerate(operators):
         price = ENDLESS
         if bytes_per_s > 0:
-            price = operator.nbytes / bytes_per_s * (second_w + radio_w) + sharing.latency_s * second_w
+            price = (
+                operator.nbytes / bytes_per_s * (second_w + radio_w) + sharing.latency_s * second_w
+            )
         flow.edge(before, n + before, price)
     for place in range(n):
         for before, _ in shares.windows[place]:
             flow.edge(n + before, place, ENDLESS)
             # what the helper has made comes back for the result alone
-            returned_s = operators[before].nbytes / bytes_per_s + sharing.latency_s if bytes_per_s > 0 else ENDLESS
+            returned_s = (
+                operators[before].nbytes / bytes_per_s + sharing.latency_s
+                if bytes_per_s > 0
+                else ENDLESS
+            )
             flow.edge(place, before, returned_s * second_w if place == last else ENDLESS)
     return layers_on(shares, frozenset(flow.side(device, helper)))
 
@@ -151,7 +180,8 @@ def line_cuts(shares: Shares) -> Iterator[tuple[Division, ...]]:
 
 
 def thriftiest_cut(splitter: "Splitter", bytes_per_s: float, deadline_s: float) -> "Split":
-    """The layer cut with the least joules of the device among those that are done by the deadline, else the fastest.
+    """The layer cut with the least joules of the device among those that are done by the deadline,
+    else the fastest.
 
     Parameters
     ----------
@@ -167,14 +197,21 @@ def thriftiest_cut(splitter: "Splitter", bytes_per_s: float, deadline_s: float) 
     for weight in (0.0, 0.5, 1.0, 2.0, 4.0):  # seconds weigh ever more
         known.append(
             least_cut(
-                shares, bytes_per_s, second_w=sharing.idle_w * (1 + weight) or 1.0,
-                busy_w=max(sharing.busy_w - sharing.idle_w, 0.0), radio_w=sharing.radio_w,
+                shares,
+                bytes_per_s,
+                second_w=sharing.idle_w * (1 + weight) or 1.0,
+                busy_w=max(sharing.busy_w - sharing.idle_w, 0.0),
+                radio_w=sharing.radio_w,
             )
-        )  # fmt: skip
+        )
     tried = [splitter.tried(divisions, bytes_per_s, 1) for divisions in dict.fromkeys(known)]
     splits = [split for split in tried if split]
     in_time = [split for split in splits if split.latency_s <= deadline_s]
-    return min(in_time, key=lambda split: split.energy_j) if in_time else min(splits, key=lambda s: s.latency_s)
+    return (
+        min(in_time, key=lambda split: split.energy_j)
+        if in_time
+        else min(splits, key=lambda s: s.latency_s)
+    )
 
 
 def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tuple[Division, ...]:
@@ -195,7 +232,9 @@ def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tupl
     for place in range(1, last):
         operator = shares.operators[place]
         options = []
-        for level in range(n_shares) if operator.divisible and operator.count > 1 else (0, n_shares - 1):
+        for level in (
+            range(n_shares) if operator.divisible and operator.count > 1 else (0, n_shares - 1)
+        ):
             cut = round(operator.count * level / (n_shares - 1))
             division: Division = ((0, cut), (cut, operator.count), *idle)
             after = dict(ready)
@@ -205,16 +244,24 @@ def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tupl
                     sent = _fetched_bytes(shares, found, place, side, rows)
                     if sent and bytes_per_s <= 0:
                         break
-                    begins_s = max(ready.values()) + sent / bytes_per_s + sharing.latency_s if sent else ready[side]
+                    begins_s = (
+                        max(ready.values()) + sent / bytes_per_s + sharing.latency_s
+                        if sent
+                        else ready[side]
+                    )
                     after[side] = begins_s + sharing.seconds(side, place, rows[1] - rows[0])
             else:
-                options.append((max(after[s] for s in ready if division[s] != NONE), level, division, after))
+                options.append(
+                    (max(after[s] for s in ready if division[s] != NONE), level, division, after)
+                )
         _, _, division, ready = min(options, key=lambda option: (option[0], -option[1]))
         found.append(division)
     return (*found, ((0, 1), NONE, *idle))
 
 
-def _fetched_bytes(shares: Shares, divisions: list[Division], place: int, side: int, rows: Interval) -> int:
+def _fetched_bytes(
+    shares: Shares, divisions: list[Division], place: int, side: int, rows: Interval
+) -> int:
     """What one side has to fetch of the inputs before it can compute these rows."""
     total = 0
     for source, read in shares.reads(place, rows):

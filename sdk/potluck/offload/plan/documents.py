@@ -1,6 +1,9 @@
-"""Problems of shared requests, what is wanted of them, and the splits found, as JSON documents. Pure.
+"""Problems of shared requests, what is wanted of them, and the splits found, as JSON documents.
 
-What an operator reads is written down row by row: how it was known to the model is of no account to a search.
+Pure.
+
+What an operator reads is written down row by row: how it was known to the model is of no account to
+a search.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -40,12 +43,17 @@ def problem_document(sharing: OffloadProblem, wishes: SearchSpec) -> Document:
 
     operators = [
         {
-            "name": o.name, "count": o.count, "row_bytes": o.row_bytes, "side_s": o.side_s, "divisible": o.divisible,
-            "side_fixed_s": o.side_fixed_s, "side_seam_s": o.side_seam_s,
+            "name": o.name,
+            "count": o.count,
+            "row_bytes": o.row_bytes,
+            "side_s": o.side_s,
+            "divisible": o.divisible,
+            "side_fixed_s": o.side_fixed_s,
+            "side_seam_s": o.side_seam_s,
             "inputs": [(source, number(reads, o.count)) for source, reads in o.inputs],
         }
         for o in sharing.operators
-    ]  # fmt: skip
+    ]
     lines = [(*pair, line.media, line.latency_s) for pair, line in sharing.lines.items()]
     plain = asdict(replace(sharing, operators=sharing.operators[:2], lines={}))
     return {
@@ -65,26 +73,36 @@ def read_problem(document: Document) -> tuple[OffloadProblem, SearchSpec]:
         for a, b, media, latency_s in known["lines"]
     }
     media = tuple(known["media_bytes_per_s"])
-    sharing = OffloadProblem(**(known | {"operators": operators, "lines": lines, "media_bytes_per_s": media}))
+    sharing = OffloadProblem(
+        **(known | {"operators": operators, "lines": lines, "media_bytes_per_s": media})
+    )
     wishes = document["wishes"]
     return sharing, SearchSpec(**(wishes | {"bandwidths": tuple(wishes["bandwidths"])}))
 
 
 def _operator(row: Document, windows: list[Window]) -> Operator:
-    inputs = tuple((source, windows[which] if which is not None else None) for source, which in row["inputs"])
+    inputs = tuple(
+        (source, windows[which] if which is not None else None) for source, which in row["inputs"]
+    )
     times: Document = {key: tuple(row[key]) for key in ("side_s", "side_fixed_s", "side_seam_s")}
     return Operator(**(row | times | {"inputs": inputs}))
 
 
 def found_document(found: Found) -> Document:
     """Splits, each from so many bytes per second on."""
-    return {"entries": [{"bytes_per_s": bytes_per_s, "split": asdict(split)} for bytes_per_s, split in found]}
+    return {
+        "entries": [
+            {"bytes_per_s": bytes_per_s, "split": asdict(split)} for bytes_per_s, split in found
+        ]
+    }
 
 
 def read_found(document: Any, sharing: OffloadProblem) -> Found | None:
     """What `found_document` has written of this problem; None for anything else."""
     try:
-        found = tuple((float(row["bytes_per_s"]), _split(row["split"])) for row in document["entries"])
+        found = tuple(
+            (float(row["bytes_per_s"]), _split(row["split"])) for row in document["entries"]
+        )
     except (ValueError, KeyError, TypeError):
         return None
     whole = found and found[0][0] == 0 and all(_fits(split, sharing) for _, split in found)
@@ -96,7 +114,8 @@ def _fits(split: Split, sharing: OffloadProblem) -> bool:
         return False
     pairs = zip(split.divisions, sharing.operators, strict=True)
     return all(
-        len(division) == sharing.n_sides and all(0 <= start <= stop <= operator.count for start, stop in division)
+        len(division) == sharing.n_sides
+        and all(0 <= start <= stop <= operator.count for start, stop in division)
         for division, operator in pairs
     )
 
@@ -104,9 +123,13 @@ def _fits(split: Split, sharing: OffloadProblem) -> bool:
 def _split(row: Document) -> Split:
     divisions = tuple(tuple(map(_rows, division)) for division in row["divisions"])
     return Split(
-        divisions=divisions, tiles=int(row["tiles"]), latency_s=float(row["latency_s"]),
-        energy_j=float(row["energy_j"]), sent_bytes=int(row["sent_bytes"]), received_bytes=int(row["received_bytes"]),
-    )  # fmt: skip
+        divisions=divisions,
+        tiles=int(row["tiles"]),
+        latency_s=float(row["latency_s"]),
+        energy_j=float(row["energy_j"]),
+        sent_bytes=int(row["sent_bytes"]),
+        received_bytes=int(row["received_bytes"]),
+    )
 
 
 def _rows(row: Any) -> Interval:

@@ -1,7 +1,9 @@
-"""A request that several sides share, as pieces: what each computes in which order, which rows go over. Pure: no torch.
+"""A request that several sides share, as pieces: what each computes in which order, which rows go
+over. Pure: no torch.
 
-`Shareable.operators` makes the planner's problem of a traced model; `lower` makes pieces of the planner's answer. Nodes
-that follow each other row by row (a convolution, its normalisation and activation) are one operator to the planner.
+`Shareable.operators` makes the planner's problem of a traced model; `lower` makes pieces of the
+planner's answer. Nodes that follow each other row by row (a convolution, its normalisation and
+activation) are one operator to the planner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,16 @@ from dataclasses import dataclass, field
 
 from potluck.errors import ModelError
 from potluck.graph.partition.cuts import Linearization
-from potluck.offload.plan.problem import DEVICE, HELPER, Division, Interval, OffloadProblem, Operator, Shares, without
+from potluck.offload.plan.problem import (
+    DEVICE,
+    HELPER,
+    Division,
+    Interval,
+    OffloadProblem,
+    Operator,
+    Shares,
+    without,
+)
 from potluck.offload.plan.steps import TILES, Step, steps
 from potluck.offload.rows.operator_times import Pace
 from potluck.offload.rows.receptive_fields import Local, localities
@@ -46,7 +57,8 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Everything that is to be done, in an order in which every part is there before it is used, the most urgent first.
+    """Everything that is to be done, in an order in which every part is there before it is used,
+    the most urgent first.
 
     `results`: the model's outputs, on the device.
     """
@@ -77,9 +89,14 @@ class Shareable:
                 next_step="Use a model with one input tensor.",
             )
         self.line, self.localities = line, localities(line)
-        self.values: tuple[int, ...] = (0, *(graph.first_node + position for position in line.bound))
+        self.values: tuple[int, ...] = (
+            0,
+            *(graph.first_node + position for position in line.bound),
+        )
         self._bound = frozenset(self.values)
-        self.outputs = tuple(dict.fromkeys(output.ref for output in graph.outputs if output.ref.value in self._bound))
+        self.outputs = tuple(
+            dict.fromkeys(output.ref for output in graph.outputs if output.ref.value in self._bound)
+        )
         self.groups = self._groups()
         self.place = {value: place for place, group in enumerate(self.groups) for value in group}
 
@@ -110,7 +127,8 @@ class Shareable:
         return rows_of(self.line, self.localities, value)
 
     def _groups(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that are one operator: each reads the one before it alone, row by row, and is not larger than it.
+        """The nodes that are one operator: each reads the one before it alone, row by row, and is
+        not larger than it.
 
         Nobody else reads that one, so little would be gained by dividing the two differently.
         """
@@ -122,7 +140,9 @@ class Shareable:
         for value in self.values:
             reads = self.reads(value)
             before = next((ref.value for ref in reads if self._follows(ref, reads[ref], value)), 0)
-            if not all(self._follows(ref, reads[ref], value) for ref in reads if ref.value == before):
+            if not all(
+                self._follows(ref, reads[ref], value) for ref in reads if ref.value == before
+            ):
                 before = 0  # other items of it are read in other ways
             if before in groups and before and users.get(before) == {value}:
                 groups[value] = (*groups.pop(before), value)
@@ -131,12 +151,18 @@ class Shareable:
         return tuple(groups[value] for value in sorted(groups))
 
     def _follows(self, ref: Ref, reads: AccessPattern | None, value: int) -> bool:
-        if self._is_divisible(ref.value) != self._is_divisible(value) or self._bytes(ref.value) < self._bytes(value):
+        if self._is_divisible(ref.value) != self._is_divisible(value) or self._bytes(
+            ref.value
+        ) < self._bytes(value):
             return False
         count = self.rows_of(value)[1]
         if not self._is_divisible(value):
             return self.rows_of(ref.value)[1] == count == 1
-        return reads is not None and reads == AccessPattern(axis=reads.axis, count=count) and reads.count == count
+        return (
+            reads is not None
+            and reads == AccessPattern(axis=reads.axis, count=count)
+            and reads.count == count
+        )
 
     def _is_divisible(self, value: int) -> bool:
         first = self.line.traced.graph.first_node
@@ -150,7 +176,8 @@ class Shareable:
     def operators(self, paces: Sequence[Pace], batch: int = 0) -> tuple[Operator, ...]:
         """The planner's operators, given what every node takes each side; the last is the result.
 
-        Sizes are those of a request of `batch` rows of the batch; 0: of the example that was traced.
+        Sizes are those of a request of `batch` rows of the batch; 0: of the example that was
+        traced.
         """
         graph, found = self.line.traced.graph, []
         for group in self.groups:
@@ -169,9 +196,15 @@ class Shareable:
                     name="input" if not last else graph.nodes[group[0] - graph.first_node].op,
                     count=count,
                     row_bytes=-(-self._bytes(last, batch) // count),
-                    side_s=tuple(sum(pace.seconds.get(value, 0.0) for value in group) for pace in paces),
-                    side_fixed_s=tuple(sum(pace.fixed_s.get(value, 0.0) for value in group) for pace in paces),
-                    side_seam_s=tuple(sum(pace.seam_s.get(value, 0.0) for value in seams) for pace in paces),
+                    side_s=tuple(
+                        sum(pace.seconds.get(value, 0.0) for value in group) for pace in paces
+                    ),
+                    side_fixed_s=tuple(
+                        sum(pace.fixed_s.get(value, 0.0) for value in group) for pace in paces
+                    ),
+                    side_seam_s=tuple(
+                        sum(pace.seam_s.get(value, 0.0) for value in seams) for pace in paces
+                    ),
                     inputs=tuple(inputs),
                     divisible=self._is_divisible(last),
                 )
@@ -225,7 +258,9 @@ class _Lowering:
                     self._send(step.side, step.to, part)
             else:
                 groups = (group for group in step.rows if group[0] < len(self.model.groups))
-                computes = {value: rows for place, rows in groups for value in self.model.groups[place]}
+                computes = {
+                    value: rows for place, rows in groups for value in self.model.groups[place]
+                }
                 if computes:
                     self._run(step.side, computes)
         return self._finished([self._result(ref) for ref in self.model.outputs])
@@ -238,7 +273,9 @@ class _Lowering:
     def _send(self, side: int, to: int, rows: TensorSlice) -> None:
         """Rows go over as one part, or as those of the several pieces that made them."""
         for made in _covering(self.parts[side].get(rows.ref, []), (rows.start, rows.stop)):
-            part = TensorSlice(rows.value, max(made.start, rows.start), min(made.stop, rows.stop), rows.item)
+            part = TensorSlice(
+                rows.value, max(made.start, rows.start), min(made.stop, rows.stop), rows.item
+            )
             self.drafts.append(Sent(side=side, to=to, part=part))
             self.parts[to].setdefault(part.ref, []).append(part)
 
@@ -256,7 +293,10 @@ class _Lowering:
         self.drafts.append(_Draft(side, computes, list(takes), made))
 
     def _result(self, ref: Ref) -> TensorSlice:
-        """All rows of an output as one part on the device; where they are several, a piece of its own joins them."""
+        """All rows of an output as one part on the device.
+
+        Where they are several, a piece of its own joins them.
+        """
         count = self.model.rows_of(ref.value)[1]
         found = _covering(self.parts[DEVICE].get(ref, []), (0, count))
         if len(found) > 1:
@@ -270,19 +310,28 @@ class _Lowering:
         wanted: list[dict[TensorSlice, None]] = [{} for _ in range(self.n_sides)]
         wanted[DEVICE] = dict.fromkeys(results)
         for draft in self.drafts:
-            wanted[draft.side] |= dict.fromkeys(draft.takes if isinstance(draft, _Draft) else (draft.part,))
+            wanted[draft.side] |= dict.fromkeys(
+                draft.takes if isinstance(draft, _Draft) else (draft.part,)
+            )
         found: list[SharedPiece | Sent] = []
         count = [0] * self.n_sides
         for draft in self.drafts:
             if not isinstance(draft, _Draft):
                 found.append(draft)
                 continue
-            made = [part for part in wanted[draft.side] if any(_inside(part, whole) for whole in draft.makes)]
-            gives = [part for part in made if part not in draft.takes]  # a whole is joined from parts
+            made = [
+                part
+                for part in wanted[draft.side]
+                if any(_inside(part, whole) for whole in draft.makes)
+            ]
+            # a whole is joined from parts
+            gives = [part for part in made if part not in draft.takes]
             if not gives:
                 continue
             takes, computes = draft.takes, draft.computes
-            graph = piece(self.model.line, self.model.localities, takes=takes, computes=computes, gives=gives)
+            graph = piece(
+                self.model.line, self.model.localities, takes=takes, computes=computes, gives=gives
+            )
             found.append(
                 SharedPiece(
                     side=draft.side,

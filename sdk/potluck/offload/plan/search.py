@@ -1,8 +1,9 @@
-"""Ways to share a request, and a quick search among them: where rows change hands, and how many the device then holds.
+"""Ways to share a request, and a quick search among them: where rows change hands, and how many the
+device then holds.
 
-A Pareto label (when each side is ready, when the link is free, joules) is kept per cut and level, unless another is
-better in everything; of many the ones that are ready first. Times are estimates, for the order alone: the best few ways
-are carried out step by step afterwards.
+A Pareto label (when each side is ready, when the link is free, joules) is kept per cut and level,
+unless another is better in everything; of many the ones that are ready first. Times are estimates,
+for the order alone: the best few ways are carried out step by step afterwards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,10 +31,12 @@ MAX_LABELS = 6  # kept per cut and level: the ones that are ready first
 
 @dataclass(frozen=True, slots=True, order=True)
 class Handover:
-    """Behind operator `place` the device holds this share of the rows of all that is alive, the helpers the others.
+    """Behind operator `place` the device holds this share of the rows of all that is alive, the
+    helpers the others.
 
-    `rest`: up to which share of those others the first helpers hold them, and the last one what is left; with none the
-    first helper holds all. `both`: each of them that has a share holds all rows.
+    `rest`: up to which share of those others the first helpers hold them, and the last one what is
+    left; with none the first helper holds all. `both`: each of them that has a share holds all
+    rows.
     """
 
     place: int
@@ -80,7 +83,9 @@ def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
     """
     found = {}
     first, end = handover.bounds(side)
-    holds = handover.both and (side == DEVICE or first < end or (not handover.rest and side == HELPER))
+    holds = handover.both and (
+        side == DEVICE or first < end or (not handover.rest and side == HELPER)
+    )
     for u in shares.alive[handover.place]:
         operator = shares.operators[u]
         size = operator.count if operator.divisible else 1
@@ -91,7 +96,9 @@ def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
 
 
 def divided(shares: Shares, way: Way, *, replicate: bool = True) -> tuple[Division, ...]:
-    """The rows that each side computes on such a way; without `replicate` no row is computed by two sides.
+    """The rows that each side computes on such a way.
+
+    Without `replicate` no row is computed by two sides.
 
     Parameters
     ----------
@@ -115,8 +122,12 @@ def divided(shares: Shares, way: Way, *, replicate: bool = True) -> tuple[Divisi
     return tuple(zip(*rows, strict=True))
 
 
-def _evenly(shares: Shares, before: Handover, after: Handover, side: int, rows: list[Interval]) -> None:
-    """Every operator between two cuts is divided like the values behind the later one: neighbours exchange rows."""
+def _evenly(
+    shares: Shares, before: Handover, after: Handover, side: int, rows: list[Interval]
+) -> None:
+    """Every operator between two cuts is divided like the values behind the later one: neighbours
+    exchange rows.
+    """
     first, end = after.bounds(side)
     for place in range(before.place + 1, after.place + 1):
         operator = shares.operators[place]
@@ -127,7 +138,10 @@ def _evenly(shares: Shares, before: Handover, after: Handover, side: int, rows: 
 
 
 def cuts(shares: Shares) -> tuple[int, ...]:
-    """Places where little is alive, some way apart where there are many; the input and the result are among them."""
+    """Places where little is alive, some way apart where there are many.
+
+    The input and the result are among them.
+    """
     so_far, total = [], 0.0
     for operator in shares.operators:
         total += operator.seconds(DEVICE)
@@ -144,7 +158,9 @@ def cuts(shares: Shares) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What one side does between two cuts: the rows it takes, its seconds, and those it can spend on the first rows."""
+    """What one side does between two cuts: the rows it takes, its seconds, and those it can spend
+    on the first rows.
+    """
 
     takes: dict[int, Interval]
     seconds: float
@@ -158,7 +174,9 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """The way from one cut to another: what each side does, and the bytes that it takes of the other before."""
+    """The way from one cut to another: what each side does, and the bytes that it takes of the
+    other before.
+    """
 
     to: Handover
     device: _Block
@@ -171,7 +189,9 @@ class _Leg:
 
 @dataclass(slots=True)
 class Label:
-    """When each side has its first and its last rows behind a cut, when the link is free, what the device has spent."""
+    """When each side has its first and its last rows behind a cut, when the link is free, what the
+    device has spent.
+    """
 
     device_s: float
     helper_s: float
@@ -203,7 +223,9 @@ class Blocks:
     left: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Per operator: seconds of all behind it on the device, and how many times faster the helper is at most."""
+        """Per operator: seconds of all behind it on the device, and how many times faster the
+        helper is at most.
+        """
         left_s, faster = 0.0, 1.0
         for operator in reversed(self.shares.operators):
             self.left.append((left_s, faster))
@@ -213,7 +235,8 @@ class Blocks:
         self.left.reverse()
 
     def soonest_s(self, place: int, device_first_s: float, helper_first_s: float) -> float:
-        """No end is sooner than with first rows there then: both sides work all the time on what is left.
+        """No end is sooner than with first rows there then: both sides work all the time on what is
+        left.
 
         Parameters
         ----------
@@ -231,7 +254,10 @@ class Blocks:
         key = (at, levels)
         if key not in self.legs:
             self.legs[key] = [
-                self._leg(at, to) for place in self.places if place > at.place for to in self.handovers(place, levels)
+                self._leg(at, to)
+                for place in self.places
+                if place > at.place
+                for to in self.handovers(place, levels)
             ]
         return self.legs[key]
 
@@ -239,7 +265,10 @@ class Blocks:
         """What may be held behind a cut."""
         if place in (0, self.shares.last):
             return (Handover(place, 1.0),)
-        return (*(Handover(place, level / (levels - 1)) for level in range(levels)), Handover(place, 1.0, True))
+        return (
+            *(Handover(place, level / (levels - 1)) for level in range(levels)),
+            Handover(place, 1.0, True),
+        )
 
     def _leg(self, at: Handover, to: Handover) -> _Leg:
         device, helper = self.block(at, to, DEVICE), self.block(at, to, HELPER)
@@ -277,7 +306,9 @@ class Blocks:
             if place in wanted and place < after.place:
                 # what the operators behind this cut read, and what is only passed on
                 ran = [v for v in range(place + 1, after.place + 1) if v in needed]
-                takes: dict[int, Interval] = {u: r for u, r in self.held(after, side).items() if u <= place}
+                takes: dict[int, Interval] = {
+                    u: r for u, r in self.held(after, side).items() if u <= place
+                }
                 for v in ran:
                     for source, read in shares.reads(v, needed[v]):
                         if source <= place:
@@ -287,14 +318,23 @@ class Blocks:
                 found[place] = _Block(takes, sum(seconds for _, seconds in done), streamed_s)
             start, stop = needed.get(place, NONE)
             if start < stop and place:
-                done.append((shares.barriers[place], shares.sharing.seconds(side, place, stop - start)))
+                done.append(
+                    (shares.barriers[place], shares.sharing.seconds(side, place, stop - start))
+                )
         return found
 
 
 def search(
-    blocks: Blocks, bytes_per_s: float, n: int, *, limit_s: float, levels: int = LEVELS, thrifty: bool = False
+    blocks: Blocks,
+    bytes_per_s: float,
+    n: int,
+    *,
+    limit_s: float,
+    levels: int = LEVELS,
+    thrifty: bool = False,
 ) -> list[Way]:
-    """The ways that seem best at that bandwidth, of those done by `limit_s`: least latency or, if `thrifty`, joules.
+    """The ways that seem best at that bandwidth, of those done by `limit_s`: least latency or, if
+    `thrifty`, joules.
 
     Parameters
     ----------
@@ -313,7 +353,9 @@ def search(
     """
     sharing, last = blocks.shares.sharing, blocks.shares.last
     start = Handover(0, 1.0)
-    fronts: dict[Handover, list[Label]] = {start: [Label(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, start, None)]}
+    fronts: dict[Handover, list[Label]] = {
+        start: [Label(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, start, None)]
+    }
     ends: list[tuple[float, float, Label]] = []
     for place in blocks.places[:-1]:
         here = [label for at in blocks.handovers(place, levels) for label in fronts.pop(at, [])]
@@ -322,27 +364,45 @@ def search(
             if blocks.soonest_s(place, *first_s) > limit_s:
                 continue
             for leg in blocks.legs_from(label.at, levels):
-                firsts_s = first_s[0] + leg.device_first_s, first_s[1] + leg.helper_first_s  # at the soonest
+                # at the soonest
+                firsts_s = first_s[0] + leg.device_first_s, first_s[1] + leg.helper_first_s
                 late = label.device_s + leg.device.seconds > limit_s
                 if late or blocks.soonest_s(leg.to.place, *firsts_s) > limit_s:
                     continue
                 found = _step(sharing, label, leg, bytes_per_s, limit_s)
-                if not found or blocks.soonest_s(leg.to.place, found.device_first_s, found.helper_first_s) > limit_s:
+                if (
+                    not found
+                    or blocks.soonest_s(leg.to.place, found.device_first_s, found.helper_first_s)
+                    > limit_s
+                ):
                     continue
                 if leg.to.place != last:
                     fronts.setdefault(leg.to, []).append(found)
                     continue
                 energy_j = found.spent_j + sharing.idle_w * found.device_s
-                ends.append((*((energy_j, found.device_s) if thrifty else (found.device_s, energy_j)), found))
+                ends.append(
+                    (
+                        *((energy_j, found.device_s) if thrifty else (found.device_s, energy_j)),
+                        found,
+                    )
+                )
                 if not thrifty:
                     limit_s = min(limit_s, MARGIN * found.device_s)
     ends.sort(key=lambda row: row[:2])
     return [label.way() for _, _, label in ends[:n]]
 
 
-def _step(sharing: OffloadProblem, label: Label, leg: _Leg, bytes_per_s: float, limit_s: float) -> Label | None:
-    """From one cut to the next: what is missing goes over, then (or meanwhile) both compute. None: later than that."""
-    free_s, spent_j = label.free_s, label.spent_j + leg.device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0)
+def _step(
+    sharing: OffloadProblem, label: Label, leg: _Leg, bytes_per_s: float, limit_s: float
+) -> Label | None:
+    """From one cut to the next: what is missing goes over, then (or meanwhile) both compute.
+
+    None: later than that.
+    """
+    free_s, spent_j = (
+        label.free_s,
+        label.spent_j + leg.device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0),
+    )
     if leg.up_bytes or leg.down_bytes:
         if bytes_per_s <= 0 or free_s + (leg.up_bytes + leg.down_bytes) / bytes_per_s > limit_s:
             return None
@@ -364,11 +424,15 @@ def _step(sharing: OffloadProblem, label: Label, leg: _Leg, bytes_per_s: float, 
 
 
 def _ends(
-    block: _Block, own: tuple[float, float], given: tuple[float, float, float], nbytes: int, bytes_per_s: float,
+    block: _Block,
+    own: tuple[float, float],
+    given: tuple[float, float, float],
+    nbytes: int,
+    bytes_per_s: float,
     latency_s: float,
-) -> tuple[float, float]:  # fmt: skip
-    """When a side has its last and its first rows. `own`: when it had them at the cut before; `given`: when the other
-    side had, and when the link is free."""
+) -> tuple[float, float]:
+    """When a side has its last and its first rows. `own`: when it had them at the cut before;
+    `given`: when the other side had, and when the link is free."""
     own_s, own_first_s = own
     if not nbytes:
         return own_s + block.seconds, own_first_s + block.seconds - 0.75 * block.streamed_s
@@ -392,12 +456,18 @@ def _lacking(operators: Sequence, takes: dict[int, Interval], has: dict[int, Int
 
 
 def _thinned(labels: list[Label], *, energy: bool) -> Iterator[Label]:
-    """The labels at one cut that are not worse in everything than another, which holds at least the same rows."""
+    """The labels at one cut that are not worse in everything than another, which holds at least the
+    same rows.
+    """
     kept: dict[Handover, list[Label]] = {}
     everywhere: list[Label] = []
-    for label in sorted(labels, key=lambda x: (not x.at.both, x.device_s + x.helper_s, x.free_s, x.spent_j)):
+    for label in sorted(
+        labels, key=lambda x: (not x.at.both, x.device_s + x.helper_s, x.free_s, x.spent_j)
+    ):
         rivals = kept.setdefault(label.at, [])
-        if len(rivals) < MAX_LABELS and not any(_beats(r, label, energy=energy) for r in (*rivals, *everywhere)):
+        if len(rivals) < MAX_LABELS and not any(
+            _beats(r, label, energy=energy) for r in (*rivals, *everywhere)
+        ):
             rivals.append(label)
             if label.at.both:
                 everywhere.append(label)
@@ -406,5 +476,7 @@ def _thinned(labels: list[Label], *, energy: bool) -> Iterator[Label]:
 
 def _beats(one: Label, other: Label, *, energy: bool) -> bool:
     free_s = max(other.free_s, min(other.device_first_s, other.helper_first_s))
-    at_once = one.device_s <= other.device_s and one.helper_s <= other.helper_s and one.free_s <= free_s
+    at_once = (
+        one.device_s <= other.device_s and one.helper_s <= other.helper_s and one.free_s <= free_s
+    )
     return at_once and (not energy or one.spent_j <= other.spent_j)

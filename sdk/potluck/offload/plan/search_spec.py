@@ -1,4 +1,7 @@
-"""Which splits are wanted: at which bandwidths, by whose way of sharing, by which deadline; and the search. Pure."""
+"""Which splits are wanted: at which bandwidths, by whose way of sharing, by which deadline.
+
+And the search. Pure.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,9 +16,11 @@ from potluck.offload.plan.split import Split, Splitter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpec:
-    """`n_searches`, if more than `bandwidths`: between two of them, too, where the best split changes much.
+    """`n_searches`, if more than `bandwidths`: between two of them, too, where the best split
+    changes much.
 
-    `rival`: shared as one of `shared_requests.WAYS`, not by our own search. With `deadline_s` joules are saved.
+    `rival`: shared as one of `shared_requests.WAYS`, not by our own search. With `deadline_s`
+    joules are saved.
     """
 
     bandwidths: tuple[float, ...]
@@ -29,7 +34,11 @@ class SearchSpec:
         return max(self.n_searches, len(self.bandwidths))
 
     def search(
-        self, sharing: OffloadProblem, *, levels: int = LEVELS, told: Callable[[int], None] = lambda done: None
+        self,
+        sharing: OffloadProblem,
+        *,
+        levels: int = LEVELS,
+        told: Callable[[int], None] = lambda done: None,
     ) -> Found:
         """The best split for any bandwidth: `bandwidths.over`. `told`: how many searches are done.
 
@@ -51,7 +60,9 @@ class SearchSpec:
             told(done)
             return found
 
-        return over(self.bandwidths, splitter, best, most=self.n_searches, deadline_s=self.deadline_s)
+        return over(
+            self.bandwidths, splitter, best, most=self.n_searches, deadline_s=self.deadline_s
+        )
 
     def _best(self, splitter: Splitter, bytes_per_s: float, near: Sequence[Split]) -> Split | None:
         if self.rival:

@@ -1,13 +1,15 @@
-"""Share one request inside its operators between a device and helpers: which rows where (Intra-DP's LOSS, IV-C).
+"""Share one request inside its operators between a device and helpers: which rows where (Intra-DP's
+LOSS, IV-C).
 
-The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts and levels
-(`search`) names some promising ways, which are then carried out in time step by step, as the agents would
-(`times`), next to what others would do (`rivals.shared_requests`); the best of them is improved by moving rows,
-moving cuts and changing the size of what is sent, while that helps. So it is never worse than any of the others.
+The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts
+and levels (`search`) names some promising ways, which are then carried out in time step by step, as
+the agents would (`times`), next to what others would do (`rivals.shared_requests`); the best of
+them is improved by moving rows, moving cuts and changing the size of what is sent, while that
+helps. So it is never worse than any of the others.
 
-With several helpers (the paper has one) the search takes them for one that is as fast as all together, whose rows are
-then divided among them by their speed. What is best without the last helper, and with it alone, is among the
-candidates: a further helper never makes it worse.
+With several helpers (the paper has one) the search takes them for one that is as fast as all
+together, whose rows are then divided among them by their speed. What is best without the last
+helper, and with it alone, is among the candidates: a further helper never makes it worse.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,17 @@ from itertools import accumulate, combinations, pairwise
 from potluck.errors import PlanError
 from potluck.offload.plan import baselines as rivals
 from potluck.offload.plan.problem import NONE, Division, OffloadProblem, Shares, common
-from potluck.offload.plan.search import LEVELS, MARGIN, Blocks, Handover, Way, alone, cuts, divided, search
+from potluck.offload.plan.search import (
+    LEVELS,
+    MARGIN,
+    Blocks,
+    Handover,
+    Way,
+    alone,
+    cuts,
+    divided,
+    search,
+)
 from potluck.offload.plan.steps import TILES, steps, useful
 from potluck.offload.plan.times import times
 
@@ -33,8 +45,8 @@ STEPS_KEPT = 512  # of divisions, which are tried again at other bandwidths; som
 class Rules:
     """The paper's constraints (IV-C4), for who wants them. Intervals are contiguous always.
 
-    `raw_bound`: no rows go over of a value that is larger than the raw input. `replicate`: both sides may compute the
-    same rows.
+    `raw_bound`: no rows go over of a value that is larger than the raw input. `replicate`: both
+    sides may compute the same rows.
     """
 
     raw_bound: bool = False
@@ -43,7 +55,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The answer: the rows of each operator on each side, in how many parts they go over; seconds, joules and bytes."""
+    """The answer: the rows of each operator on each side, in how many parts they go over.
+
+    Seconds, joules and bytes.
+    """
 
     divisions: tuple[Division, ...]
     tiles: int = TILES
@@ -66,7 +81,8 @@ class Split:
 class Splitter:
     """A problem prepared for any bandwidth: what does not depend on it is found once.
 
-    `share` gives the best split at a bandwidth, `front` those between the fastest and the most frugal.
+    `share` gives the best split at a bandwidth, `front` those between the fastest and the most
+    frugal.
 
     Parameters
     ----------
@@ -78,10 +94,13 @@ class Splitter:
         Shares of the rows behind a cut that are tried, evenly from none to all.
     """
 
-    def __init__(self, sharing: OffloadProblem, *, rules: Rules | None = None, levels: int = LEVELS) -> None:
+    def __init__(
+        self, sharing: OffloadProblem, *, rules: Rules | None = None, levels: int = LEVELS
+    ) -> None:
         self.shares, self.rules, self.levels = Shares(sharing), rules or Rules(), levels
         one_helper, sides = self.shares, tuple(sharing.sides)
-        self.fewer: list[tuple[tuple[int, ...], Splitter]] = []  # the sides that are left, and what they can do
+        # the sides that are left, and what they can do
+        self.fewer: list[tuple[tuple[int, ...], Splitter]] = []
         if len(sides) > 2:
             one_helper = Shares(sharing.merged())
             for left in (sides[:-1], (sides[0], sides[-1])):
@@ -89,11 +108,15 @@ class Splitter:
         self.blocks = Blocks(one_helper, cuts(one_helper))
         self._steps = lru_cache(maxsize=STEPS_KEPT)(partial(steps, self.shares))
 
-    def share(self, bytes_per_s: float, *, deadline_s: float | None = None, near: Sequence[Split] = ()) -> Split:
-        """The split with the least latency; with `deadline_s`, the one with the least joules of the device within it.
+    def share(
+        self, bytes_per_s: float, *, deadline_s: float | None = None, near: Sequence[Split] = ()
+    ) -> Split:
+        """The split with the least latency.
 
-        Intra-DP, equations (2) and (3), on rows instead of operations; the input and the result are on the device.
-        `near`: splits of other bandwidths, which may be good here too.
+        With `deadline_s`, the one with the least joules of the device within it.
+
+        Intra-DP, equations (2) and (3), on rows instead of operations; the input and the result are
+        on the device. `near`: splits of other bandwidths, which may be good here too.
 
         Parameters
         ----------
@@ -115,24 +138,31 @@ class Splitter:
         if fastest.latency_s > deadline_s:
             soonest_ms = fastest.latency_s * 1e3
             raise PlanError(
-                f"no split answers within {deadline_s * 1e3:.1f} ms; the fastest takes {soonest_ms:.1f} ms.",
+                f"no split answers within {deadline_s * 1e3:.1f} ms; the fastest takes "
+                f"{soonest_ms:.1f} ms.",
                 next_step="Allow more time, or use a faster helper or link.",
             )
         return self._best(bytes_per_s, deadline_s, (fastest, *near))
 
     def front(self, bytes_per_s: float, n: int = 8) -> tuple[Split, ...]:
-        """Splits of which none is both faster and more frugal: from the fastest to the one with the fewest joules."""
+        """Splits of which none is both faster and more frugal: from the fastest to the one with the
+        fewest joules.
+        """
         fastest = self.share(bytes_per_s)
         on_device = self.evaluate(rivals.all_on_device(self.shares), bytes_per_s)
         slowest_s = max(on_device.latency_s, 2 * fastest.latency_s)
-        limits = (fastest.latency_s + (slowest_s - fastest.latency_s) * k / (n - 1) for k in range(n))
+        limits = (
+            fastest.latency_s + (slowest_s - fastest.latency_s) * k / (n - 1) for k in range(n)
+        )
         found: list[Split] = []
         for split in (fastest, *(self._best(bytes_per_s, limit, (fastest,)) for limit in limits)):
             if not found or split.energy_j < found[-1].energy_j * (1 - 1e-9):
                 found.append(split)
         return tuple(found)
 
-    def evaluate(self, divisions: Sequence[Division], bytes_per_s: float, tiles: int = TILES) -> Split:
+    def evaluate(
+        self, divisions: Sequence[Division], bytes_per_s: float, tiles: int = TILES
+    ) -> Split:
         """What comes of these divisions.
 
         Parameters
@@ -184,17 +214,33 @@ class Splitter:
             received_bytes=taken.received_bytes,
         )
 
-    # --- the search ---------------------------------------------------------------------------------------------------
+    # --- the search -------------------------------------------------------------------------------
 
     def _best(self, bytes_per_s: float, deadline_s: float | None, near: Sequence[Split]) -> Split:
-        """The best of what others do, what was good elsewhere, and the ways that were found, these made better."""
-        known = [*self._rivals(bytes_per_s, deadline_s), *((split.divisions, split.tiles) for split in near)]
-        tried = (self.tried(divisions, bytes_per_s, tiles) for divisions, tiles in known if self._allowed(divisions))
+        """The best of what others do, what was good elsewhere, and the ways that were found, these
+        made better.
+        """
+        known = [
+            *self._rivals(bytes_per_s, deadline_s),
+            *((split.divisions, split.tiles) for split in near),
+        ]
+        tried = (
+            self.tried(divisions, bytes_per_s, tiles)
+            for divisions, tiles in known
+            if self._allowed(divisions)
+        )
         splits = [split for split in tried if split]
-        limit_s = MARGIN * min(split.latency_s for split in splits) if deadline_s is None else deadline_s
+        limit_s = (
+            MARGIN * min(split.latency_s for split in splits) if deadline_s is None else deadline_s
+        )
         link_bytes_per_s = self.shares.sharing.link_bytes_per_s(bytes_per_s)
         ways = search(
-            self.blocks, link_bytes_per_s, N_WAYS, limit_s=limit_s, levels=self.levels, thrifty=deadline_s is not None
+            self.blocks,
+            link_bytes_per_s,
+            N_WAYS,
+            limit_s=limit_s,
+            levels=self.levels,
+            thrifty=deadline_s is not None,
         )
         ranked = []
         seen = set()
@@ -209,7 +255,9 @@ class Splitter:
             splits.append(self._improved(way, split, bytes_per_s, deadline_s))
         return min(splits, key=lambda split: rank(split, deadline_s))
 
-    def _rivals(self, bytes_per_s: float, deadline_s: float | None) -> Iterator[tuple[tuple[Division, ...], int]]:
+    def _rivals(
+        self, bytes_per_s: float, deadline_s: float | None
+    ) -> Iterator[tuple[tuple[Division, ...], int]]:
         """What others would do, in one part and in several; or what fewer helpers do."""
         for sides, splitter in self.fewer:
             split = splitter._best(bytes_per_s, deadline_s, ())
@@ -217,7 +265,10 @@ class Splitter:
         if self.fewer:
             return
         found = [rivals.all_on_device(self.shares), rivals.all_on_helper(self.shares)]
-        found += [rivals.least_cut(self.shares, bytes_per_s), rivals.greedy_tiling(self.shares, bytes_per_s)]
+        found += [
+            rivals.least_cut(self.shares, bytes_per_s),
+            rivals.greedy_tiling(self.shares, bytes_per_s),
+        ]
         if deadline_s is not None:
             found.append(rivals.thriftiest_cut(self, bytes_per_s, deadline_s).divisions)
         for divisions in dict.fromkeys(found):
@@ -230,7 +281,9 @@ class Splitter:
         return tuple(rows.get(side, NONE) for side in self.shares.sides)
 
     def _handed_on(self, way: Way) -> Iterator[Way]:
-        """A way of the device and one helper as ways of all: its rows divided by speed, there and at every cut."""
+        """A way of the device and one helper as ways of all: its rows divided by speed, there and
+        at every cut.
+        """
         if not self.fewer:
             yield way
             return
@@ -239,15 +292,23 @@ class Splitter:
         often = [way[0]]
         for before, after in pairwise(way):
             if not after.share:  # the device does nothing meanwhile
-                often += [Handover(p, 0.0) for p in self.blocks.places if before.place < p < after.place]
+                often += [
+                    Handover(p, 0.0) for p in self.blocks.places if before.place < p < after.place
+                ]
             often.append(after)
         if len(often) > len(way):
             yield tuple(replace(at, rest=rest) for at in often)
 
     def _by_speed(self) -> tuple[float, ...]:
-        """Up to which share of the helpers' rows the first, the second ... do them, so that all take equally long."""
+        """Up to which share of the helpers' rows the first, the second ...
+
+        Do them, so that all take equally long.
+        """
         sharing = self.shares.sharing
-        seconds = [sum(operator.seconds(side) for operator in sharing.operators) for side in sharing.sides[1:]]
+        seconds = [
+            sum(operator.seconds(side) for operator in sharing.operators)
+            for side in sharing.sides[1:]
+        ]
         speed = [1.0 / s if s else 0.0 for s in seconds]
         return tuple(part / sum(speed) for part in accumulate(speed[:-1]))
 
@@ -260,7 +321,11 @@ class Splitter:
             return True
         own, lacking = useful(self.shares, divisions)
         operators = self.shares.operators
-        both = any(common(a, b)[1] for one, other in combinations(own, 2) for a, b in zip(one, other, strict=True))
+        both = any(
+            common(a, b)[1]
+            for one, other in combinations(own, 2)
+            for a, b in zip(one, other, strict=True)
+        )
         large = any(
             parts and operators[place].nbytes > operators[0].nbytes
             for side in lacking
@@ -268,8 +333,12 @@ class Splitter:
         )
         return not (both and not self.rules.replicate) and not (large and self.rules.raw_bound)
 
-    def _improved(self, way: Way, split: Split, bytes_per_s: float, deadline_s: float | None) -> Split:
-        """The split of a way that is changed in one place at a time, in ever smaller steps, while that helps."""
+    def _improved(
+        self, way: Way, split: Split, bytes_per_s: float, deadline_s: float | None
+    ) -> Split:
+        """The split of a way that is changed in one place at a time, in ever smaller steps, while
+        that helps.
+        """
         size, tries = 1 / 8, 0
         seen = {(way, split.tiles)}
         while size >= 1 / 256 and tries < MAX_TRIES:
@@ -294,7 +363,11 @@ class Splitter:
         for i in range(1, len(way) - 1):
             at = way[i]
             yield (*way[:i], *way[i + 1 :]), tiles
-            changed = [replace(at, share=min(max(at.share + d, 0.0), 1.0)) for d in (-size, size) if not at.both]
+            changed = [
+                replace(at, share=min(max(at.share + d, 0.0), 1.0))
+                for d in (-size, size)
+                if not at.both
+            ]
             changed += [
                 replace(at, rest=(*at.rest[:k], min(max(end + d, 0.0), 1.0), *at.rest[k + 1 :]))
                 for k, end in enumerate(at.rest)
@@ -314,7 +387,10 @@ class Splitter:
         for k in range(len(self.shares.sides) - 2):
             for d in (-size, size):
                 yield tuple(
-                    replace(at, rest=(*at.rest[:k], min(max(at.rest[k] + d, 0.0), 1.0), *at.rest[k + 1 :]))
+                    replace(
+                        at,
+                        rest=(*at.rest[:k], min(max(at.rest[k] + d, 0.0), 1.0), *at.rest[k + 1 :]),
+                    )
                     if at.rest
                     else at
                     for at in way
@@ -322,10 +398,16 @@ class Splitter:
         for i, (before, after) in enumerate(pairwise(way)):
             for place in self.blocks.places:
                 if before.place < place < after.place and after.rest:
-                    yield (*way[: i + 1], replace(after, place=place, share=after.share), *way[i + 1 :])
+                    yield (
+                        *way[: i + 1],
+                        replace(after, place=place, share=after.share),
+                        *way[i + 1 :],
+                    )
 
 
-def share(sharing: OffloadProblem, *, deadline_s: float | None = None, levels: int = LEVELS) -> Split:
+def share(
+    sharing: OffloadProblem, *, deadline_s: float | None = None, levels: int = LEVELS
+) -> Split:
     """The best split at the bandwidth of the problem: see `Splitter.share`.
 
     Parameters
@@ -341,7 +423,10 @@ def share(sharing: OffloadProblem, *, deadline_s: float | None = None, levels: i
 
 
 def rank(split: Split, deadline_s: float | None) -> tuple[float, float]:
-    """The less, the better: of seconds or, with a deadline, of joules; without one that is held, of seconds."""
+    """The less, the better: of seconds or, with a deadline, of joules.
+
+    Without one that is held, of seconds.
+    """
     if deadline_s is None:
         return split.latency_s, split.energy_j
     return (split.energy_j if split.latency_s <= deadline_s else float("inf")), split.latency_s

@@ -1,9 +1,10 @@
-"""From who computes which rows to what is done in which order: pieces to run, rows to send as soon as they are made.
+"""From who computes which rows to what is done in which order: pieces to run, rows to send as soon
+as they are made.
 
-Whatever a side computes is done for a *goal*: a tile of rows that another side waits for, in the order in which they
-are needed, and last of all the result. Rows of one goal that wait for the same arrivals are one piece. So rows that are
-sent are computed first, nothing waits for rows that it does not need, and no side computes a row twice (the overlap of
-Intra-DP, section IV-B).
+Whatever a side computes is done for a *goal*: a tile of rows that another side waits for, in the
+order in which they are needed, and last of all the result. Rows of one goal that wait for the same
+arrivals are one piece. So rows that are sent are computed first, nothing waits for rows that it
+does not need, and no side computes a row twice (the overlap of Intra-DP, section IV-B).
 """
 
 import heapq
@@ -13,16 +14,28 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from potluck.errors import PlanError
-from potluck.offload.plan.problem import DEVICE, NONE, Division, Interval, Shares, common, hull, without
+from potluck.offload.plan.problem import (
+    DEVICE,
+    NONE,
+    Division,
+    Interval,
+    Shares,
+    common,
+    hull,
+    without,
+)
 
-TILES = 4  # rows that go over do so in four parts, so that three quarters of the way can be spent computing
+# rows that go over do so in four parts, so that three quarters of the way can be spent computing
+TILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One side computes rows of operators or, where there is somebody `to` have them, hands over rows of one operator.
+    """One side computes rows of operators or, where there is somebody `to` have them, hands over
+    rows of one operator.
 
-    `after`: the steps, all of them earlier, whose rows it takes. Steps stand in the order of their urgency.
+    `after`: the steps, all of them earlier, whose rows it takes. Steps stand in the order of their
+    urgency.
     """
 
     side: int
@@ -36,7 +49,9 @@ class Step:
 
 
 def steps(shares: Shares, divisions: Sequence[Division], tiles: int = TILES) -> tuple[Step, ...]:
-    """Everything to be done, in an order in which all is there before it is used. Rows of no use are left out.
+    """Everything to be done, in an order in which all is there before it is used.
+
+    Rows of no use are left out.
 
     Parameters
     ----------
@@ -57,7 +72,9 @@ def steps(shares: Shares, divisions: Sequence[Division], tiles: int = TILES) -> 
 
 @dataclass(slots=True)
 class _Run:
-    """Rows of one operator that a side has at once: made by a step (-1: there from the beginning) at some level."""
+    """Rows of one operator that a side has at once: made by a step (-1: there from the beginning)
+    at some level.
+    """
 
     start: int
     stop: int
@@ -82,26 +99,37 @@ class Lack(NamedTuple):
 
 
 class _Drafts:
-    """The steps in the making: rows are traced back from the result, given goals, then arranged from the input on."""
+    """The steps in the making: rows are traced back from the result, given goals, then arranged
+    from the input on.
+    """
 
     def __init__(self, shares: Shares, divisions: Sequence[Division], tiles: int) -> None:
         self.shares, self.tiles = shares, tiles
         self.own, self.lacking = useful(shares, divisions)
         self.drafts: list[_Draft] = []
         self.runs: list[list[list[_Run]]] = [[[] for _ in shares.operators] for _ in shares.sides]
-        self.goals: list[list[list[tuple[Interval, int]]]] = [[[] for _ in shares.operators] for _ in shares.sides]
+        self.goals: list[list[list[tuple[Interval, int]]]] = [
+            [[] for _ in shares.operators] for _ in shares.sides
+        ]
         self._transfers()
         for side in shares.sides:
             self._arrange(side)
         for draft in self.drafts:
             if draft.to is not None:
                 ((place, rows),) = draft.rows.items()
-                draft.after |= {run.step for run in _overlapping(self.runs[draft.side][place], rows) if run.step >= 0}
+                draft.after |= {
+                    run.step
+                    for run in _overlapping(self.runs[draft.side][place], rows)
+                    if run.step >= 0
+                }
 
     def _transfers(self) -> None:
-        """Tiles of the rows that each side lacks are the goals of who has them, in the order of the operators."""
+        """Tiles of the rows that each side lacks are the goals of who has them, in the order of the
+        operators.
+        """
         self.runs[DEVICE][0].append(_Run(0, self.shares.operators[0].count, 0, -1))
-        tiles: list[list[tuple[int, Interval, int, int]]] = [[] for _ in self.shares.sides]  # by source
+        # by source
+        tiles: list[list[tuple[int, Interval, int, int]]] = [[] for _ in self.shares.sides]
         for side, places in enumerate(self.lacking):
             arrival = 0
             for place, parts in enumerate(places):
@@ -155,7 +183,11 @@ class _Drafts:
                     level += 1
                 draft.rows[place] = hull(have or NONE, part)
                 draft.after |= after - {-1, number}
-                if runs[place] and runs[place][-1].step == number and runs[place][-1].stop == part[0]:
+                if (
+                    runs[place]
+                    and runs[place][-1].step == number
+                    and runs[place][-1].stop == part[0]
+                ):
                     runs[place][-1].stop = part[1]
                 else:
                     runs[place].append(_Run(*part, level, number))
@@ -200,7 +232,9 @@ class _Drafts:
             _, number = heapq.heappop(ready)
             draft, place[number] = self.drafts[number], len(found)
             after = tuple(sorted(place[before] for before in draft.after))
-            found.append(Step(side=draft.side, rows=tuple(draft.rows.items()), to=draft.to, after=after))
+            found.append(
+                Step(side=draft.side, rows=tuple(draft.rows.items()), to=draft.to, after=after)
+            )
             for user in users[number]:
                 missing[user] -= 1
                 if not missing[user]:
@@ -208,8 +242,11 @@ class _Drafts:
         return tuple(found)
 
 
-def useful(shares: Shares, divisions: Sequence[Division]) -> tuple[list[list[Interval]], list[list[list[Lack]]]]:
-    """The rows that each side computes and that are of use, and those that it lacks, per side and operator.
+def useful(
+    shares: Shares, divisions: Sequence[Division]
+) -> tuple[list[list[Interval]], list[list[list[Lack]]]]:
+    """The rows that each side computes and that are of use, and those that it lacks, per side and
+    operator.
 
     Raises PlanError where rows are needed that no side computes.
     """
@@ -240,12 +277,16 @@ def useful(shares: Shares, divisions: Sequence[Division]) -> tuple[list[list[Int
 
 
 def _sources(name: str, rows: Interval, side: int, have: Sequence[Interval]) -> Iterator[Lack]:
-    """Who hands these rows to a side: the nearest that has them, a helper rather than the device."""
+    """Who hands these rows to a side: the nearest that has them, a helper rather than the
+    device.
+    """
     start, stop = rows
     while start < stop:
         near = [s for s, (a, b) in enumerate(have) if s != side and a <= start < b]
         if not near:
-            raise PlanError(f"rows {(start, stop)} of {name} are needed, but no side computes them.")
+            raise PlanError(
+                f"rows {(start, stop)} of {name} are needed, but no side computes them."
+            )
         source = min(near, key=lambda other: (abs(other - side), other == DEVICE))
         end = min(have[source][1], stop)
         yield Lack((start, end), source)

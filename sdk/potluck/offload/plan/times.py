@@ -1,7 +1,8 @@
 """When each step of a shared request starts and ends: sides that compute, and what joins them.
 
-As the agents do it: a side carries out the most urgent of its pieces that has all it takes, one after the other; rows
-that it sends go one after the other, to whomever; media are shared by all that is on them.
+As the agents do it: a side carries out the most urgent of its pieces that has all it takes, one
+after the other; rows that it sends go one after the other, to whomever; media are shared by all
+that is on them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,10 @@ from potluck.simulate import engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Per step its start and end (a transfer's rows are there its latency later); seconds and bytes of each kind."""
+    """Per step its start and end (a transfer's rows are there its latency later).
+
+    Seconds and bytes of each kind.
+    """
 
     start_s: tuple[float, ...]
     stop_s: tuple[float, ...]
@@ -27,7 +31,9 @@ class Times:
 
 
 def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) -> Times | None:
-    """How the steps take place at that bandwidth; None where something has to go over a link that carries nothing.
+    """How the steps take place at that bandwidth.
+
+    None where something has to go over a link that carries nothing.
 
     Parameters
     ----------
@@ -46,7 +52,11 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
             work.append(float(sharing.operators[place].row_bytes * (rows[1] - rows[0])))
         else:
             seconds = sum(sharing.seconds(step.side, p, r[1] - r[0]) for p, r in step.rows)
-            work.append(seconds + sharing.piece_s if step.rows[0][0] < len(sharing.operators) - 1 else seconds)
+            work.append(
+                seconds + sharing.piece_s
+                if step.rows[0][0] < len(sharing.operators) - 1
+                else seconds
+            )
     if bytes_per_s <= 0 and any(step.sends for step in steps):
         return None
     start, stop, radio_s = _run(sharing, steps, work, lanes, bytes_per_s)
@@ -62,7 +72,11 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
 
 
 def _run(
-    sharing: OffloadProblem, steps: Sequence[Step], work: list[float], lanes: list[int], bytes_per_s: float
+    sharing: OffloadProblem,
+    steps: Sequence[Step],
+    work: list[float],
+    lanes: list[int],
+    bytes_per_s: float,
 ) -> tuple[list[float], list[float], float]:
     """Start and end of every step, and the seconds in which the device sent or received."""
     graph = engine.TaskGraph(capacity=[bytes_per_s, *sharing.media_bytes_per_s], chunk_bytes=inf)

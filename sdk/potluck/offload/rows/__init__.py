@@ -1,1 +1,4 @@
-"""Which rows of its input an operator needs, and operators of some rows. Pure, but for torch's shapes."""
+"""Which rows of its input an operator needs, and operators of some rows.
+
+Pure, but for torch's shapes.
+"""

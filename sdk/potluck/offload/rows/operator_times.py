@@ -1,7 +1,8 @@
 """How long each operator of a model takes on a device, given how long its layers take. Pure.
 
-A layer's time is divided over its operators as a processor would spend it: a dispatch and the weights, as long for few
-rows as for all, then arithmetic and memory traffic. Only the proportions count: the sum is what was measured.
+A layer's time is divided over its operators as a processor would spend it: a dispatch and the
+weights, as long for few rows as for all, then arithmetic and memory traffic. Only the proportions
+count: the sum is what was measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,23 @@ from potluck.graph.cost.operator_costs import base, forward_flop
 from potluck.graph.partition.layers import Layers
 from potluck_wire.graph import BATCH, Ref, node_refs
 
-# One x86 core with torch 2.13 (profile/roofline.py): dispatch of an operator, convolutions, and what a copy gets.
+# One x86 core with torch 2.13 (profile/roofline.py): dispatch of an operator, convolutions, and
+# what a copy gets.
 DISPATCH_S, FLOP_PER_S, BYTES_PER_S = 10e-6, 60e9, 10e9
-# In the pieces of a request, one after the other as they run (in a loop of its own each takes a third of that):
-WEIGHED_DISPATCH_S = 35e-6  # of an operator with weights: 10 to 104 more than its part of the whole, 52 on the mean
+# In the pieces of a request, one after the other as they run (in a loop of its own each takes a
+# third of that):
+# of an operator with weights: 10 to 104 more than its part of the whole, 52 on the mean
+WEIGHED_DISPATCH_S = 35e-6
 SEAM_S = 40e-6  # slice, join and pad: 42 to 56 for each operator that needs some of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds of every operator, by value, and how many of each are there however few rows are computed.
+    """Seconds of every operator, by value, and how many of each are there however few rows are
+    computed.
 
-    `seam_s` come on top where a piece of it reads rows that are cut out of what is there, joined or padded.
+    `seam_s` come on top where a piece of it reads rows that are cut out of what is there, joined or
+    padded.
     """
 
     seconds: Mapping[int, float] = field(default_factory=dict)
@@ -65,7 +71,9 @@ def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
             if base(traced, Ref(value)) == Ref(value):  # views take no time
                 read = set(node_refs(traced.graph.nodes[position]))
                 nbytes = sum(t.nbytes(sizes) for t in traced.types[value])
-                nbytes += sum(traced.type_of(ref).nbytes(sizes) for ref in read if ref.value not in states)
+                nbytes += sum(
+                    traced.type_of(ref).nbytes(sizes) for ref in read if ref.value not in states
+                )
                 kept = sum(traced.type_of(ref).nbytes(sizes) for ref in read if ref.value in states)
                 fixed[value] = (WEIGHED_DISPATCH_S if kept else DISPATCH_S) + kept / BYTES_PER_S
                 flop_s = forward_flop(traced, position, sizes) / FLOP_PER_S

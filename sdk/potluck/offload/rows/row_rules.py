@@ -1,4 +1,7 @@
-"""The rules of locality: per operator, which rows of its inputs it needs; a rule says None where it is global. Pure."""
+"""The rules of locality: per operator, which rows of its inputs it needs.
+
+A rule says None where it is global. Pure.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +19,8 @@ ELEMENT_WISE, BLOCK_WISE, ROW_WISE = "element-wise", "block-wise", "row-wise"
 class AccessPattern:
     """Rows of one input, `count` along `axis`, that output rows [start, stop) need.
 
-    Before clipping they are floor((start * mul + low) / div) to floor(((stop - 1) * mul + high) / div), both included.
+    Before clipping they are floor((start * mul + low) / div) to floor(((stop - 1) * mul + high) /
+    div), both included.
     """
 
     axis: int
@@ -27,13 +31,18 @@ class AccessPattern:
     div: int = 1
 
     def window(self, start: int, stop: int) -> tuple[int, int]:
-        """The rows [first, last) that output rows [start, stop) need, before clipping: they may lie in the padding."""
-        return (start * self.mul + self.low) // self.div, ((stop - 1) * self.mul + self.high) // self.div + 1
+        """The rows [first, last) that output rows [start, stop) need, before clipping: they may lie
+        in the padding.
+        """
+        return (start * self.mul + self.low) // self.div, (
+            (stop - 1) * self.mul + self.high
+        ) // self.div + 1
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """The rows [first, last) that output rows [start, stop) need; empty for an empty interval.
 
-        A window of nothing but padding takes the row next to it, so that no operator runs on no rows at all.
+        A window of nothing but padding takes the row next to it, so that no operator runs on no
+        rows at all.
         """
         if start >= stop:
             return 0, 0
@@ -43,7 +52,9 @@ class AccessPattern:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A node as its rule sees it: arguments by position, sizes of the example, and the axis of each value read."""
+    """A node as its rule sees it: arguments by position, sizes of the example, and the axis of each
+    value read.
+    """
 
     traced: Traced
     node: Node
@@ -90,10 +101,14 @@ def shape_of(traced: Traced, ref: Ref) -> tuple[int, ...]:
 
 
 def _element_wise(view: View) -> Found | None:
-    """Operands are aligned at their last dimensions, as broadcasting does; those with rows must agree on the axis."""
+    """Operands are aligned at their last dimensions, as broadcasting does.
+
+    Those with rows must agree on the axis.
+    """
     rank = len(view.shape)
     operands = [(ref, view.shape_of(ref)) for ref in dict.fromkeys(node_refs(view.node))]
-    cut = {rank - len(s) + view.axes[r.value] for r, s in operands if view.axes.get(r.value) is not None}  # type: ignore[operator]
+    axes = [(rank - len(s), view.axes.get(r.value)) for r, s in operands]
+    cut = {before + axis for before, axis in axes if axis is not None}
     if len(cut) != 1:
         return None
     (axis,) = cut
@@ -108,7 +123,9 @@ def _element_wise(view: View) -> Found | None:
 
 
 def _by_channel(view: View) -> Found | None:
-    """Element-wise with a number per channel (dimension 1): batch normalisation in evaluation, prelu."""
+    """Element-wise with a number per channel (dimension 1): batch normalisation in evaluation,
+    prelu.
+    """
     first = view.first()
     if first is None or first[2] == 1:
         return None
@@ -119,19 +136,27 @@ def _by_channel(view: View) -> Found | None:
 def _window(view: View, kernel: int, stride: int, padding: int, dilation: int) -> Found:
     ref, shape, axis = view.first() or (Ref(0), (), 0)
     reads = AccessPattern(
-        axis=axis, count=shape[axis], mul=stride, low=-padding, high=dilation * (kernel - 1) - padding
+        axis=axis,
+        count=shape[axis],
+        mul=stride,
+        low=-padding,
+        high=dilation * (kernel - 1) - padding,
     )
     return BLOCK_WISE, axis, {ref: reads}
 
 
 def _convolution(view: View) -> Found | None:
-    """A window of rows per row; numbers per spatial dimension are (input, weight, bias, stride, padding, dilation)."""
+    """A window of rows per row; numbers per spatial dimension are (input, weight, bias, stride,
+    padding, dilation).
+    """
     first = view.first()
     if first is None or first[2] < 2:
         return None
     dim, n_spatial = first[2] - 2, len(first[1]) - 2
     weight = view.shape_of(view.argument(1))
-    stride, dilation = (per_dim(view.argument(i, n, 1), n_spatial)[dim] for i, n in ((3, "stride"), (5, "dilation")))
+    stride, dilation = (
+        per_dim(view.argument(i, n, 1), n_spatial)[dim] for i, n in ((3, "stride"), (5, "dilation"))
+    )
     padding = view.argument(4, "padding", 0)
     if isinstance(padding, str):
         total = dilation * (weight[2 + dim] - 1) if padding == "same" else 0
@@ -140,7 +165,9 @@ def _convolution(view: View) -> Found | None:
 
 
 def _transposed(view: View) -> Found | None:
-    """Output row o hears input rows i with o = i stride - padding + k dilation for a row k of the kernel."""
+    """Output row o hears input rows i with o = i stride - padding + k dilation for a row k of the
+    kernel.
+    """
     first = view.first()
     if first is None or first[2] < 2:
         return None
@@ -151,12 +178,17 @@ def _transposed(view: View) -> Found | None:
     padding = per_dim(view.argument(4, "padding", 0), n_spatial)[dim]
     dilation = per_dim(view.argument(7, "dilation", 1), n_spatial)[dim]
     reach = dilation * (weight[2 + dim] - 1)
-    reads = AccessPattern(axis=axis, count=shape[axis], low=padding - reach + stride - 1, high=padding, div=stride)
+    reads = AccessPattern(
+        axis=axis, count=shape[axis], low=padding - reach + stride - 1, high=padding, div=stride
+    )
     return BLOCK_WISE, axis, {ref: reads}
 
 
 def _pooling(view: View) -> Found | None:
-    """Maximum: kernel, stride, padding, dilation, ceil_mode. Average: ..., ceil_mode, count_include_pad, divisor."""
+    """Maximum: kernel, stride, padding, dilation, ceil_mode.
+
+    Average: ..., ceil_mode, count_include_pad, divisor.
+    """
     first = view.first()
     if first is None or first[2] < 2:
         return None
@@ -170,7 +202,13 @@ def _pooling(view: View) -> Found | None:
     uneven = not maximum and any(padding) and not view.argument(5, "count_include_pad", True)
     if ceil_mode or uneven:
         return None  # the windows at the edge are not like the others
-    return _window(view, per_dim(kernel, n_spatial)[dim], per_dim(stride, n_spatial)[dim], padding[dim], dilation)
+    return _window(
+        view,
+        per_dim(kernel, n_spatial)[dim],
+        per_dim(stride, n_spatial)[dim],
+        padding[dim],
+        dilation,
+    )
 
 
 def _nearest(view: View) -> Found | None:
@@ -179,20 +217,38 @@ def _nearest(view: View) -> Found | None:
     if first is None or first[2] != 2 or view.shape[2] % first[1][2]:
         return None
     ref, shape, axis = first
-    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], div=view.shape[2] // shape[2])}
+    return (
+        BLOCK_WISE,
+        axis,
+        {ref: AccessPattern(axis=axis, count=shape[axis], div=view.shape[2] // shape[2])},
+    )
 
 
 def _bilinear(view: View) -> Found | None:
-    """A row between two rows, at a whole multiple of their number: row o looks at (o + 1/2) / n - 1/2."""
+    """A row between two rows, at a whole multiple of their number: row o looks at (o + 1/2) / n -
+    1/2.
+    """
     first = view.first()
-    if first is None or first[2] != 2 or view.shape[2] % first[1][2] or view.argument(2, "align_corners"):
+    if (
+        first is None
+        or first[2] != 2
+        or view.shape[2] % first[1][2]
+        or view.argument(2, "align_corners")
+    ):
         return None
     ref, shape, axis = first
     scales = view.argument(3, "scale_factors")
-    if scales is not None and tuple(n * s for n, s in zip(shape[2:], scales, strict=True)) != view.shape[2:]:
+    if (
+        scales is not None
+        and tuple(n * s for n, s in zip(shape[2:], scales, strict=True)) != view.shape[2:]
+    ):
         return None
     n = view.shape[2] // shape[2]
-    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], mul=2, low=1 - n, high=1 + n, div=2 * n)}
+    return (
+        BLOCK_WISE,
+        axis,
+        {ref: AccessPattern(axis=axis, count=shape[axis], mul=2, low=1 - n, high=1 + n, div=2 * n)},
+    )
 
 
 def _padded(view: View) -> Found | None:
@@ -204,11 +260,17 @@ def _padded(view: View) -> Found | None:
     if view.argument(2, "mode", "constant") != "constant" and view.node.op == "aten.pad.default":
         return None
     before = padding_of(view.argument(1), len(shape), axis)
-    return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], low=-before[0], high=-before[0])}
+    return (
+        BLOCK_WISE,
+        axis,
+        {ref: AccessPattern(axis=axis, count=shape[axis], low=-before[0], high=-before[0])},
+    )
 
 
 def padding_of(amounts: Any, rank: int, axis: int) -> tuple[int, int]:
-    """What `constant_pad_nd` puts before and behind that axis; rows that it takes away count negative.
+    """What `constant_pad_nd` puts before and behind that axis.
+
+    Rows that it takes away count negative.
 
     Parameters
     ----------
@@ -230,7 +292,11 @@ def _shuffled(view: View) -> Found | None:
         return None
     ref, shape, axis = first
     if "unshuffle" in view.node.op:
-        return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], mul=factor, high=factor - 1)}
+        return (
+            BLOCK_WISE,
+            axis,
+            {ref: AccessPattern(axis=axis, count=shape[axis], mul=factor, high=factor - 1)},
+        )
     return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], div=factor)}
 
 
@@ -245,7 +311,12 @@ def _linear(view: View) -> Found | None:
 def _matmul(view: View) -> Found | None:
     """Rows of the left factor, with all of the right one."""
     first, other = view.first(), view.argument(1)
-    if first is None or first[2] != len(first[1]) - 2 or not isinstance(other, Ref) or other == first[0]:
+    if (
+        first is None
+        or first[2] != len(first[1]) - 2
+        or not isinstance(other, Ref)
+        or other == first[0]
+    ):
         return None
     ref, shape, axis = first
     if len(view.shape) != len(shape) or len(view.shape_of(other)) > len(shape):
@@ -254,7 +325,10 @@ def _matmul(view: View) -> Found | None:
 
 
 def _attention(view: View) -> Found | None:
-    """Rows of the queries, all keys and values; a mask with a row per query is cut like the queries."""
+    """Rows of the queries, all keys and values.
+
+    A mask with a row per query is cut like the queries.
+    """
     query, key, value = (view.argument(i) for i in range(3))
     first = view.first()
     causal = view.argument(5, "is_causal", False)
@@ -283,7 +357,9 @@ def _normalised(view: View) -> Found | None:
 
 
 def _along(position: int) -> _Rule:
-    """Something along one dimension, given at that position of the arguments, which keeps all dimensions."""
+    """Something along one dimension, given at that position of the arguments, which keeps all
+    dimensions.
+    """
 
     def rule(view: View) -> Found | None:
         first = view.first()
@@ -305,7 +381,11 @@ def _joined(view: View) -> Found | None:
     (axis,) = axes
     if axis is None:
         return None
-    return ELEMENT_WISE, axis, {ref: AccessPattern(axis=axis, count=view.shape[axis]) for ref in parts}
+    return (
+        ELEMENT_WISE,
+        axis,
+        {ref: AccessPattern(axis=axis, count=view.shape[axis]) for ref in parts},
+    )
 
 
 def _reduced(view: View) -> Found | None:
@@ -330,11 +410,17 @@ def _taken(view: View) -> Found | None:
         return None
     ref, shape, axis = first
     dim = view.argument(1, "dim", 0) % len(shape)
-    return None if dim == axis else (ROW_WISE, axis - (dim < axis), {ref: AccessPattern(axis=axis, count=shape[axis])})
+    return (
+        None
+        if dim == axis
+        else (ROW_WISE, axis - (dim < axis), {ref: AccessPattern(axis=axis, count=shape[axis])})
+    )
 
 
 def _viewed(view: View) -> Found | None:
-    """A reshape that keeps rows whole: one output row is a part of an input row, or several of them."""
+    """A reshape that keeps rows whole: one output row is a part of an input row, or several of
+    them.
+    """
     first = view.first()
     if first is None:
         return None
@@ -345,10 +431,18 @@ def _viewed(view: View) -> Found | None:
             continue
         own_inner = prod(view.shape[own + 1 :])
         if inner % own_inner == 0:
-            return ROW_WISE, own, {ref: AccessPattern(axis=axis, count=shape[axis], div=inner // own_inner)}
+            return (
+                ROW_WISE,
+                own,
+                {ref: AccessPattern(axis=axis, count=shape[axis], div=inner // own_inner)},
+            )
         if own_inner % inner == 0:
             n = own_inner // inner
-            return ROW_WISE, own, {ref: AccessPattern(axis=axis, count=shape[axis], mul=n, high=n - 1)}
+            return (
+                ROW_WISE,
+                own,
+                {ref: AccessPattern(axis=axis, count=shape[axis], mul=n, high=n - 1)},
+            )
     return None
 
 
@@ -408,14 +502,22 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("matmul bmm"), _matmul),
     (_names("scaled_dot_product_attention"), _attention),
     (_names("layer_norm rms_norm"), _normalised),
-    (_names("softmax.int log_softmax.int split.Tensor split_with_sizes chunk slice.Tensor narrow"), _along(1)),
+    (
+        _names(
+            "softmax.int log_softmax.int split.Tensor split_with_sizes chunk slice.Tensor narrow"
+        ),
+        _along(1),
+    ),
     (_names("unbind.int select.int"), _taken),
     (_names("cat"), _joined),
     (_names("mean.dim sum.dim_IntList amax amin"), _reduced),
-    (_names("view reshape flatten.using_ints unflatten.int unsqueeze squeeze.dim squeeze.dims"), _viewed),
+    (
+        _names("view reshape flatten.using_ints unflatten.int unsqueeze squeeze.dim squeeze.dims"),
+        _viewed,
+    ),
     (_names("permute transpose.int swapaxes t numpy_T"), _moved),
     (_names("embedding"), _embedded),
-)  # fmt: skip
+)
 RULES: dict[str, _Rule] = {name: rule for names, rule in _GROUPS for name in names}
 # The second argument of `split` and `chunk` is a size; their dimension is the third.
 RULES |= {name: _along(2) for name in _names("split.Tensor split_with_sizes chunk")}

@@ -1,9 +1,10 @@
-"""Some rows of some operators as a graph of its own, made of the same allow-listed operators: slice, pad, run, join.
+"""Some rows of some operators as a graph of its own, made of the same allow-listed operators:
+slice, pad, run, join.
 
-A `TensorSlice` is an interval of rows of one value. A piece takes parts in, computes an interval of rows of each of
-its nodes, and gives parts out. Rows of padding that lie outside the tensor are put back where the interval touches
-its edge, and nowhere else, so that every row is computed from exactly the numbers it has in the whole. Pure: no
-torch.
+A `TensorSlice` is an interval of rows of one value. A piece takes parts in, computes an interval of
+rows of each of its nodes, and gives parts out. Rows of padding that lie outside the tensor are put
+back where the interval touches its edge, and nowhere else, so that every row is computed from
+exactly the numbers it has in the whole. Pure: no torch.
 """
 
 import math
@@ -28,10 +29,15 @@ _UPSAMPLES = frozenset({"aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
-        "view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default", "squeeze.dim",
+        "view.default",
+        "reshape.default",
+        "flatten.using_ints",
+        "unflatten.int",
+        "unsqueeze.default",
+        "squeeze.dim",
         "squeeze.dims",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,7 +76,10 @@ def part_type(line: Linearization, localities: Sequence[Local], part: TensorSlic
     axis, count = rows_of(line, localities, part.value)
     if axis is None or (part.start, part.stop) == (0, count):
         return whole
-    return Type(dtype=whole.dtype, shape=(*whole.shape[:axis], part.stop - part.start, *whole.shape[axis + 1 :]))
+    return Type(
+        dtype=whole.dtype,
+        shape=(*whole.shape[:axis], part.stop - part.start, *whole.shape[axis + 1 :]),
+    )
 
 
 def rows_of(line: Linearization, localities: Sequence[Local], value: int) -> tuple[int | None, int]:
@@ -105,7 +114,8 @@ def piece(
     gives: Sequence[TensorSlice],
     names: Mapping[TensorSlice, str] | None = None,
 ) -> Graph:
-    """The graph that computes rows `computes[value]` of these nodes from parts that it takes, and gives parts.
+    """The graph that computes rows `computes[value]` of these nodes from parts that it takes, and
+    gives parts.
 
     `names` renames parts at the edge.
 
@@ -146,9 +156,13 @@ class _Made:
 
 
 class _Build:
-    """One graph in the making. Until it is finished, arguments are parts taken, states (Ref) or nodes (_Made)."""
+    """One graph in the making. Until it is finished, arguments are parts taken, states (Ref) or
+    nodes (_Made).
+    """
 
-    def __init__(self, line: Linearization, localities: Sequence[Local], takes: Sequence[TensorSlice]) -> None:
+    def __init__(
+        self, line: Linearization, localities: Sequence[Local], takes: Sequence[TensorSlice]
+    ) -> None:
         self.line, self.localities, self.takes = line, localities, tuple(dict.fromkeys(takes))
         self.graph = line.traced.graph
         self.nodes: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
@@ -157,19 +171,28 @@ class _Build:
             self.at.setdefault(part.ref, []).append(((part.start, part.stop), part))
         self.constants: dict[int, _Made] = {}
 
-    def add(self, number: int, op: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> _Made:
+    def add(
+        self, number: int, op: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> _Made:
         self.nodes.append((number, op, tuple(args), dict(kwargs or {})))
         return _Made(len(self.nodes) - 1)
 
-    # --- one node -----------------------------------------------------------------------------------------------------
+    # --- one node ---------------------------------------------------------------------------------
 
     def node(self, position: int, rows: Interval) -> None:
         """Compute rows of a node."""
         node, local = self.graph.nodes[position], self.localities[position]
         value = self.graph.first_node + position
-        if rows == (0, local.count) and all(r.rows(*rows) == (0, r.count) for r in local.reads.values()):
+        if rows == (0, local.count) and all(
+            r.rows(*rows) == (0, r.count) for r in local.reads.values()
+        ):
             whole = {ref: self.whole(ref) for ref in _refs_of(node)}
-            made = self.add(node.number, node.op, _put(node.args, whole), {k: _put(a, whole) for k, a in node.kwargs})
+            made = self.add(
+                node.number,
+                node.op,
+                _put(node.args, whole),
+                {k: _put(a, whole) for k, a in node.kwargs},
+            )
         else:
             made = self._some(node, local, value, rows)
         for item in range(len(self.line.traced.types[value])):
@@ -198,9 +221,15 @@ class _Build:
         if node.op in _CONVOLUTIONS or node.op in _POOLS:
             return self._windowed(node, local, args, kwargs, padded, n_read)
         if node.op in _PADS:
-            fill = (args[3:] or (kwargs.get("value"),))[0] if node.op == "aten.pad.default" else (args[2:] or (0.0,))[0]
+            fill = (
+                (args[3:] or (kwargs.get("value"),))[0]
+                if node.op == "aten.pad.default"
+                else (args[2:] or (0.0,))[0]
+            )
             amounts = _amounts(args[1], axis, self._rank(node), _added(padded))
-            made = self.add(node.number, "aten.constant_pad_nd.default", (args[0], amounts, fill or 0.0))
+            made = self.add(
+                node.number, "aten.constant_pad_nd.default", (args[0], amounts, fill or 0.0)
+            )
             return self._cropped(made, axis, padded, n_read, node.number)
         reads = next(iter(local.reads.values()))
         begins = first * reads.div // reads.mul if reads.div > 1 else rows[0]
@@ -216,8 +245,12 @@ class _Build:
             made = self.add(node.number, node.op, args, kwargs)
         return self.trimmed(made, axis, (begins, begins + n_made), rows, node.number)
 
-    def _windowed(self, node: Node, local: Local, args: Any, kwargs: Any, padded: Interval, n_read: int) -> _Made:
-        """A convolution or pooling without padding along the rows, over rows that were padded where they need it."""
+    def _windowed(
+        self, node: Node, local: Local, args: Any, kwargs: Any, padded: Interval, n_read: int
+    ) -> _Made:
+        """A convolution or pooling without padding along the rows, over rows that were padded where
+        they need it.
+        """
         rank = self._rank(node)
         n_spatial, dim = rank - 2, (local.axis or 0) - 2
         pool = node.op in _POOLS
@@ -225,7 +258,9 @@ class _Build:
         given = args[place] if len(args) > place else kwargs.get("padding", 0)
         amounts: list[tuple[int, int]]
         if isinstance(given, str):
-            amounts = [_same(self, node, d) if given == "same" else (0, 0) for d in range(n_spatial)]
+            amounts = [
+                _same(self, node, d) if given == "same" else (0, 0) for d in range(n_spatial)
+            ]
             keep = [0] * n_spatial
         else:
             numbers = per_dim(given, n_spatial)
@@ -248,16 +283,23 @@ class _Build:
         return self.add(node.number, op, (x, *rest), kwargs)
 
     def _cropped(self, made: _Made, axis: int, padded: Interval, n_rows: int, number: int) -> Any:
-        """Without the rows that `padded` takes away: a window in nothing but padding reads a row that it has not."""
+        """Without the rows that `padded` takes away: a window in nothing but padding reads a row
+        that it has not.
+        """
         before, behind = max(-padded[0], 0), max(-padded[1], 0)
-        return self.trimmed(made, axis, (0, before + n_rows + behind), (before, before + n_rows), number)
+        return self.trimmed(
+            made, axis, (0, before + n_rows + behind), (before, before + n_rows), number
+        )
 
     def _transposed(self, node: Node, local: Local, args: Any, rows: Interval, first: int) -> Any:
-        """A transposed convolution of the input rows from `first` on, unpadded along the rows, then trimmed."""
+        """A transposed convolution of the input rows from `first` on, unpadded along the rows, then
+        trimmed.
+        """
         reads = next(iter(local.reads.values()))
         n_spatial, dim = self._rank(node) - 2, (local.axis or 0) - 2
         stride, padding, output_padding = (
-            list(per_dim(args[i] if len(args) > i else d, n_spatial)) for i, d in ((3, 1), (4, 0), (5, 0))
+            list(per_dim(args[i] if len(args) > i else d, n_spatial))
+            for i, d in ((3, 1), (4, 0), (5, 0))
         )
         weight = self.line.traced.type_of(_refs_of(node)[1]).shape
         dilation = per_dim(args[7] if len(args) > 7 else 1, n_spatial)
@@ -270,20 +312,33 @@ class _Build:
         bias = args[2] if len(args) > 2 else None
         groups = args[6] if len(args) > 6 else 1
         made = self.add(
-            node.number, node.op,
-            (args[0], args[1], bias, tuple(stride), tuple(padding), tuple(output_padding), groups, dilation),
-        )  # fmt: skip
-        return self.trimmed(made, local.axis or 0, (begins, ends + output_padding[dim]), rows, node.number)
+            node.number,
+            node.op,
+            (
+                args[0],
+                args[1],
+                bias,
+                tuple(stride),
+                tuple(padding),
+                tuple(output_padding),
+                groups,
+                dilation,
+            ),
+        )
+        return self.trimmed(
+            made, local.axis or 0, (begins, ends + output_padding[dim]), rows, node.number
+        )
 
     def _rank(self, node: Node) -> int:
         return len(self.line.traced.type_of(_refs_of(node)[0]).shape)
 
-    # --- rows of a value ----------------------------------------------------------------------------------------------
+    # --- rows of a value --------------------------------------------------------------------------
 
     def rows(self, ref: Ref, reads: AccessPattern, wanted: Interval, number: int) -> Any:
         """These rows of a value along the axis that its reader cuts it."""
         axis, count = rows_of(self.line, self.localities, ref.value)
-        if axis != reads.axis or ref not in self.at:  # one piece, or a constant: sliced from the whole
+        # one piece, or a constant: sliced from the whole
+        if axis != reads.axis or ref not in self.at:
             return self.trimmed(self.whole(ref), reads.axis, (0, reads.count), wanted, number)
         return self._joined(ref, axis, count, wanted, number)
 
@@ -293,22 +348,33 @@ class _Build:
             axis, count = rows_of(self.line, self.localities, ref.value)
             return self._joined(ref, axis, count, (0, count), -1)
         if ref.value < len(self.graph.inputs) or ref.value in self.line.place:
-            raise PlanError(f"value {ref.value} is needed, but it is neither computed here nor received.")
+            raise PlanError(
+                f"value {ref.value} is needed, but it is neither computed here nor received."
+            )
         return self._constant(ref)
 
     def _constant(self, ref: Ref) -> Any:
-        """A state, or something computed from states alone, which every piece that needs it computes for itself."""
+        """A state, or something computed from states alone, which every piece that needs it
+        computes for itself.
+        """
         if ref.value < self.graph.first_node:
             return ref
         if ref.value not in self.constants:
             node = self.graph.nodes[ref.value - self.graph.first_node]
             values = {r: self._constant(r) for r in _refs_of(node)}
-            made = self.add(node.number, node.op, _put(node.args, values), {k: _put(a, values) for k, a in node.kwargs})
+            made = self.add(
+                node.number,
+                node.op,
+                _put(node.args, values),
+                {k: _put(a, values) for k, a in node.kwargs},
+            )
             self.constants[ref.value] = made
         return _Made(self.constants[ref.value].place, ref.item)
 
     def _joined(self, ref: Ref, axis: int | None, count: int, wanted: Interval, number: int) -> Any:
-        """Rows of a value from what is here: sliced from one part where one has them all, else put together."""
+        """Rows of a value from what is here: sliced from one part where one has them all, else put
+        together.
+        """
         here = self.at[ref]
         for have, at in here:
             if have[0] <= wanted[0] and wanted[1] <= have[1]:
@@ -321,7 +387,8 @@ class _Build:
                 reached = stop
         if reached < wanted[1]:
             raise PlanError(
-                f"rows [{wanted[0]}, {wanted[1]}) of value {ref.value} are needed; here are {[row[0] for row in here]}."
+                f"rows [{wanted[0]}, {wanted[1]}) of value {ref.value} are needed; here are "
+                f"{[row[0] for row in here]}."
             )
         return self.add(number, "aten.cat.default", (tuple(joined), axis))
 
@@ -329,9 +396,11 @@ class _Build:
         """`at`, which has rows `have`, cut to `wanted`."""
         if have == wanted:
             return at
-        return self.add(number, "aten.slice.Tensor", (at, axis, wanted[0] - have[0], wanted[1] - have[0]))
+        return self.add(
+            number, "aten.slice.Tensor", (at, axis, wanted[0] - have[0], wanted[1] - have[0])
+        )
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def finish(self, gives: Sequence[TensorSlice], names: Mapping[TensorSlice, str]) -> Graph:
         """The graph, numbered."""
@@ -341,7 +410,13 @@ class _Build:
             at = self._joined(part.ref, axis, count, (part.start, part.stop), 0)
             outputs.append((part, at))
         traced, graph = self.line.traced, self.graph
-        states = sorted({r.value for _, _, args, kwargs in self.nodes for r in _states((args, tuple(kwargs.values())))})
+        states = sorted(
+            {
+                r.value
+                for _, _, args, kwargs in self.nodes
+                for r in _states((args, tuple(kwargs.values())))
+            }
+        )
         number: dict[Any, int] = {part: i for i, part in enumerate(self.takes)}
         number |= {value: len(self.takes) + i for i, value in enumerate(states)}
         first = len(number)
@@ -365,20 +440,33 @@ class _Build:
                 Input(name=names.get(part, part.name), dtype=t.dtype, shape=t.shape)
                 for part, t in zip(self.takes, types, strict=True)
             ),
-            parameters=tuple(graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters),
-            buffers=tuple(graph.buffers[v - n_inputs - n_parameters] for v in states if v >= n_inputs + n_parameters),
+            parameters=tuple(
+                graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters
+            ),
+            buffers=tuple(
+                graph.buffers[v - n_inputs - n_parameters]
+                for v in states
+                if v >= n_inputs + n_parameters
+            ),
             nodes=tuple(
-                Node(number=max(n, 0), op=op, args=settle(args), kwargs=tuple(zip(kwargs, settle(values), strict=True)))
+                Node(
+                    number=max(n, 0),
+                    op=op,
+                    args=settle(args),
+                    kwargs=tuple(zip(kwargs, settle(values), strict=True)),
+                )
                 for n, op, args, kwargs in self.nodes
                 for values in (tuple(kwargs.values()),)
             ),
             outputs=tuple(
-                Output(name=names.get(part, part.name), ref=settle(at), dtype=t.dtype, shape=t.shape)
+                Output(
+                    name=names.get(part, part.name), ref=settle(at), dtype=t.dtype, shape=t.shape
+                )
                 for part, at in outputs
                 for t in (part_type(self.line, self.localities, part),)
             ),
             symbols=symbols_read(traced, types),
-        )  # fmt: skip
+        )
 
 
 _POSITIONS = {

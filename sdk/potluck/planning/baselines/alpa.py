@@ -1,10 +1,13 @@
-"""Alpa's inter-operator program: stages on submeshes of equal devices, T = sum of stages + (M - 1) slowest stage.
+"""Alpa's inter-operator program: stages on submeshes of equal devices, T = sum of stages + (M - 1)
+slowest stage.
 
-Zheng et al., "Alpa", OSDI 2022, its inter-operator pass: for every bound t_max on a stage's time the
-program F(s, k, d; t_max) minimises the sum over stages; submeshes hold 1, 2, 4, ... devices or all of them.
+Zheng et al., "Alpa", OSDI 2022, its inter-operator pass: for every bound t_max on a stage's time
+the program F(s, k, d; t_max) minimises the sum over stages; submeshes hold 1, 2, 4, ... devices or
+all of them.
 
-Where we differ: inside a submesh only data parallelism is left of its intra-operator search, as tensor parallelism does
-not cross machines here; links between stages are left out, as Alpa does; mean devices, real ones in several orders.
+Where we differ: inside a submesh only data parallelism is left of its intra-operator search, as
+tensor parallelism does not cross machines here; links between stages are left out, as Alpa does;
+mean devices, real ones in several orders.
 """
 
 from collections.abc import Iterator
@@ -17,10 +20,13 @@ from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 from potluck.simulate.cost import all_reduce_s
 
-N_BOUNDS = 24  # values of t_max tried, evenly among the stages' times (Alpa skips those closer than epsilon)
+# values of t_max tried, evenly among the stages' times (Alpa skips those closer than epsilon)
+N_BOUNDS = 24
 
 
-def plan_alpa(problem: Problem, table: cost.CostTable | None = None, *, as_printed: bool = False) -> Iterator[Plan]:
+def plan_alpa(
+    problem: Problem, table: cost.CostTable | None = None, *, as_printed: bool = False
+) -> Iterator[Plan]:
     """Its plan for every micro-batch size, in every order of `orders`.
 
     Parameters
@@ -57,8 +63,10 @@ def _stages(
     )
     times = {
         (i, j, size): _stage_s(mean, places[i], places[j], size, micro_batch, m)
-        for i in range(last) for j in range(i + 1, last + 1) for size in sizes
-    }  # fmt: skip
+        for i in range(last)
+        for j in range(i + 1, last + 1)
+        for size in sizes
+    }
     values = sorted(set(times.values()))
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
     for t_max in [values[k * (len(values) - 1) // (N_BOUNDS - 1)] for k in range(N_BOUNDS)]:
@@ -73,7 +81,12 @@ def _stages(
                         if rest is None or t > t_max:
                             continue
                         if (i, d) not in best or t + rest[0] < best[i, d][0]:
-                            best[i, d] = t + rest[0], max(t, rest[1]), (places[i], *rest[2]), (size, *rest[3])
+                            best[i, d] = (
+                                t + rest[0],
+                                max(t, rest[1]),
+                                (places[i], *rest[2]),
+                                (size, *rest[3]),
+                            )
         for d in range(1, n + 1):
             whole = best.get((0, d))
             if whole is not None:
@@ -82,7 +95,9 @@ def _stages(
     yield from sorted(found, key=lambda key: found[key])[: 2 * n]
 
 
-def _stage_s(mean: cost.CostTable, start: int, stop: int, size: int, micro_batch: int, m: int) -> float:
+def _stage_s(
+    mean: cost.CostTable, start: int, stop: int, size: int, micro_batch: int, m: int
+) -> float:
     """A micro-batch on a submesh, its part of the all-reduce included."""
     problem = mean.problem
     names = [str(i) for i in range(size)]

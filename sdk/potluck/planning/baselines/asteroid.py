@@ -1,10 +1,13 @@
-"""Asteroid's Algorithm 2: hybrid pipeline parallelism by dynamic programming over layers, stages and devices.
+"""Asteroid's Algorithm 2: hybrid pipeline parallelism by dynamic programming over layers, stages
+and devices.
 
-Ye et al., "Asteroid", MobiCom 2024, section 3.3, eqs. (4)-(11). Devices sorted by memory, largest first, because early
-stages keep more activations; Q(l, n, p) is the best round of the last l layers in p stages on the last n devices.
+Ye et al., "Asteroid", MobiCom 2024, section 3.3, eqs. (4)-(11). Devices sorted by memory, largest
+first, because early stages keep more activations; Q(l, n, p) is the best round of the last l layers
+in p stages on the last n devices.
 
-Where we differ: a device may be left out (Q(l, n, p) may be Q(l, n - 1, p)), the dominant step is sought among all
-steps instead of three, transfers follow the real shares on both sides of a cut, and inference has its own objective.
+Where we differ: a device may be left out (Q(l, n, p) may be Q(l, n - 1, p)), the dominant step is
+sought among all steps instead of three, transfers follow the real shares on both sides of a cut,
+and inference has its own objective.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +24,24 @@ Estimate = Callable[[Sequence[Step], int], float]
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The best pipeline found for some last layers: Q, its stages from first to last, and their steps."""
+    """The best pipeline found for some last layers: Q, its stages from first to last, and their
+    steps.
+    """
 
     seconds: float
     stages: tuple[Stage, ...] = ()
     steps: tuple[Step, ...] = ()
 
 
-def plan_hybrid(problem: Problem, table: cost.CostTable | None = None, *, leave_out: bool = True) -> Iterator[Plan]:
-    """The best plan for every micro-batch size, number of stages and number of last devices; unjudged.
+def plan_hybrid(
+    problem: Problem, table: cost.CostTable | None = None, *, leave_out: bool = True
+) -> Iterator[Plan]:
+    """The best plan for every micro-batch size, number of stages and number of last devices.
 
-    Without `leave_out` as printed: for all devices, of which only Algorithm 1 may give some no rows.
+    Unjudged.
+
+    Without `leave_out` as printed: for all devices, of which only Algorithm 1 may give some no
+    rows.
 
     Parameters
     ----------
@@ -43,7 +53,9 @@ def plan_hybrid(problem: Problem, table: cost.CostTable | None = None, *, leave_
         Devices may be left out, which the paper's algorithm does not.
     """
     table = table or cost.CostTable(problem)
-    order = sorted(problem.devices, key=lambda device: (-cost.budget_bytes(problem, device), device.name))
+    order = sorted(
+        problem.devices, key=lambda device: (-cost.budget_bytes(problem, device), device.name)
+    )
     names = [device.name for device in order]
     for micro_batch in candidates.micro_batches(problem):
         search = Search(table, names, micro_batch, leave_out=leave_out)
@@ -82,10 +94,20 @@ class Search:
     """
 
     def __init__(
-        self, table: cost.CostTable, names: Sequence[str], micro_batch: int, *, leave_out: bool = True
+        self,
+        table: cost.CostTable,
+        names: Sequence[str],
+        micro_batch: int,
+        *,
+        leave_out: bool = True,
     ) -> None:
         self.leave_out = leave_out
-        self.table, self.problem, self.names, self.micro_batch = table, table.problem, names, micro_batch
+        self.table, self.problem, self.names, self.micro_batch = (
+            table,
+            table.problem,
+            names,
+            micro_batch,
+        )
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training = isinstance(self.problem.workload, Training)
         self.estimate = estimate_of(self.problem)
@@ -103,7 +125,9 @@ class Search:
             layer: dict[tuple[int, int], Partial] = {}
             for i in range(n_cuts - 2, -1, -1):
                 for n in range(p, n_devices + 1):
-                    best = self._best(i, n, p, behind, layer.get((i, n - 1)) if self.leave_out else None)
+                    best = self._best(
+                        i, n, p, behind, layer.get((i, n - 1)) if self.leave_out else None
+                    )
                     if best is not None:
                         layer[i, n] = best
             for n in range(p if self.leave_out else n_devices, n_devices + 1):
@@ -112,9 +136,16 @@ class Search:
             behind = layer
 
     def _best(
-        self, i: int, n: int, p: int, behind: dict[tuple[int, int], Partial], skipped: Partial | None
+        self,
+        i: int,
+        n: int,
+        p: int,
+        behind: dict[tuple[int, int], Partial],
+        skipped: Partial | None,
     ) -> Partial | None:
-        """eq. (10): the best head stage from cut i on the next devices, before the best pipeline of what is left."""
+        """eq. (10): the best head stage from cut i on the next devices, before the best pipeline of
+        what is left.
+        """
         best = skipped
         for n_behind in range(n):
             group = tuple(self.names[len(self.names) - n : len(self.names) - n_behind])
@@ -129,10 +160,12 @@ class Search:
                     continue
                 stage, step = head
                 if best is not None:
-                    # No round is shorter than one step's own work (eq. (6) with dm = it), and longer stages work more.
+                    # No round is shorter than one step's own work (eq. (6) with dm = it), and
+                    # longer stages work more.
                     if self.n_micro_batches * (step.forward_s + step.backward_s) >= best.seconds:
                         break
-                    # Nor than the round of what is behind, which starts no earlier than the head's first output.
+                    # Nor than the round of what is behind, which starts no earlier than the head's
+                    # first output.
                     if rest.seconds + (step.forward_s if self.fills else 0.0) >= best.seconds:
                         continue
                 steps = (step, *self.crossing(stage, rest), *rest.steps)
@@ -141,7 +174,9 @@ class Search:
                     best = Partial(seconds, (stage, *rest.stages), steps)
         return best
 
-    def head(self, start: int, stop: int, group: tuple[str, ...], p: int) -> tuple[Stage, Step] | None:
+    def head(
+        self, start: int, stop: int, group: tuple[str, ...], p: int
+    ) -> tuple[Stage, Step] | None:
         """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1.
 
         Parameters
@@ -157,21 +192,35 @@ class Search:
         key, warm_up = (start, stop, group, p), min(2 * p - 1, self.n_micro_batches)
         if key not in self._heads:
             shallow = self._heads.get((start, stop, group, p - 1))
-            if shallow is not None and self.training and self._fits(shallow[0], len(group), warm_up):
+            if (
+                shallow is not None
+                and self.training
+                and self._fits(shallow[0], len(group), warm_up)
+            ):
                 self._heads[key] = replace(shallow[0], warm_up=warm_up), shallow[1]
             else:
-                self._heads[key] = make_stage(self.table, start, stop, group, self.micro_batch, warm_up)
+                self._heads[key] = make_stage(
+                    self.table, start, stop, group, self.micro_batch, warm_up
+                )
         return self._heads[key]
 
     def _fits(self, stage: Stage, replicas: int, warm_up: int) -> bool:
-        """Whether the rows of a shallower stage fit with `warm_up` micro-batches too: then Algorithm 1 keeps them."""
+        """Whether the rows of a shallower stage fit with `warm_up` micro-batches too: then
+        Algorithm 1 keeps them.
+        """
         return all(
-            rows <= footprint.rows_that_fit(
-                self.table, stage.start, stage.stop, self.budgets[name], warm_up=warm_up, replicas=replicas,
+            rows
+            <= footprint.rows_that_fit(
+                self.table,
+                stage.start,
+                stage.stop,
+                self.budgets[name],
+                warm_up=warm_up,
+                replicas=replicas,
                 n_micro_batches=self.n_micro_batches,
             )
             for name, rows in zip(stage.devices, stage.shares, strict=True)
-        )  # fmt: skip
+        )
 
     def crossing(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
         """The communication step between `stage` and the stages behind it."""
@@ -181,9 +230,16 @@ class Search:
 
 
 def make_stage(
-    table: cost.CostTable, start: int, stop: int, group: Sequence[str], micro_batch: int, warm_up: int
+    table: cost.CostTable,
+    start: int,
+    stop: int,
+    group: Sequence[str],
+    micro_batch: int,
+    warm_up: int,
 ) -> tuple[Stage, Step] | None:
-    """A stage with its rows by Algorithm 1 and its execution step, eqs. (7) and (8); None when it does not fit.
+    """A stage with its rows by Algorithm 1 and its execution step, eqs. (7) and (8).
+
+    None when it does not fit.
 
     Parameters
     ----------
@@ -202,7 +258,9 @@ def make_stage(
     n_micro_batches = problem.workload.batch // micro_batch
     training = isinstance(problem.workload, Training)
     warm_up = warm_up if training else 1
-    shares = allocate(table, start, stop, group, micro_batch, warm_up=warm_up, n_micro_batches=n_micro_batches)
+    shares = allocate(
+        table, start, stop, group, micro_batch, warm_up=warm_up, n_micro_batches=n_micro_batches
+    )
     if shares is None:
         return None
     used = [(name, rows) for name, rows in zip(group, shares, strict=True) if rows]
@@ -224,10 +282,14 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
     forward = max(table.forward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs)
     if not isinstance(problem.workload, Training):
         return Step(forward)
-    backward = max(table.backward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs)
+    backward = max(
+        table.backward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs
+    )
     nbytes = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
     update = max(cost.update_s(table, problem.device(name), start, stop) for name in stage.devices)
-    return Step(forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update)
+    return Step(
+        forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update
+    )
 
 
 def crossing(problem: Problem, left: Stage, right: Stage) -> Step:
@@ -241,8 +303,12 @@ def crossing(problem: Problem, left: Stage, right: Stage) -> Step:
         The stages before and behind the cut.
     """
     network, layer = problem.network, problem.layers[left.stop - 1]
-    forward = cost.cut_s(network, layer.output_bytes, left.devices, left.shares, right.devices, right.shares)
+    forward = cost.cut_s(
+        network, layer.output_bytes, left.devices, left.shares, right.devices, right.shares
+    )
     if not isinstance(problem.workload, Training):
         return Step(forward)
-    back = cost.cut_s(network, layer.gradient_bytes, right.devices, right.shares, left.devices, left.shares)
+    back = cost.cut_s(
+        network, layer.gradient_bytes, right.devices, right.shares, left.devices, left.shares
+    )
     return Step(forward, back)

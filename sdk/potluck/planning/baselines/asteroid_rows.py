@@ -1,6 +1,9 @@
-"""Asteroid's Algorithm 1: the rows of a micro-batch over the devices of one stage, by speed and within memory."""
+"""Asteroid's Algorithm 1: the rows of a micro-batch over the devices of one stage, by speed and
+within memory.
+"""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from potluck.planning.search import candidates
 from potluck.simulate import cost, footprint
@@ -9,10 +12,17 @@ N_BLOCKS = 32  # phase 2 moves 1/32 of a micro-batch at a time, at least one row
 
 
 def allocate(
-    table: cost.CostTable, start: int, stop: int, devices: Sequence[str], micro_batch: int, *, warm_up: int,
+    table: cost.CostTable,
+    start: int,
+    stop: int,
+    devices: Sequence[str],
+    micro_batch: int,
+    *,
+    warm_up: int,
     n_micro_batches: int,
-) -> tuple[int, ...] | None:  # fmt: skip
-    """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid, eqs. (7)-(9).
+) -> tuple[int, ...] | None:
+    """Rows per device for layers [start, stop), some maybe 0; None when they do not fit. Asteroid,
+    eqs. (7)-(9).
 
     Parameters
     ----------
@@ -31,19 +41,26 @@ def allocate(
     """
 
     def seconds(device: str, rows: int) -> float:
-        return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
+        return table.forward_s(device, start, stop, rows) + table.backward_s(
+            device, start, stop, rows
+        )
 
     rooms = [
         footprint.rows_that_fit(
-            table, start, stop, table.budgets[name], warm_up=warm_up,
-            replicas=len(devices), n_micro_batches=n_micro_batches,
+            table,
+            start,
+            stop,
+            table.budgets[name],
+            warm_up=warm_up,
+            replicas=len(devices),
+            n_micro_batches=n_micro_batches,
         )
         for name in devices
-    ]  # fmt: skip
+    ]
     capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
     fewest = candidates.fewest_rows(table.problem, start, stop)
     while (shares := balance(micro_batch, capacities, rooms)) is not None:
-        shares = offload(shares, rooms, [lambda rows, name=name: seconds(name, rows) for name in devices])  # type: ignore[misc]
+        shares = offload(shares, rooms, [partial(seconds, name) for name in devices])
         few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]
         if not few:
             break
@@ -51,8 +68,12 @@ def allocate(
     return shares
 
 
-def balance(n_rows: int, capacities: Sequence[float], rooms: Sequence[int]) -> tuple[int, ...] | None:
-    """Phase 1 (lines 1-12): rows in proportion to capacity; what exceeds a device's room goes to those with room left.
+def balance(
+    n_rows: int, capacities: Sequence[float], rooms: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Phase 1 (lines 1-12): rows in proportion to capacity.
+
+    What exceeds a device's room goes to those with room left.
 
     >>> balance(10, [1.0, 1.0, 2.0], [9, 9, 3])
     (4, 3, 3)
@@ -79,7 +100,10 @@ def balance(n_rows: int, capacities: Sequence[float], rooms: Sequence[int]) -> t
 
 
 def proportion(n_rows: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to `weights` that add up to `n_rows`; the largest remainders round up."""
+    """Whole numbers in proportion to `weights` that add up to `n_rows`.
+
+    The largest remainders round up.
+    """
     total = sum(weights)
     exact = [n_rows * weight / total for weight in weights]
     rows = [int(value) for value in exact]
@@ -89,8 +113,11 @@ def proportion(n_rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def offload(shares: Sequence[int], rooms: Sequence[int], seconds: Sequence[Callable[[int], float]]) -> tuple[int, ...]:
-    """Phase 2 (lines 13-20): blocks go from the slowest device to the fastest with room while it pays.
+def offload(
+    shares: Sequence[int], rooms: Sequence[int], seconds: Sequence[Callable[[int], float]]
+) -> tuple[int, ...]:
+    """Phase 2 (lines 13-20): blocks go from the slowest device to the fastest with room while it
+    pays.
 
     Parameters
     ----------

@@ -14,10 +14,16 @@ Group = tuple[str, ...]
 
 
 def build(
-    table: cost.CostTable, planner: str, bounds: Sequence[int], groups: Sequence[Group], micro_batch: int,
-    *, depths: Sequence[int] | None = None,
-) -> Plan | None:  # fmt: skip
-    """Stage p has layers [bounds[p], bounds[p + 1]) on `groups[p]`, rows by Algorithm 1; None where it does not fit.
+    table: cost.CostTable,
+    planner: str,
+    bounds: Sequence[int],
+    groups: Sequence[Group],
+    micro_batch: int,
+    *,
+    depths: Sequence[int] | None = None,
+) -> Plan | None:
+    """Stage p has layers [bounds[p], bounds[p + 1]) on `groups[p]`, rows by Algorithm 1; None where
+    it does not fit.
 
     Warm-up depths are K_p unless given. The latency is the closed form's.
 
@@ -96,12 +102,17 @@ def seconds(table: cost.CostTable, device: str, start: int, stop: int, rows: int
 
 
 def shared_s(
-    table: cost.CostTable, groups: Sequence[Group], micro_batch: int, known: dict[tuple[str, int], list[float]]
+    table: cost.CostTable,
+    groups: Sequence[Group],
+    micro_batch: int,
+    known: dict[tuple[str, int], list[float]],
 ) -> Callable[[int, int, int], float]:
-    """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares in proportion to speed.
+    """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares in proportion to
+    speed.
 
-    Endless where the layers fit on none of the group. More layers never take less. `known`: for who asks again on this
-    table, by device and micro-batch size the seconds of the layers in front of each.
+    Endless where the layers fit on none of the group. More layers never take less. `known`: for who
+    asks again on this table, by device and micro-batch size the seconds of the layers in front of
+    each.
 
     Parameters
     ----------
@@ -129,7 +140,9 @@ def shared_s(
     return stage_s
 
 
-def balanced(places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, int], float]) -> list[int] | None:
+def balanced(
+    places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, int], float]
+) -> list[int] | None:
     """Bounds at `places` that make the slowest stage fastest; None with too few places.
 
     `stage_s(p, start, stop)`: what a stage takes, never less for more layers.
@@ -172,7 +185,8 @@ def balanced(places: Sequence[int], n_stages: int, stage_s: Callable[[int, int, 
 
 
 def orders(table: cost.CostTable) -> Iterator[tuple[str, ...]]:
-    """The orders of devices that a planner for equal devices is given as its best shot: as listed, by speed, by memory.
+    """The orders of devices that a planner for equal devices is given as its best shot: as listed,
+    by speed, by memory.
 
     Fast first, slow first; much memory first, as early stages keep more.
     """
@@ -180,37 +194,52 @@ def orders(table: cost.CostTable) -> Iterator[tuple[str, ...]]:
     names, stop = [device.name for device in problem.devices], len(problem.layers)
     speed = {name: 1 / max(table.forward_s(name, 0, stop, 1), 1e-12) for name in names}
     budget = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
-    yield from dict.fromkeys((
-        tuple(names),
-        tuple(sorted(names, key=lambda name: -speed[name])),
-        tuple(sorted(names, key=lambda name: speed[name])),
-        tuple(sorted(names, key=lambda name: -budget[name])),
-    ))  # fmt: skip
+    yield from dict.fromkeys(
+        (
+            tuple(names),
+            tuple(sorted(names, key=lambda name: -speed[name])),
+            tuple(sorted(names, key=lambda name: speed[name])),
+            tuple(sorted(names, key=lambda name: -budget[name])),
+        )
+    )
 
 
 AT_ONCE = 1e12  # bytes per second of a path that crosses no medium, in a mean with others
 
 
 def mean_problem(problem: Problem) -> Problem:
-    """As many devices `0`, `1`, ... of mean speed and memory, and links of mean bandwidth: for planners of clusters.
+    """As many devices `0`, `1`, ... of mean speed and memory, and links of mean bandwidth: for
+    planners of clusters.
 
     They cannot express devices or links that differ.
     """
     n, devices, network = len(problem.devices), problem.devices, problem.network
-    pairs = [(a.name, b.name) for a in devices for b in devices if a != b and (a.name, b.name) in network.paths]
-    capacity = sum(min(network.bandwidth(a, b), AT_ONCE) for a, b in pairs) / len(pairs) if pairs else AT_ONCE
+    pairs = [
+        (a.name, b.name)
+        for a in devices
+        for b in devices
+        if a != b and (a.name, b.name) in network.paths
+    ]
+    capacity = (
+        sum(min(network.bandwidth(a, b), AT_ONCE) for a, b in pairs) / len(pairs)
+        if pairs
+        else AT_ONCE
+    )
     latency_s = sum(network.latency(a, b) for a, b in pairs) / len(pairs) if pairs else 0.0
     names = [str(i) for i in range(n)]
     ends = [(a, b) for a in names for b in names if a != b]
     tables = list(problem.costs.values())
-    mean = tuple(_mean([tables[d][layer] for d in range(n)]) for layer in range(len(problem.layers)))
+    mean = tuple(
+        _mean([tables[d][layer] for d in range(n)]) for layer in range(len(problem.layers))
+    )
     budget = sum(cost.budget_bytes(problem, device) for device in devices) // n
     overhead_s = sum(device.overhead_s for device in devices) / n
     copy = sum(device.copy_bytes_per_s for device in devices) / n
     return replace(
         problem,
         devices=tuple(
-            Device(name=name, memory_bytes=budget, overhead_s=overhead_s, copy_bytes_per_s=copy) for name in names
+            Device(name=name, memory_bytes=budget, overhead_s=overhead_s, copy_bytes_per_s=copy)
+            for name in names
         ),
         network=Network(
             media=tuple(Medium(name=f"{a}>{b}", capacity_bytes_per_s=capacity) for a, b in ends),
@@ -223,7 +252,11 @@ def mean_problem(problem: Problem) -> Problem:
 
 def _mean(costs: Sequence[LayerCost]) -> LayerCost:
     rows, n = costs[0].rows, len(costs)
-    forward = tuple(sum(cost.interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows)
+    forward = tuple(
+        sum(cost.interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows
+    )
     trains = all(c.backward_s for c in costs)  # a profile for inference has no backward times
-    backward = tuple(sum(cost.interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains)
+    backward = tuple(
+        sum(cost.interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains
+    )
     return LayerCost(rows=rows, forward_s=forward, backward_s=backward, source=costs[0].source)

@@ -1,10 +1,12 @@
-"""DAPPLE: synchronous pipelines with replicated stages for equal devices, by the latency around the pivot stage.
+"""DAPPLE: synchronous pipelines with replicated stages for equal devices, by the latency around the
+pivot stage.
 
-Fan et al., "DAPPLE", PPoPP 2021: L = T_w + T_s + T_e around the stage with the fewest bubbles, minimised by
-a program over (layers planned, devices used), one new stage at a time.
+Fan et al., "DAPPLE", PPoPP 2021: L = T_w + T_s + T_e around the stage with the fewest bubbles,
+minimised by a program over (layers planned, devices used), one new stage at a time.
 
-Where we differ: Asteroid's program (`hybrid`), which generalises it, runs on mean devices and links; its pivot is the
-dominant step. Device placement: the orders of `build.orders` stand for fresh-first, append-first and scatter-first.
+Where we differ: Asteroid's program (`hybrid`), which generalises it, runs on mean devices and
+links; its pivot is the dominant step. Device placement: the orders of `build.orders` stand for
+fresh-first, append-first and scatter-first.
 """
 
 from collections.abc import Iterator
@@ -26,9 +28,14 @@ def plan_dapple(problem: Problem, table: cost.CostTable | None = None) -> Iterat
         search.cuts = candidates.cuts(problem, 16)
         for found in search.run():
             plan = Plan(
-                planner="dapple", model=problem.model, stages=found.stages, micro_batch=micro_batch,
-                n_micro_batches=search.n_micro_batches, training=search.training, latency_s=found.seconds,
-            )  # fmt: skip
+                planner="dapple",
+                model=problem.model,
+                stages=found.stages,
+                micro_batch=micro_batch,
+                n_micro_batches=search.n_micro_batches,
+                training=search.training,
+                latency_s=found.seconds,
+            )
             for order in orders(table):
                 real = rebuilt(table, "dapple", plan, order)
                 if real is not None:

@@ -1,6 +1,9 @@
-"""Data parallelism: every device holds the whole model and takes some rows. Equal shares, or balanced as in EDDL.
+"""Data parallelism: every device holds the whole model and takes some rows.
 
-EDDL (Hao and Zhang, SEC 2021) sizes each device's batch to its speed; Asteroid's Algorithm 1 is used here for that.
+Equal shares, or balanced as in EDDL.
+
+EDDL (Hao and Zhang, SEC 2021) sizes each device's batch to its speed; Asteroid's Algorithm 1 is
+used here for that.
 """
 
 from collections.abc import Iterator
@@ -29,9 +32,14 @@ def _equal(table: cost.CostTable, names: tuple[str, ...], micro_batch: int) -> S
     shares = proportion(micro_batch, [1.0] * len(names))
     for name, rows in zip(names, shares, strict=True):
         room = footprint.rows_that_fit(
-            table, 0, stop, cost.budget_bytes(problem, problem.device(name)), warm_up=1, replicas=len(names),
+            table,
+            0,
+            stop,
+            cost.budget_bytes(problem, problem.device(name)),
+            warm_up=1,
+            replicas=len(names),
             n_micro_batches=problem.workload.batch // micro_batch,
-        )  # fmt: skip
+        )
         if rows > room or rows < candidates.fewest_rows(problem):
             return None
     return Stage(start=0, stop=stop, devices=names, shares=shares)

@@ -1,16 +1,19 @@
-"""Dora's phase 1: stages for the QoE objective, the best K plans kept per state, contention left for later.
+"""Dora's phase 1: stages for the QoE objective, the best K plans kept per state, contention left
+for later.
 
-"Dora", section 4.1, eqs. (2)-(5) and Algorithm 1. The model is a row of chains (serial decomposition). A stage is part
-of one chain, Q1(j, l, s, n), or several whole chains, Q2(j, k, s, n); Q is the better of both. Either combines the best
-K plans of fewer layers, stages and devices with one new stage on the next devices. So chains that are parallel branches
-run on different devices at once. Links at the full device-to-device bandwidth; rows in proportion to speed. Objective,
-eq. (2): energy + lambda max(0, T - T_QoE), or T where nothing limits the latency.
+"Dora", section 4.1, eqs. (2)-(5) and Algorithm 1. The model is a row of chains (serial
+decomposition). A stage is part of one chain, Q1(j, l, s, n), or several whole chains, Q2(j, k, s,
+n); Q is the better of both. Either combines the best K plans of fewer layers, stages and devices
+with one new stage on the next devices. So chains that are parallel branches run on different
+devices at once. Links at the full device-to-device bandwidth; rows in proportion to speed.
+Objective, eq. (2): energy + lambda max(0, T - T_QoE), or T where nothing limits the latency.
 
-Where we differ: built from the last stage to the first, so that warm-up depths are known; devices in several orders;
-the number of stages is not part of the state (the best K over all are kept); where a stage has several chains there is
-also the plan in which its device takes them one by one, so that the first need not wait for what the last needs. T is
-estimated by Asteroid's closed form along the longest way through the stages, not by Dora's appendix; the simulator has
-the last word on what is found.
+Where we differ: built from the last stage to the first, so that warm-up depths are known; devices
+in several orders; the number of stages is not part of the state (the best K over all are kept);
+where a stage has several chains there is also the plan in which its device takes them one by one,
+so that the first need not wait for what the last needs. T is estimated by Asteroid's closed form
+along the longest way through the stages, not by Dora's appendix; the simulator has the last word on
+what is found.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +36,9 @@ N_CUTS = 12  # neighbours of few parameters are merged (the paper merges below 5
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """Some last stages: what each takes, and for each the stages behind it (counted from the end) with the link."""
+    """Some last stages: what each takes, and for each the stages behind it (counted from the end)
+    with the link.
+    """
 
     seconds: float = 0.0
     stages: tuple[Stage, ...] = ()
@@ -51,11 +56,18 @@ def plan_dora(problem: Problem, table: cost.CostTable | None = None) -> Iterator
             search.cuts = tuple(sorted({*candidates.cuts(problem, N_CUTS), *ends}))
             for found in _best(search, order, ends):
                 plan = Plan(
-                    planner="dora", model=problem.model, stages=found.stages, micro_batch=micro_batch,
-                    n_micro_batches=search.n_micro_batches, training=search.training, latency_s=found.seconds,
-                )  # fmt: skip
+                    planner="dora",
+                    model=problem.model,
+                    stages=found.stages,
+                    micro_batch=micro_batch,
+                    n_micro_batches=search.n_micro_batches,
+                    training=search.training,
+                    latency_s=found.seconds,
+                )
                 yield plan
-                if len(plan.stages) > 1 and any(s.start < end < s.stop for s in plan.stages for end in ends):
+                if len(plan.stages) > 1 and any(
+                    s.start < end < s.stop for s in plan.stages for end in ends
+                ):
                     yield _one_by_one(problem, plan, ends)
 
 
@@ -73,7 +85,9 @@ def _one_by_one(problem: Problem, plan: Plan, ends: Sequence[int]) -> Plan:
 
 def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suffix]:
     cuts, last, n_devices = search.cuts, len(search.cuts) - 1, len(order)
-    states: dict[tuple[int, int], list[Suffix]] = {(last, n): [Suffix()] for n in range(n_devices + 1)}
+    states: dict[tuple[int, int], list[Suffix]] = {
+        (last, n): [Suffix()] for n in range(n_devices + 1)
+    }
     for i in range(last - 1, -1, -1):
         stops = [j for j in range(i + 1, last + 1) if _is_stage(cuts[i], cuts[j], ends)]
         for n in range(1, n_devices + 1):
@@ -95,7 +109,9 @@ def _is_stage(start: int, stop: int, ends: Sequence[int]) -> bool:
     return (start in ends and stop in ends) or not any(start < end < stop for end in ends)
 
 
-def _extended(search: Search, start: int, stop: int, group: tuple[str, ...], rest: Suffix) -> Suffix | None:
+def _extended(
+    search: Search, start: int, stop: int, group: tuple[str, ...], rest: Suffix
+) -> Suffix | None:
     if (stop == search.cuts[-1]) != (not rest.stages):
         return None
     problem, n_behind = search.problem, len(rest.stages)
@@ -105,7 +121,10 @@ def _extended(search: Search, start: int, stop: int, group: tuple[str, ...], res
     head = search.head(start, stop, group, height)
     if head is None:
         return None
-    links = tuple((n_behind - 1 - q, _link(problem, head[0], rest.stages[q], o, g)) for q, o, g in _totals(handed))
+    links = tuple(
+        (n_behind - 1 - q, _link(problem, head[0], rest.stages[q], o, g))
+        for q, o, g in _totals(handed)
+    )
     steps, all_links = (head[1], *rest.steps), (links, *rest.links)
     return Suffix(_seconds(search, steps, all_links), (head[0], *rest.stages), steps, all_links)
 
@@ -120,12 +139,19 @@ def _totals(handed: Sequence[flows.OutputGroup]) -> list[tuple[int, int, int]]:
     return [(q, o, g) for q, (o, g) in sorted(totals.items())]
 
 
-def _link(problem: Problem, left: Stage, right: Stage, output_bytes: int, gradient_bytes: int) -> Step:
+def _link(
+    problem: Problem, left: Stage, right: Stage, output_bytes: int, gradient_bytes: int
+) -> Step:
     network = problem.network
-    forward = cost.cut_s(network, output_bytes, left.devices, left.shares, right.devices, right.shares)
+    forward = cost.cut_s(
+        network, output_bytes, left.devices, left.shares, right.devices, right.shares
+    )
     if not isinstance(problem.workload, Training):
         return Step(forward)
-    return Step(forward, cost.cut_s(network, gradient_bytes, right.devices, right.shares, left.devices, left.shares))
+    return Step(
+        forward,
+        cost.cut_s(network, gradient_bytes, right.devices, right.shares, left.devices, left.shares),
+    )
 
 
 def _heights(links: Sequence[Sequence[tuple[int, Step]]]) -> list[int]:
@@ -136,14 +162,19 @@ def _heights(links: Sequence[Sequence[tuple[int, Step]]]) -> list[int]:
     return found
 
 
-def _seconds(search: Search, steps: Sequence[Step], links: Sequence[Sequence[tuple[int, Step]]]) -> float:
-    """The closed form of `pipeline` along the longest ways: eqs. (4)-(6) of Asteroid where stages are no chain."""
+def _seconds(
+    search: Search, steps: Sequence[Step], links: Sequence[Sequence[tuple[int, Step]]]
+) -> float:
+    """The closed form of `pipeline` along the longest ways: eqs. (4)-(6) of Asteroid where stages
+    are no chain.
+    """
     n, last = search.n_micro_batches, len(steps) - 1
     everything = [*steps, *(link for ways in links for _, link in ways)]
     slowest = max(step.forward_s + step.backward_s for step in everything)
     if not search.fills:
         return n * slowest
-    wait, shift = [0.0] * len(steps), [0.0] * len(steps)  # the longest way to a stage, forward and both ways
+    # the longest way to a stage, forward and both ways
+    wait, shift = [0.0] * len(steps), [0.0] * len(steps)
     for p, step in enumerate(steps):
         for q, link in links[p]:
             at = last - q
@@ -151,14 +182,18 @@ def _seconds(search: Search, steps: Sequence[Step], links: Sequence[Sequence[tup
             both = step.forward_s + step.backward_s + link.forward_s + link.backward_s
             shift[at] = max(shift[at], shift[p] + both)
     if not search.training:
-        return max(w + step.forward_s for w, step in zip(wait, steps, strict=True)) + (n - 1) * slowest
+        return (
+            max(w + step.forward_s for w, step in zip(wait, steps, strict=True)) + (n - 1) * slowest
+        )
     aligned = 0.0
     for p, step in enumerate(steps):
         work = step.forward_s + step.backward_s
         aligned = max(aligned, n * work + shift[p])
         for _, link in links[p]:
             aligned = max(aligned, n * (link.forward_s + link.backward_s) + shift[p] + work)
-    return max(w + aligned - s + step.all_reduce_s for w, s, step in zip(wait, shift, steps, strict=True))
+    return max(
+        w + aligned - s + step.all_reduce_s for w, s, step in zip(wait, shift, steps, strict=True)
+    )
 
 
 def _value(search: Search, suffix: Suffix) -> float:

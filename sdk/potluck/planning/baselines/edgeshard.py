@@ -1,11 +1,13 @@
-"""EdgeShard: contiguous shards on some of the devices in any order, no replicas, by dynamic programming.
+"""EdgeShard: contiguous shards on some of the devices in any order, no replicas, by dynamic
+programming.
 
-Zhang et al., "EdgeShard", 2024 (arXiv 2405.14371): one program minimises the latency of a request, the sum of computing
-and sending; another the slowest stage of a pipeline, over (layers done, devices used, last device).
+Zhang et al., "EdgeShard", 2024 (arXiv 2405.14371): one program minimises the latency of a request,
+the sum of computing and sending; another the slowest stage of a pipeline, over (layers done,
+devices used, last device).
 
-Where we differ: one program over sets serves both objectives (a device holds one shard); training, which the paper has
-not, takes the latter with forward and backward; links are between two devices alone, as in the paper. The source need
-not be the first device.
+Where we differ: one program over sets serves both objectives (a device holds one shard); training,
+which the paper has not, takes the latter with forward and backward; links are between two devices
+alone, as in the paper. The source need not be the first device.
 """
 
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ def plan_edgeshard(problem: Problem, table: cost.CostTable | None = None) -> Ite
     """The best pipeline of every set of devices, for every micro-batch size."""
     table = table or cost.CostTable(problem)
     stop = len(problem.layers)
-    names = sorted((d.name for d in problem.devices), key=lambda name: table.forward_s(name, 0, stop, 1))[:MAX_DEVICES]
+    names = sorted(
+        (d.name for d in problem.devices), key=lambda name: table.forward_s(name, 0, stop, 1)
+    )[:MAX_DEVICES]
     for micro_batch in candidates.micro_batches(problem):
         for _, bounds, order in _best(table, names, micro_batch):
             plan = build(table, "edgeshard", bounds, [(name,) for name in order], micro_batch)
@@ -54,12 +58,14 @@ def _best(table: cost.CostTable, names: list[str], micro_batch: int) -> list[Sta
                 sent = 0.0
                 if last:
                     nbytes = layer.output_bytes + (layer.gradient_bytes if training else 0)
-                    sent = micro_batch * nbytes / network.bandwidth(last, name) + network.latency(last, name)
+                    sent = micro_batch * nbytes / network.bandwidth(last, name) + network.latency(
+                        last, name
+                    )
                 for j in range(i + 1, len(places)):
                     start, stop = places[i], places[j]
                     need = footprint.memory_bytes(
                         table, start, stop, micro_batch, warm_up=1, n_micro_batches=n_micro_batches
-                    )  # fmt: skip
+                    )
                     if need > budgets[name]:
                         break
                     work = seconds(table, name, start, stop, micro_batch)

@@ -1,8 +1,11 @@
-"""GPipe: one stage per device, cut so that all stages compute alike; all forwards, then all backwards.
+"""GPipe: one stage per device, cut so that all stages compute alike.
 
-Huang et al., "GPipe", NeurIPS 2019: the partition minimises the variance of the stages' estimated cost; here the
-slowest stage, on a mean device. Its best shot: every number of the fastest devices, every micro-batch size. It
-recomputes activations where memory is short; we do not, and fall back to the depths K_p there.
+All forwards, then all backwards.
+
+Huang et al., "GPipe", NeurIPS 2019: the partition minimises the variance of the stages' estimated
+cost; here the slowest stage, on a mean device. Its best shot: every number of the fastest devices,
+every micro-batch size. It recomputes activations where memory is short; we do not, and fall back to
+the depths K_p there.
 """
 
 from collections.abc import Iterator
@@ -21,12 +24,16 @@ def plan_gpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterato
     for micro_batch in candidates.micro_batches(problem):
         n_micro_batches = problem.workload.batch // micro_batch
         for n_stages in range(1, min(len(problem.devices), len(places) - 1) + 1):
-            bounds = balanced(places, n_stages, shared_s(mean, [("0",)] * n_stages, micro_batch, known))
+            bounds = balanced(
+                places, n_stages, shared_s(mean, [("0",)] * n_stages, micro_batch, known)
+            )
             if bounds is None:
                 continue
             for order in orders(table):
                 groups = [(name,) for name in order[:n_stages]]
-                plan = build(table, "gpipe", bounds, groups, micro_batch, depths=[n_micro_batches] * n_stages)
+                plan = build(
+                    table, "gpipe", bounds, groups, micro_batch, depths=[n_micro_batches] * n_stages
+                )
                 plan = plan or build(table, "gpipe", bounds, groups, micro_batch)
                 if plan is not None:
                     yield plan

@@ -1,10 +1,11 @@
 """HetPipe: virtual workers that are pipelines, data parallelism between them.
 
-Park et al., "HetPipe", ATC 2020: equal distribution gives every virtual worker the same mix of devices, and each cuts
-the model to balance its own stages.
+Park et al., "HetPipe", ATC 2020: equal distribution gives every virtual worker the same mix of
+devices, and each cuts the model to balance its own stages.
 
-Where we differ: synchronous all-reduce instead of a parameter server with bounded staleness. With the same mix in every
-worker, all have the same cuts, so the p-th devices of all workers form one replicated stage; their rows follow speed.
+Where we differ: synchronous all-reduce instead of a parameter server with bounded staleness. With
+the same mix in every worker, all have the same cuts, so the p-th devices of all workers form one
+replicated stage; their rows follow speed.
 """
 
 from collections.abc import Iterator
@@ -16,10 +17,14 @@ from potluck.simulate import cost
 
 
 def plan_hetpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """For every number of virtual workers, with the fast devices in front or behind, every micro-batch size."""
+    """For every number of virtual workers, with the fast devices in front or behind, every
+    micro-batch size.
+    """
     table = table or cost.CostTable(problem)
     stop, places = len(problem.layers), candidates.cuts(problem)
-    names = sorted((d.name for d in problem.devices), key=lambda name: table.forward_s(name, 0, stop, 1))
+    names = sorted(
+        (d.name for d in problem.devices), key=lambda name: table.forward_s(name, 0, stop, 1)
+    )
     known: dict[tuple[str, int], list[float]] = {}
     for n_workers in range(1, len(names) + 1):
         n_stages = len(names) // n_workers

@@ -1,10 +1,11 @@
-"""Metis: orders of device types, groups of equal size classes, layers in proportion to what a group can do.
+"""Metis: orders of device types, groups of equal size classes, layers in proportion to what a group
+can do.
 
-Um et al., "Metis", ATC 2024: device groups from sequences of node types, sizes powers of two; layer load by compute
-performance, corrected for memory; data split within a group by performance.
+Um et al., "Metis", ATC 2024: device groups from sequences of node types, sizes powers of two; layer
+load by compute performance, corrected for memory; data split within a group by performance.
 
-Where we differ: no tensor parallelism (it does not cross machines here); all candidates are given, with the same closed
-form as the others'; layers are balanced exactly instead of step by step.
+Where we differ: no tensor parallelism (it does not cross machines here); all candidates are given,
+with the same closed form as the others'; layers are balanced exactly instead of step by step.
 """
 
 from collections.abc import Iterator
@@ -33,13 +34,19 @@ def plan_metis(problem: Problem, table: cost.CostTable | None = None) -> Iterato
             groups = [tuple(devices[a:b]) for a, b in pairwise(ends)]
             for micro_batch in candidates.micro_batches(problem):
                 bounds = balanced(places, len(groups), shared_s(table, groups, micro_batch, known))
-                plan = build(table, "metis", bounds, groups, micro_batch) if bounds is not None else None
+                plan = (
+                    build(table, "metis", bounds, groups, micro_batch)
+                    if bounds is not None
+                    else None
+                )
                 if plan is not None:
                     yield plan
 
 
 def groupings(n_devices: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write `n_devices` as powers of two in order, few groups first: (1, 2), (2, 1), (1, 1, 1) for 3."""
+    """Ways to write `n_devices` as powers of two in order, few groups first: (1, 2), (2, 1), (1, 1,
+    1) for 3.
+    """
     found: list[tuple[int, ...]] = []
 
     def extend(sizes: tuple[int, ...], left: int) -> None:

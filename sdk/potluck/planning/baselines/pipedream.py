@@ -1,11 +1,11 @@
 """PipeDream: stages with replicas that make the slowest stage or link fastest, for equal devices.
 
-Narayanan et al., "PipeDream", SOSP 2019, section 3.1: A(j, m) = min over i, m' of max(A(i, m - m'), 2 a_i / B, T(i+1 ->
-j, m')), T = max(computing, 4 (m'-1) |w| / B) / m'.
+Narayanan et al., "PipeDream", SOSP 2019, section 3.1: A(j, m) = min over i, m' of max(A(i, m - m'),
+2 a_i / B, T(i+1 -> j, m')), T = max(computing, 4 (m'-1) |w| / B) / m'.
 
-Where we differ: it is asynchronous and hides the all-reduce; here the plan runs synchronously, as in Asteroid's own
-comparison. Devices and links are mean ones while it plans; then its stages get the real devices in several orders, rows
-by Algorithm 1.
+Where we differ: it is asynchronous and hides the all-reduce; here the plan runs synchronously, as
+in Asteroid's own comparison. Devices and links are mean ones while it plans; then its stages get
+the real devices in several orders, rows by Algorithm 1.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,9 @@ from potluck.simulate import cost
 
 
 def plan_pipedream(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """Its partition of every number of devices, in every order of `orders`, for every micro-batch size."""
+    """Its partition of every number of devices, in every order of `orders`, for every micro-batch
+    size.
+    """
     table = table or cost.CostTable(problem)
     mean = cost.CostTable(mean_problem(problem))
     places = candidates.cuts(problem)
@@ -50,8 +52,9 @@ def _partitions(
             mean.parameter_bytes(places[i], places[j]) if training else 0,
             _sent_s(problem, places[i], micro_batch, rate),
         )
-        for j in range(1, last + 1) for i in range(j)
-    }  # fmt: skip
+        for j in range(1, last + 1)
+        for i in range(j)
+    }
     for m in range(1, n_devices + 1):
         best[0, m] = nothing
         for j in range(1, last + 1):
@@ -74,4 +77,6 @@ def _partitions(
 def _sent_s(problem: Problem, cut: int, micro_batch: int, rate: float) -> float:
     """A micro-batch over the cut in front of layer `cut`, both ways."""
     layer, training = problem.layers[cut - 1], isinstance(problem.workload, Training)
-    return micro_batch * (layer.output_bytes + layer.gradient_bytes * training) / rate if cut else 0.0
+    return (
+        micro_batch * (layer.output_bytes + layer.gradient_bytes * training) / rate if cut else 0.0
+    )

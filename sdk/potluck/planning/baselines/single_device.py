@@ -17,7 +17,9 @@ def plan_single(problem: Problem, table: cost.CostTable | None = None) -> Iterat
             made = make_stage(table, 0, len(problem.layers), (device.name,), micro_batch, warm_up=1)
             if made is not None:
                 n_micro_batches = problem.workload.batch // micro_batch
-                found.append((estimate_of(problem)([made[1]], n_micro_batches), micro_batch, made[0]))
+                found.append(
+                    (estimate_of(problem)([made[1]], n_micro_batches), micro_batch, made[0])
+                )
         if found:
             seconds, micro_batch, stage = min(found, key=lambda item: item[:2])
             yield Plan(

@@ -1,12 +1,15 @@
-"""Joules that no plan goes below: how much of its energy the thriftiest plan found may still waste at most.
+"""Joules that no plan goes below: how much of its energy the thriftiest plan found may still waste
+at most.
 
-Say the devices S take part, for T seconds. Device d is busy for b_d <= T of them, and takes idle_d T + c_d b_d joules
-where c_d is what computing adds (radios come on top). So for any a_d >= 0 that add up to the idle power of S,
+Say the devices S take part, for T seconds. Device d is busy for b_d <= T of them, and takes idle_d
+T + c_d b_d joules where c_d is what computing adds (radios come on top). So for any a_d >= 0 that
+add up to the idle power of S,
 
     E >= sum_d (a_d + c_d) b_d >= sum_l min_d (a_d + c_d) s[d, l]
 
-where s[d, l] are the least seconds of layer l on d: the work bound of `bound` with powers for weights. Sets whose
-memory cannot hold the model, or which cannot be on time, are left out; the least of all others bounds every plan.
+where s[d, l] are the least seconds of layer l on d: the work bound of `bound` with powers for
+weights. Sets whose memory cannot hold the model, or which cannot be on time, are left out; the
+least of all others bounds every plan.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +26,8 @@ N_STEPS = 20  # to better the a_d
 
 
 def least_energy_j(problem: Problem, table: cost.CostTable) -> float:
-    """Joules per step or request that no plan within the limits goes below; infinite where no set of devices will do,
-    0 where power is unknown.
+    """Joules per step or request that no plan within the limits goes below; infinite where no set
+    of devices will do, 0 where power is unknown.
     """
     if any(device.idle_w is None or device.busy_w is None for device in problem.devices):
         return 0.0
@@ -37,12 +40,16 @@ def least_energy_j(problem: Problem, table: cost.CostTable) -> float:
     patterns = list(_patterns(table))
     if not patterns:
         everyone = range(len(problem.devices))
-        return _by_layers([seconds[i] for i in everyone], [problem.devices[i].busy_w or 0.0 for i in everyone])
+        return _by_layers(
+            [seconds[i] for i in everyone], [problem.devices[i].busy_w or 0.0 for i in everyone]
+        )
     classes, least, way = classes_of(table), inf, way_s(problem)
     for pattern in patterns:
         chosen = members(pattern, classes, [0] * len(classes))
         devices, rows = [problem.devices[i] for i in chosen], [seconds[i] for i in chosen]
-        late = problem.qoe.latency_s is not None and work_s(1, rows) > problem.qoe.latency_s * (1 + 1e-9)
+        late = problem.qoe.latency_s is not None and work_s(1, rows) > problem.qoe.latency_s * (
+            1 + 1e-9
+        )
         if not late and holds_weights(table, devices):
             least = min(least, _least_j(devices, rows, way, least))
     return least
@@ -52,17 +59,23 @@ def _patterns(table: cost.CostTable) -> Iterator[Pattern]:
     """Every set of devices, the smallest first; nothing where there are too many."""
     sizes = [len(same) for same in classes_of(table)]
     if prod(size + 1 for size in sizes) <= MAX_SETS:
-        yield from sorted((p for p in product(*(range(size + 1) for size in sizes)) if any(p)), key=sum)
+        yield from sorted(
+            (p for p in product(*(range(size + 1) for size in sizes)) if any(p)), key=sum
+        )
 
 
 def holds_weights(table: cost.CostTable, devices: Sequence[Device]) -> bool:
     """Whether these devices have room for the model's weights together."""
     problem, floor_bytes = table.problem, table.floor_bytes
     needed = cost.static_bytes(table, 0, len(problem.layers)) - floor_bytes
-    return needed <= sum(max(cost.budget_bytes(problem, device) - floor_bytes, 0) for device in devices)
+    return needed <= sum(
+        max(cost.budget_bytes(problem, device) - floor_bytes, 0) for device in devices
+    )
 
 
-def _least_j(devices: Sequence[Device], seconds: Sequence[Sequence[float]], way: float, enough: float) -> float:
+def _least_j(
+    devices: Sequence[Device], seconds: Sequence[Sequence[float]], way: float, enough: float
+) -> float:
     """The bound for just these devices; not bettered once it is `enough`."""
     idle = [device.idle_w or 0.0 for device in devices]
     busy = [device.busy_w or 0.0 for device in devices]
@@ -75,13 +88,18 @@ def _least_j(devices: Sequence[Device], seconds: Sequence[Sequence[float]], way:
     for step in range(N_STEPS):
         if best >= enough or not sum(idle):
             break
-        powers = [sum(idle) * share / sum(shares) + c for share, c in zip(shares, added, strict=True)]
+        powers = [
+            sum(idle) * share / sum(shares) + c for share, c in zip(shares, added, strict=True)
+        ]
         best = max(best, _by_layers(seconds, powers))
         load = _loads(seconds, powers)
         mean = sum(load) / len(load)
         if mean <= 0:
             break
-        shares = [s * (1 + (x / mean - 1) / len(load) / (step + 2)) for s, x in zip(shares, load, strict=True)]
+        shares = [
+            s * (1 + (x / mean - 1) / len(load) / (step + 2))
+            for s, x in zip(shares, load, strict=True)
+        ]
     return best
 
 

@@ -1,4 +1,6 @@
-"""What no plan can do, proved in milliseconds from bounds: then nothing needs to be searched for to say so."""
+"""What no plan can do, proved in milliseconds from bounds: then nothing needs to be searched for to
+say so.
+"""
 
 from potluck.planning.bounds.energy import least_energy_j
 from potluck.planning.bounds.latency import quick_bound_s
@@ -11,7 +13,8 @@ ROUNDING = 1e-9
 
 
 def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
-    """Refuse a problem where a layer fits nowhere, or a bound is above the limit on latency or energy.
+    """Refuse a problem where a layer fits nowhere, or a bound is above the limit on latency or
+    energy.
 
     Parameters
     ----------
@@ -39,8 +42,8 @@ def refuse_impossible(problem: Problem, table: cost.CostTable) -> None:
 
 
 def _layer_too_big(problem: Problem, table: cost.CostTable) -> bool:
-    """Whether what one layer needs at the least, with the rows of the smallest micro-batch on as many devices as there
-    are, exceeds what any device may use.
+    """Whether what one layer needs at the least, with the rows of the smallest micro-batch on as
+    many devices as there are, exceeds what any device may use.
     """
     most = max(table.budgets.values())
     rows = -(-min(candidates.micro_batches(problem)) // len(problem.devices))

@@ -1,18 +1,21 @@
 """A latency that no plan can beat, and so how far at most the best plan found is from the optimum.
 
-Every plan means: contiguous stages, any shares, micro-batches and depths. In a chain each device has one stage at most:
-plans that come back to a device can be faster than the bound of the structure. The bounds of the work and of the
-longest way hold for those too, and they are the only ones of a model with parallel branches. The bounds:
+Every plan means: contiguous stages, any shares, micro-batches and depths. In a chain each device
+has one stage at most: plans that come back to a device can be faster than the bound of the
+structure. The bounds of the work and of the longest way hold for those too, and they are the only
+ones of a model with parallel branches. The bounds:
 
-- Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes). Whoever does what,
-  for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d] r[d, l]. The weights are improved by
-  subgradient steps; any weights give a valid bound.
-- The longest way, of parallel branches. Some row passes every layer on it, each on the device that is fastest there.
-- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound of it, for every
-  micro-batch size there may be. A device alone takes what it takes for the whole micro-batch; a group shares the rows
-  without loss, each at its best rate, and hands on as soon as one row is done. Links at what their paths carry together
-  over the media that they share; memory of weights, and of a device alone what its forwards keep, which bounds how many
-  are under way. The layers in front of a cut take the free devices at least the work bound. Labels never overestimate,
+- Work. Device d takes at least r[d, l] seconds per row of layer l (its best over all batch sizes).
+  Whoever does what, for any weights w[d] >= 0 of sum 1: T >= sum_d w[d] T >= B sum_l min_d w[d]
+  r[d, l]. The weights are improved by subgradient steps; any weights give a valid bound.
+- The longest way, of parallel branches. Some row passes every layer on it, each on the device that
+  is fastest there.
+- Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound
+  of it, for every micro-batch size there may be. A device alone takes what it takes for the whole
+  micro-batch; a group shares the rows without loss, each at its best rate, and hands on as soon as
+  one row is done. Links at what their paths carry together over the media that they share; memory
+  of weights, and of a device alone what its forwards keep, which bounds how many are under way. The
+  layers in front of a cut take the free devices at least the work bound. Labels never overestimate,
   so the best whole label bounds all plans; those above the best plan found are not even looked at.
 """
 
@@ -28,14 +31,18 @@ from potluck.simulate import cost, flows
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
-# Of a ring's transfers, those that cannot begin before the last replica has its gradients: the one after it may have
-# passed on one piece of 2 (n - 1) by then, the next two, ... the last n - 1.
+# Of a ring's transfers, those that cannot begin before the last replica has its gradients: the one
+# after it may have passed on one piece of 2 (n - 1) by then, the next two, ... the last n - 1.
 RING_BEHIND = 0.75
 MAX_LABELS = 6  # per state; of more, the worst are merged into one that is better than each
 
 
 def lower_bound_s(
-    problem: Problem, table: cost.CostTable, upper_s: float, *, is_late: Callable[[], bool] = lambda: False
+    problem: Problem,
+    table: cost.CostTable,
+    upper_s: float,
+    *,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> float:
     """Seconds of latency that no plan goes below; at most `upper_s`, which some plan reaches.
 
@@ -69,15 +76,22 @@ def lower_bound_s(
 def quick_bound_s(problem: Problem) -> float:
     """The work and the longest way: some milliseconds."""
     batch = problem.workload.batch
-    return max(work_s(batch, [least_rates(problem, device.name, batch) for device in problem.devices]), way_s(problem))
+    return max(
+        work_s(batch, [least_rates(problem, device.name, batch) for device in problem.devices]),
+        way_s(problem),
+    )
 
 
 def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
-    """Per layer the seconds of an optimizer step that every plan with it on this device needs, beside overheads."""
+    """Per layer the seconds of an optimizer step that every plan with it on this device needs,
+    beside overheads.
+    """
     if not isinstance(table.problem.workload, Training):
         return [0.0] * len(table.problem.layers)
     return [
-        cost.update_s(table, device, i, i + 1) - device.overhead_s if learns and layer.parameter_bytes else 0.0
+        cost.update_s(table, device, i, i + 1) - device.overhead_s
+        if learns and layer.parameter_bytes
+        else 0.0
         for i, (layer, learns) in enumerate(
             zip(table.problem.layers, flows.learning_layers(table.problem), strict=True)
         )
@@ -85,7 +99,9 @@ def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
 
 
 def _micro_batches(problem: Problem) -> list[int]:
-    """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end the others early."""
+    """Every micro-batch size that a plan may have, small ones first: their bounds are low, and end
+    the others early.
+    """
     fixed = problem.workload.micro_batch if isinstance(problem.workload, Training) else None
     batch = problem.workload.batch
     small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
@@ -101,8 +117,8 @@ def _size(table: cost.CostTable) -> int:
 def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
     """The work bound for seconds per row `rates[device][layer]`.
 
-    Two devices of 1 and 3 seconds per row and one layer: weights 3/4 and 1/4 give 3/4 per row, which shares of 3 to 1
-    reach.
+    Two devices of 1 and 3 seconds per row and one layer: weights 3/4 and 1/4 give 3/4 per row,
+    which shares of 3 to 1 reach.
     """
     weights = [1 / max(sum(rate), 1e-30) for rate in rates]
     best = 0.0
@@ -119,17 +135,24 @@ def work_s(batch: int, rates: Sequence[Sequence[float]]) -> float:
         if mean <= 0:
             break
         # Who got more than its part was too cheap: dearer next time, by less and less.
-        weights = [w * (1 + (x / mean - 1) / len(load) / (step + 2)) for w, x in zip(weights, load, strict=True)]
+        weights = [
+            w * (1 + (x / mean - 1) / len(load) / (step + 2))
+            for w, x in zip(weights, load, strict=True)
+        ]
     return batch * best
 
 
 def way_s(problem: Problem) -> float:
-    """The longest way through the layers where each takes its least time of any device and batch size; streams overlap
-    their requests, so for them it is nothing.
+    """The longest way through the layers where each takes its least time of any device and batch
+    size; streams overlap their requests, so for them it is nothing.
     """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
-    batch, learning, reached = problem.workload.batch, flows.learning_layers(problem), [0.0] * len(problem.layers)
+    batch, learning, reached = (
+        problem.workload.batch,
+        flows.learning_layers(problem),
+        [0.0] * len(problem.layers),
+    )
     for i, layer in enumerate(problem.layers):
         tables = [costs[i] for costs in problem.costs.values()]
         reached[i] += min(_least_s(table, table.forward_s, batch) for table in tables)
@@ -156,12 +179,16 @@ def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[f
         One per device: so much its seconds count.
     """
     total = sum(weights)
-    least = (min(w * rate for w, rate in zip(weights, layer, strict=True)) for layer in zip(*rates, strict=True))
+    least = (
+        min(w * rate for w, rate in zip(weights, layer, strict=True))
+        for layer in zip(*rates, strict=True)
+    )
     return batch * sum(least) / total if total else inf
 
 
 def least_rates(problem: Problem, device: str, most: int) -> list[float]:
-    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that every plan needs.
+    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that
+    every plan needs.
 
     Parameters
     ----------
@@ -190,7 +217,8 @@ def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[f
 
 
 def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
-    """Least seconds per row at any batch size up to `batch`: between measured sizes the best is at one of them.
+    """Least seconds per row at any batch size up to `batch`: between measured sizes the best is at
+    one of them.
 
     Parameters
     ----------
@@ -218,20 +246,33 @@ class LowerBoundSearch(SubsetSearch):
         Asked between pieces of work.
     """
 
-    def __init__(self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]) -> None:
+    def __init__(
+        self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]
+    ) -> None:
         problem = table.problem
         self.is_late = is_late  # the heads are made first
         self.rates = [least_rates(problem, device.name, micro_batch) for device in problem.devices]
         self._fronts: dict[tuple[int, int], float] = {}
-        every = [pattern for pattern in product(*(range(len(same) + 1) for same in classes_of(table))) if any(pattern)]
+        every = [
+            pattern
+            for pattern in product(*(range(len(same) + 1) for same in classes_of(table)))
+            if any(pattern)
+        ]
         shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]
         super().__init__(
-            table, micro_batch, range(len(problem.layers) + 1), keep=MAX_LABELS, shapes=shapes, is_late=is_late
+            table,
+            micro_batch,
+            range(len(problem.layers) + 1),
+            keep=MAX_LABELS,
+            shapes=shapes,
+            is_late=is_late,
         )
         self.thrifty, self.fill = False, 0.0
 
     def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
-        return LowerBoundCosts(self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late)
+        return LowerBoundCosts(
+            self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late
+        )
 
     def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
         return [], [1.0] * len(self.problem.devices)
@@ -243,10 +284,15 @@ class LowerBoundSearch(SubsetSearch):
         """The work bound of the layers in front of cut i on the devices that are free."""
         if (i, state) not in self._fronts:
             free = zip(self.classes, self.radix, self.sizes, strict=False)
-            left = [(self.rates[c[0]][: self.cuts[i]], size - state // radix % (size + 1)) for c, radix, size in free]
+            left = [
+                (self.rates[c[0]][: self.cuts[i]], size - state // radix % (size + 1))
+                for c, radix, size in free
+            ]
             rates = [rate for rate, count in left for _ in range(count)]
             batch = self.problem.workload.batch
-            self._fronts[i, state] = weighted_s(batch, rates, [1 / max(sum(rate), 1e-30) for rate in rates])
+            self._fronts[i, state] = weighted_s(
+                batch, rates, [1 / max(sum(rate), 1e-30) for rate in rates]
+            )
         return self._fronts[i, state]
 
     def _beats(self, a: ParetoLabel, b: ParetoLabel) -> bool:
@@ -255,7 +301,9 @@ class LowerBoundSearch(SubsetSearch):
         )  # what comes before may reach another group sooner
 
     def _trim(self, front: list[ParetoLabel]) -> list[ParetoLabel]:
-        """Keep a bound of every label: the worst of too many become one, in each respect as good as the best."""
+        """Keep a bound of every label: the worst of too many become one, in each respect as good as
+        the best.
+        """
         if len(front) <= self.keep:
             return front
         groups: dict[int, list[ParetoLabel]] = {}
@@ -263,12 +311,14 @@ class LowerBoundSearch(SubsetSearch):
             groups.setdefault(label.g, []).append(label)
         merged = [
             same[0]._replace(
-                score=min(label.score for label in same), span_s=min(label.span_s for label in same),
-                done_s=min(label.done_s for label in same), air_s=min(label.air_s for label in same),
+                score=min(label.score for label in same),
+                span_s=min(label.span_s for label in same),
+                done_s=min(label.done_s for label in same),
+                air_s=min(label.air_s for label in same),
                 trip_s=min(label.trip_s for label in same),
             )
             for same in groups.values()
-        ]  # fmt: skip
+        ]
         return front[: self.keep - 1] + merged
 
 
@@ -294,22 +344,32 @@ class LowerBoundCosts(StageCostTable):
     """
 
     def __init__(
-        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
-        patterns: Sequence[Pattern], rates: Sequence[Sequence[float]], is_late: Callable[[], bool],
-    ) -> None:  # fmt: skip
+        self,
+        table: cost.CostTable,
+        micro_batch: int,
+        cuts: Sequence[int],
+        classes: Sequence[Sequence[int]],
+        patterns: Sequence[Pattern],
+        rates: Sequence[Sequence[float]],
+        is_late: Callable[[], bool],
+    ) -> None:
         self.sums = [tuple(accumulate(rate, initial=0.0)) for rate in rates]
         self.is_late, self.learning = is_late, flows.learning_layers(table.problem)
         super().__init__(table, micro_batch, cuts, classes, patterns)
         names = [device.name for device in self.problem.devices]
-        self._pieces = [[_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names]
+        self._pieces = [
+            [_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names
+        ]
         self._links: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
-        self._turns: dict[int, tuple[float, float]] = {}  # of rings: seconds, and seconds of the air, per byte
+        # of rings: seconds, and seconds of the air, per byte
+        self._turns: dict[int, tuple[float, float]] = {}
 
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
-        """Layers between the cuts on pattern g: how long one row is in it at least, and all rows together.
+        """Layers between the cuts on pattern g: how long one row is in it at least, and all rows
+        together.
 
         Parameters
         ----------
@@ -325,7 +385,11 @@ class LowerBoundCosts(StageCostTable):
         static = cost.static_bytes(table, start, stop)
         if self.is_late() or any(static > self._budgets[d] for d in group):
             return None
-        made = self._alone(start, stop, group[0]) if len(group) == 1 else self._shared(start, stop, g, limit_s)
+        made = (
+            self._alone(start, stop, group[0])
+            if len(group) == 1
+            else self._shared(start, stop, g, limit_s)
+        )
         if made is None or made.total_s >= limit_s:
             return None
         if not (self.training and self.learning[stop - 1] and table.parameter_bytes(start, stop)):
@@ -334,12 +398,25 @@ class LowerBoundCosts(StageCostTable):
         return made._replace(reduce_s=made.reduce_s + update)
 
     def _alone(self, start: int, stop: int, d: int) -> StageCost | None:
-        """A device that does all of it: every micro-batch takes what it takes, and is kept until its backward."""
-        table, device, rows, n = self.table, self.problem.devices[d], self.micro_batch, self.n_micro_batches
+        """A device that does all of it: every micro-batch takes what it takes, and is kept until
+        its backward.
+        """
+        table, device, rows, n = (
+            self.table,
+            self.problem.devices[d],
+            self.micro_batch,
+            self.n_micro_batches,
+        )
         learns = self.training and self.learning[start]
         forward = table.forward_s(device.name, start, stop, rows) + device.overhead_s
-        backward = table.backward_s(device.name, start, stop, rows) + device.overhead_s if learns else 0.0
-        room = self._budgets[d] - cost.static_bytes(table, start, stop) - cost.working_bytes(table, start, stop, rows)
+        backward = (
+            table.backward_s(device.name, start, stop, rows) + device.overhead_s if learns else 0.0
+        )
+        room = (
+            self._budgets[d]
+            - cost.static_bytes(table, start, stop)
+            - cost.working_bytes(table, start, stop, rows)
+        )
         kept = table.activation_bytes(start, stop) * rows if learns else 0
         depth = min(n, room // kept) if kept else n
         if room < 0 or not depth:
@@ -353,7 +430,9 @@ class LowerBoundCosts(StageCostTable):
         shared_s = self.problem.workload.batch / speed
         if shared_s >= limit_s:
             return None
-        pieces = [(f[stop] - f[start], b[stop] - b[start]) for f, b in (self._pieces[d] for d in group)]
+        pieces = [
+            (f[stop] - f[start], b[stop] - b[start]) for f, b in (self._pieces[d] for d in group)
+        ]
         reduce_s, air_s = 0.0, 0.0
         if self.training and self.learning[stop - 1]:
             if g not in self._turns:
@@ -371,7 +450,8 @@ class LowerBoundCosts(StageCostTable):
         return StageCost(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
 
     def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
-        """A micro-batch over cut j (one row, where a group is involved), over all paths between the two at once.
+        """A micro-batch over cut j (one row, where a group is involved), over all paths between the
+        two at once.
 
         Parameters
         ----------
@@ -389,18 +469,31 @@ class LowerBoundCosts(StageCostTable):
         return CommunicationCost(rows * f, rows * b, batch * total, batch * air * sent, 0.0)
 
     def _link(self, g: int, h: int) -> tuple[float, float, bool, float]:
-        """Least seconds per byte there and back, whether both ways share a medium, least air per byte."""
+        """Least seconds per byte there and back, whether both ways share a medium, least air per
+        byte.
+        """
         if (g, h) not in self._links:
             right = self.groups[h]
             taken = self.patterns[h]
-            left = [i for c, n in enumerate(self.patterns[g]) for i in self.classes[c][taken[c] : taken[c] + n]]
-            names = [self.problem.devices[i].name for i in left], [self.problem.devices[i].name for i in right]
+            left = [
+                i
+                for c, n in enumerate(self.patterns[g])
+                for i in self.classes[c][taken[c] : taken[c] + n]
+            ]
+            names = (
+                [self.problem.devices[i].name for i in left],
+                [self.problem.devices[i].name for i in right],
+            )
             forward, back = self._rate(*names), self._rate(names[1], names[0])
             one = len(left) == len(right) == 1
             there, again = ((names[0][0], names[1][0]), (names[1][0], names[0][0]))
             paths = self.problem.network.paths
-            shared = one and paths[there].media == paths[again].media and len(paths[there].media) == 1
-            air = min(self._air_per_byte(a, b) for x, y in (names, names[::-1]) for a in x for b in y)
+            shared = (
+                one and paths[there].media == paths[again].media and len(paths[there].media) == 1
+            )
+            air = min(
+                self._air_per_byte(a, b) for x, y in (names, names[::-1]) for a in x for b in y
+            )
             self._links[g, h] = forward, back, shared, air
         return self._links[g, h]
 
@@ -417,8 +510,8 @@ class LowerBoundCosts(StageCostTable):
 
 
 def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
-    """The most bytes per second over the paths of these pairs at once: no more than what each carries alone, and than a
-    medium that all of them cross.
+    """The most bytes per second over the paths of these pairs at once: no more than what each
+    carries alone, and than a medium that all of them cross.
     """
     paths = [dict(network.path(a, b).media) for a, b in pairs]
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
@@ -428,7 +521,9 @@ def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
 
 
 def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
-    """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up to `most`."""
+    """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up
+    to `most`.
+    """
     training, forward, backward = isinstance(problem.workload, Training), [], []
     for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
         forward.append(_least_s(costs, costs.forward_s, most))

@@ -1,7 +1,8 @@
-"""The peers' own formats: their planners get our problems from here, and their plans come back to be judged. Pure.
+"""The peers' own formats: their planners get our problems from here, and their plans come back to
+be judged. Pure.
 
-Text in, records out, and back. Their code stays where it is; what they leave open (which device takes which stage, in
-what shares) is filled in as it serves them best.
+Text in, records out, and back. Their code stays where it is; what they leave open (which device
+takes which stage, in what shares) is filled in as it serves them best.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from potluck.planning.plans import Plans, preference
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
 
-MAX_JUDGED = 48  # of a peer's plans and of the ways to fill them in, those of the best closed-form time
+# of a peer's plans and of the ways to fill them in, those of the best closed-form time
+MAX_JUDGED = 48
 
 __all__ = ["judged", "metis", "pipedream"]
 
@@ -25,7 +27,8 @@ def judged(text: str, problem: Problem) -> Plans:
     Parameters
     ----------
     text
-        A `graph.txt` with stages, the partition that PipeDream's optimizer prints, or the ranking that Metis prints.
+        A `graph.txt` with stages, the partition that PipeDream's optimizer prints, or the ranking
+        that Metis prints.
 
     Raises
     ------
@@ -36,7 +39,10 @@ def judged(text: str, problem: Problem) -> Plans:
     simulator = direct.Direct(problem, table)
     found = sorted(_plans(text, problem, table), key=lambda plan: plan.latency_s or float("inf"))
     if not found:
-        raise PlanError("none of these plans fits into the memory of this home.", next_step="Add devices, or memory.")
+        raise PlanError(
+            "none of these plans fits into the memory of this home.",
+            next_step="Add devices, or memory.",
+        )
     items = [judge(problem, plan, table, simulator) for plan in found[:MAX_JUDGED]]
     holding = [plan for plan in items if not breaches(problem, plan)]
     return Plans(tuple(sorted(holding or items, key=lambda plan: preference(plan, problem))))
@@ -49,5 +55,6 @@ def _plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]
         return pipedream.plans(text, problem, table)
     raise PlanError(
         "this is no plan that is known here.",
-        next_step="Known: a potluck plan, a PipeDream graph.txt with stages or its printed partition, Metis' ranking.",
+        next_step="Known: a potluck plan, a PipeDream graph.txt with stages or its printed "
+        "partition, Metis' ranking.",
     )

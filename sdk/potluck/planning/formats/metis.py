@@ -1,8 +1,10 @@
-"""Metis' files: a problem as its planner takes it (profiles, hostfile, clusterfile), and its ranking of plans, read.
+"""Metis' files: a problem as its planner takes it (profiles, hostfile, clusterfile), and its
+ranking of plans, read.
 
-The formats of github.com/SamsungLabs/Metis (Um et al., USENIX ATC 2024), whose licence keeps its code elsewhere. It
-knows four names of devices, one bandwidth per device, and activations of one size: the mapping is part of what is
-written. Its plans with tensor parallelism are not ours to judge and left out.
+The formats of github.com/SamsungLabs/Metis (Um et al., USENIX ATC 2024), whose licence keeps its
+code elsewhere. It knows four names of devices, one bandwidth per device, and activations of one
+size: the mapping is part of what is written. Its plans with tensor parallelism are not ours to
+judge and left out.
 """
 
 import json
@@ -21,12 +23,15 @@ NAMES = ("A100", "V100", "P100", "T4")  # the device types that its code knows
 MS, MIB, GIB = 1e-3, 2**20, 2**30
 MAX_ROWS = 64
 _LIST = r"\[([\d, ]+)\]"
-_RANK = re.compile(rf"^\s*\d+, [\d.eE+-]+, \((.*?)\), {_LIST}, \[(.*)\], (\d+), {_LIST}\s*$", re.MULTILINE)
+_RANK = re.compile(
+    rf"^\s*\d+, [\d.eE+-]+, \((.*?)\), {_LIST}, \[(.*)\], (\d+), {_LIST}\s*$", re.MULTILINE
+)
 _PAIR = re.compile(r"[(\[](\d+), (\d+)[)\]]")
 
 
 def files(problem: Problem) -> dict[str, str]:
-    """Name to content of everything that Metis reads, with a README that has the command and the mapping.
+    """Name to content of everything that Metis reads, with a README that has the command and the
+    mapping.
 
     Raises
     ------
@@ -34,9 +39,13 @@ def files(problem: Problem) -> dict[str, str]:
         The problem is inference, or has more kinds of devices than Metis knows.
     """
     if not isinstance(problem.workload, Training):
-        raise UserError("Metis plans training only.", next_step="Ask for training: --train batch=32.")
+        raise UserError(
+            "Metis plans training only.", next_step="Ask for training: --train batch=32."
+        )
     types, table = types_of(problem), cost.CostTable(problem)
-    sizes = [rows for rows in (2**k for k in range(7)) if rows <= min(MAX_ROWS, problem.workload.batch)]
+    sizes = [
+        rows for rows in (2**k for k in range(7)) if rows <= min(MAX_ROWS, problem.workload.batch)
+    ]
     found = {
         f"profile/DeviceType.{name}_tp1_bs{rows}.json": _profile(problem, table, members[0], rows)
         for name, members in types.items()
@@ -52,7 +61,8 @@ def files(problem: Problem) -> dict[str, str]:
 
 
 def types_of(problem: Problem) -> dict[str, tuple[str, ...]]:
-    """Which of Metis' names stands for which devices: those alike have one name, the fastest the first.
+    """Which of Metis' names stands for which devices: those alike have one name, the fastest the
+    first.
 
     Raises
     ------
@@ -65,24 +75,33 @@ def types_of(problem: Problem) -> dict[str, tuple[str, ...]]:
             f"Metis knows {len(NAMES)} kinds of devices; this home has {len(classes)}.",
             next_step="Leave some out: --without NAME.",
         )
-    classes.sort(key=lambda members: sum(layer.forward_s[-1] for layer in problem.costs[members[0]]))
+    classes.sort(
+        key=lambda members: sum(layer.forward_s[-1] for layer in problem.costs[members[0]])
+    )
     return dict(zip(NAMES, classes, strict=False))
 
 
 def _profile(problem: Problem, table: cost.CostTable, device: str, rows: int) -> str:
     n = len(problem.layers)
     compute_ms = [
-        (table.forward_s(device, i, i + 1, rows) + table.backward_s(device, i, i + 1, rows)) / MS for i in range(n)
+        (table.forward_s(device, i, i + 1, rows) + table.backward_s(device, i, i + 1, rows)) / MS
+        for i in range(n)
     ]
     parameters = [layer.parameter_bytes for layer in problem.layers]
     copies = 2 + cost.optimizer_copies(problem)
-    memory_mb = [(copies * layer.parameter_bytes + rows * layer.activation_bytes) / MIB for layer in problem.layers]
+    memory_mb = [
+        (copies * layer.parameter_bytes + rows * layer.activation_bytes) / MIB
+        for layer in problem.layers
+    ]
     update_ms = cost.update_s(table, problem.device(device), 0, n) / MS
     document = {
         "model": {
             "model_name": problem.model,
             "num_layers": n,
-            "parameters": {"total_parameters_bytes": sum(parameters), "parameters_per_layer_bytes": parameters},
+            "parameters": {
+                "total_parameters_bytes": sum(parameters),
+                "parameters_per_layer_bytes": parameters,
+            },
         },
         "execution_time": {
             "total_time_ms": sum(compute_ms) + update_ms,
@@ -99,34 +118,52 @@ def _profile(problem: Problem, table: cost.CostTable, device: str, rows: int) ->
 
 
 def _node(problem: Problem, device: str, types: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
-    """Its rate is that of its slowest path, in MiB per millisecond: so that its bytes / rate are its milliseconds."""
-    rates = [problem.network.bandwidth(a, b) for a, b in problem.network.paths if a == device and b != HOME]
+    """Its rate is that of its slowest path, in MiB per millisecond: so that its bytes / rate are
+    its milliseconds.
+    """
+    rates = [
+        problem.network.bandwidth(a, b)
+        for a, b in problem.network.paths
+        if a == device and b != HOME
+    ]
     rate = min(rates, default=float(GIB)) / MIB * MS
     memory_gib = cost.budget_bytes(problem, problem.device(device)) / GIB
     name = next(name for name, members in types.items() if device in members)
-    return {"instance_type": name, "inter_bandwidth": rate, "intra_bandwidth": rate, "memory": memory_gib}
+    return {
+        "instance_type": name,
+        "inter_bandwidth": rate,
+        "intra_bandwidth": rate,
+        "memory": memory_gib,
+    }
 
 
 def _readme(problem: Problem, types: Mapping[str, tuple[str, ...]], max_rows: int) -> str:
     cut_bytes = int(median(layer.output_bytes for layer in problem.layers[:-1] or problem.layers))
     command = (
-        f"python cost_het_cluster.py --model_name={problem.model} --num_layers={len(problem.layers)} "
-        f"--gbs={problem.workload.batch} --hidden_size={cut_bytes} --sequence_length=1 --vocab_size=1 "
+        f"python cost_het_cluster.py --model_name={problem.model} "
+        f"--num_layers={len(problem.layers)} "
+        f"--gbs={problem.workload.batch} --hidden_size={cut_bytes} --sequence_length=1 "
+        "--vocab_size=1 "
         "--hostfile_path=hostfile --clusterfile_path=clusterfile.json --profile_data_path=profile "
-        f"--max_profiled_tp_degree=1 --max_profiled_batch_size={max_rows} --min_group_scale_variance=1 "
+        f"--max_profiled_tp_degree=1 --max_profiled_batch_size={max_rows} "
+        "--min_group_scale_variance=1 "
         f"--max_permute_len={len(problem.devices)}"
     )
     legend = "\n".join(f"{name}: {', '.join(members)}" for name, members in types.items())
     return (
-        f"{problem.model} on {len(problem.devices)} devices for Metis' planner. Its names stand for:\n{legend}\n\n"
-        "Run it in its own folder, with these paths (PYTHONHASHSEED decides its order of types, so fix it):\n"
+        f"{problem.model} on {len(problem.devices)} devices for Metis' planner. Its names stand "
+        f"for:\n{legend}\n\n"
+        "Run it in its own folder, with these paths (PYTHONHASHSEED decides its order of types, so "
+        "fix it):\n"
         f"PYTHONHASHSEED=0 {command} > metis.log\n\n"
-        "Every cut is taken to carry the bytes of the median one (hidden_size), as Metis knows one size only.\n"
-        "Then judge its ranking on shared links: potluck plan judge metis.log HOME MODEL --train batch=...\n"
+        "Every cut is taken to carry the bytes of the median one (hidden_size), as Metis knows one "
+        "size only.\n"
+        "Then judge its ranking on shared links: potluck plan judge metis.log HOME MODEL --train "
+        "batch=...\n"
     )
 
 
-# --- its plans --------------------------------------------------------------------------------------------------------
+# --- its plans ------------------------------------------------------------------------------------
 
 
 def is_plan(text: str) -> bool:
@@ -135,7 +172,9 @@ def is_plan(text: str) -> bool:
 
 
 def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
-    """Every ranked plan without tensor parallelism; rows are shared by Asteroid's Algorithm 1, as for all others.
+    """Every ranked plan without tensor parallelism.
+
+    Rows are shared by Asteroid's Algorithm 1, as for all others.
 
     Parameters
     ----------
@@ -154,15 +193,22 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
     types, n_layers, batch = types_of(problem), len(problem.layers), problem.workload.batch
     for match in _RANK.finditer(text):
         sequence, sizes, strategies, n_micro_batches, partition = match.groups()
-        order = [name for kind in re.findall(r"DeviceType\.(\w+)", sequence) for name in _members(types, kind)]
+        order = [
+            name
+            for kind in re.findall(r"DeviceType\.(\w+)", sequence)
+            for name in _members(types, kind)
+        ]
         groups, bounds = _numbers(sizes), _numbers(partition)
         if bounds[-1] != n_layers and bounds == sorted(set(bounds)):
             raise PlanError(f"the plan covers {bounds[-1]} layers; {problem.model} has {n_layers}.")
         if sum(groups) != len(order):
-            raise PlanError(f"the plan takes {sum(groups)} devices; of its types this home has {len(order)}.")
+            raise PlanError(
+                f"the plan takes {sum(groups)} devices; of its types this home has {len(order)}."
+            )
         one_way = all(tensor == "1" for _, tensor in _PAIR.findall(strategies))
         if not one_way or bounds != sorted(set(bounds)) or batch % int(n_micro_batches):
-            continue  # tensor parallel, an empty stage, or micro-batches that do not divide our batch
+            # tensor parallel, an empty stage, or micro-batches that do not divide our batch
+            continue
         ends = [sum(groups[:p]) for p in range(len(groups) + 1)]
         members = [tuple(order[a:b]) for a, b in pairwise(ends)]
         if len(members) == len(bounds) - 1:
@@ -173,7 +219,9 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
 
 def _members(types: Mapping[str, tuple[str, ...]], kind: str) -> tuple[str, ...]:
     if kind not in types:
-        raise PlanError(f"the plan names {kind}; this home has {', '.join(types)} as Metis' names go.")
+        raise PlanError(
+            f"the plan names {kind}; this home has {', '.join(types)} as Metis' names go."
+        )
     return types[kind]
 
 

@@ -1,9 +1,12 @@
-"""PipeDream's `graph.txt`: a profile as a graph of operators, and, with a stage at each, a plan. Read and written.
+"""PipeDream's `graph.txt`: a profile as a graph of operators, and, with a stage at each, a plan.
 
-One line a node, `node3 -- Conv2d(...) -- forward_compute_time=MS, backward_compute_time=MS, activation_size=BYTES,
-parameter_size=BYTES[ -- stage_id=N]`, times and activations of a whole minibatch; then one line an edge, indented,
-`node3 -- node4`. The format of github.com/msr-fiddle/pipedream (Narayanan et al., SOSP 2019), which HPGO's DAPPLE
-planner reads as well. It knows one kind of device: times written are the mean over the home's.
+Read and written.
+
+One line a node, `node3 -- Conv2d(...) -- forward_compute_time=MS, backward_compute_time=MS,
+activation_size=BYTES, parameter_size=BYTES[ -- stage_id=N]`, times and activations of a whole
+minibatch; then one line an edge, indented, `node3 -- node4`. The format of
+github.com/msr-fiddle/pipedream (Narayanan et al., SOSP 2019), which HPGO's DAPPLE planner reads as
+well. It knows one kind of device: times written are the mean over the home's.
 """
 
 import re
@@ -23,7 +26,8 @@ from potluck.simulate import cost
 MS = 1e-3
 MAX_ORDERS = 5040  # of devices, tried for a plan that does not say which device is which
 _FACTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-_PRINTED = re.compile(r"^\((\d+), (\d+)\) [\d.eE+-]+ (\d+)\s*$", re.MULTILINE)  # (start, end) seconds replicas
+# (start, end) seconds replicas
+_PRINTED = re.compile(r"^\((\d+), (\d+)\) [\d.eE+-]+ (\d+)\s*$", re.MULTILINE)
 _STAGED = re.compile(r" -- stage_id=\d+\s*$", re.MULTILINE)
 
 
@@ -72,23 +76,36 @@ def read(text: str, file: str = "a graph.txt") -> Graph:
             continue
         operator = _operator(parts, f"{file}: line {number}")
         if operator.name in found:
-            raise FileError(f"{file}: line {number}: there are two nodes called {operator.name}.", file=file)
+            raise FileError(
+                f"{file}: line {number}: there are two nodes called {operator.name}.", file=file
+            )
         found[operator.name] = operator
     for edge in edges:
         for end in edge:
             if end not in found:
-                raise FileError(f"{file}: an edge joins {end}, and there is no such node.", file=file)
-    return Graph(operators=tuple(found[name] for name in _in_order(found, edges, file)), edges=tuple(edges))
+                raise FileError(
+                    f"{file}: an edge joins {end}, and there is no such node.", file=file
+                )
+    return Graph(
+        operators=tuple(found[name] for name in _in_order(found, edges, file)), edges=tuple(edges)
+    )
 
 
 def write(graph: Graph) -> str:
     """The text of a graph; `read` gives the same graph back, to the microsecond."""
     lines = [_line(operator) for operator in graph.operators]
-    return "\n".join([*lines, *(f"\t{source} -- {target}" for source, target in graph.edges)]) + "\n"
+    return (
+        "\n".join([*lines, *(f"\t{source} -- {target}" for source, target in graph.edges)]) + "\n"
+    )
 
 
 def _line(operator: Operator) -> str:
-    values = (operator.forward_s / MS, operator.backward_s / MS, operator.activation_bytes, operator.parameter_bytes)
+    values = (
+        operator.forward_s / MS,
+        operator.backward_s / MS,
+        operator.activation_bytes,
+        operator.parameter_bytes,
+    )
     facts = ", ".join(f"{name}={value:.3f}" for name, value in zip(_FACTS, values, strict=True))
     stage = "" if operator.stage is None else f" -- stage_id={operator.stage}"
     return f"{operator.name} -- {operator.description} -- {facts}{stage}"
@@ -96,11 +113,15 @@ def _line(operator: Operator) -> str:
 
 def _operator(parts: Sequence[str], where: str) -> Operator:
     if len(parts) not in (3, 4):
-        raise FileError(f"{where}: expected `name -- description -- facts`, got {' -- '.join(parts)[:80]!r}.")
+        raise FileError(
+            f"{where}: expected `name -- description -- facts`, got {' -- '.join(parts)[:80]!r}."
+        )
     facts = dict(item.split("=", 1) for item in parts[2].split(", ") if "=" in item)
     if set(facts) != set(_FACTS):
         raise FileError(f"{where}: expected the facts {', '.join(_FACTS)}, got {parts[2][:120]!r}.")
-    forward, backward, activation, parameters = (_number(facts[name], f"{where}: {name}") for name in _FACTS)
+    forward, backward, activation, parameters = (
+        _number(facts[name], f"{where}: {name}") for name in _FACTS
+    )
     stage = re.fullmatch(r"stage_id=(\d+)", parts[3]) if len(parts) == 4 else None
     if len(parts) == 4 and stage is None:
         raise FileError(f"{where}: expected stage_id=NUMBER, got {parts[3][:40]!r}.")
@@ -126,13 +147,20 @@ def _number(text: str, where: str) -> float:
     return value
 
 
-def _in_order(found: Mapping[str, Operator], edges: Sequence[tuple[str, str]], file: str) -> list[str]:
-    """Names so that each comes after what feeds it; of those that could come, the one of the lowest number."""
+def _in_order(
+    found: Mapping[str, Operator], edges: Sequence[tuple[str, str]], file: str
+) -> list[str]:
+    """Names so that each comes after what feeds it.
+
+    Of those that could come, the one of the lowest number.
+    """
     sorter = TopologicalSorter({name: [a for a, b in edges if b == name] for name in found})
     try:
         sorter.prepare()
     except CycleError as error:
-        raise FileError(f"{file}: there is a cycle: {' -> '.join(error.args[1])}.", file=file) from error
+        raise FileError(
+            f"{file}: there is a cycle: {' -> '.join(error.args[1])}.", file=file
+        ) from error
     order: list[str] = []
     ready: list[str] = []
     while sorter.is_active():
@@ -147,11 +175,12 @@ def _by_number(name: str) -> tuple[int, str]:
     return (int(digits[0]) if digits else 0), name
 
 
-# --- our problems for PipeDream, its profiles for us ------------------------------------------------------------------
+# --- our problems for PipeDream, its profiles for us ----------------------------------------------
 
 
 def of_problem(problem: Problem, rows: int, device: str = "") -> Graph:
-    """The problem as PipeDream takes it: minibatches of `rows`, times the mean over the devices, or one device's.
+    """The problem as PipeDream takes it: minibatches of `rows`, times the mean over the devices, or
+    one device's.
 
     Parameters
     ----------
@@ -236,16 +265,19 @@ def costs_of(graph: Graph, rows: int) -> tuple[LayerCost, ...]:
     )
 
 
-# --- its plans --------------------------------------------------------------------------------------------------------
+# --- its plans ------------------------------------------------------------------------------------
 
 
 def is_plan(text: str) -> bool:
-    """Whether this is a graph.txt with stages, or what PipeDream's optimizer prints of its partition."""
+    """Whether this is a graph.txt with stages, or what PipeDream's optimizer prints of its
+    partition.
+    """
     return bool(_STAGED.search(text) or _PRINTED.search(text))
 
 
 def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
-    """The plan on every order of devices and micro-batch: it does not say which device is which, so the best may win.
+    """The plan on every order of devices and micro-batch: it does not say which device is which, so
+    the best may win.
 
     Rows are shared by Asteroid's Algorithm 1, as for all others.
 
@@ -275,7 +307,8 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
     ends = [sum(replicas[:p]) for p in range(len(replicas) + 1)]
     for order in islice(permutations(names, sum(replicas)), MAX_ORDERS):
         groups = [order[a:b] for a, b in pairwise(ends)]
-        if any(group != tuple(sorted(group)) for group in groups):  # within a stage the order is ours to choose
+        # within a stage the order is ours to choose
+        if any(group != tuple(sorted(group)) for group in groups):
             continue
         for micro_batch in candidates.micro_batches(problem):
             plan = build(table, "pipedream", bounds, groups, micro_batch)
@@ -288,7 +321,10 @@ def _printed(text: str) -> tuple[list[int], list[int]]:
     bounds = [0]
     for start, stop, _ in found:
         if start != bounds[-1] or stop <= start:
-            raise PlanError(f"the printed partition has ({start}, {stop}) after {bounds[-1]}: not one level in order.")
+            raise PlanError(
+                f"the printed partition has ({start}, {stop}) after {bounds[-1]}: not one level "
+                "in order."
+            )
         bounds.append(stop)
     return bounds, [replicas for *_, replicas in found]
 
@@ -299,5 +335,8 @@ def _staged(text: str) -> tuple[list[int], list[int]]:
         raise PlanError("some nodes of the graph.txt have a stage_id, others have none.")
     starts = [i for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
     if len(starts) != len(set(stages)):
-        raise PlanError("a stage of the graph.txt is not a run of neighbouring layers, and only such can be judged.")
+        raise PlanError(
+            "a stage of the graph.txt is not a run of neighbouring layers, and only such can "
+            "be judged."
+        )
     return [*starts, len(stages)], [1] * len(starts)

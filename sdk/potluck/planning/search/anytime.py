@@ -1,10 +1,10 @@
 """Our own planner: a first plan at once, better ones as long as time is left.
 
-First each device alone; then pipelines for every micro-batch size, over few cuts and over many; then, with what is
-known to beat, all groups of devices over ever finer cuts; last, what other planners find. In a home of many devices
-those come early, and what is done is counted. The search estimates, the simulator decides, and the best plans are
-improved step by step. The clock comes in as an argument; without one the effort is fixed, and the outcome always the
-same.
+First each device alone; then pipelines for every micro-batch size, over few cuts and over many;
+then, with what is known to beat, all groups of devices over ever finer cuts; last, what other
+planners find. In a home of many devices those come early, and what is done is counted. The search
+estimates, the simulator decides, and the best plans are improved step by step. The clock comes in
+as an argument; without one the effort is fixed, and the outcome always the same.
 """
 
 import heapq
@@ -28,7 +28,15 @@ from potluck.planning.search import candidates
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.device_classes import ordered
-from potluck.planning.search.local_search import deeper, fits, floor_s, neighbours, reordered, reshared, smaller
+from potluck.planning.search.local_search import (
+    deeper,
+    fits,
+    floor_s,
+    neighbours,
+    reordered,
+    reshared,
+    smaller,
+)
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.planning.search.work_budget import WorkBudget, given_s, in_time, is_many
 from potluck.records import Plan, Problem
@@ -40,10 +48,12 @@ N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and sim
 N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
 N_FINE = 32  # cuts tried along one order of devices
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
-KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05  # labels, plans simulated, and by how much estimates may be too high
+# labels, plans simulated, and by how much estimates may be too high
+KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 MAX_SHARES = 40  # of rows of one plan
-NEAR_SETS, N_SETS, N_KNOWN = 1.05, 2, 3  # sets of devices looked at again: how near, how many, with how many plans
+# sets of devices looked at again: how near, how many, with how many plans
+NEAR_SETS, N_SETS, N_KNOWN = 1.05, 2, 3
 N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
@@ -52,14 +62,17 @@ N_JUDGED = 8  # of one micro-batch size at most, those of the best estimates
 BEAM = 60  # states kept in a home of many devices
 
 CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
-DEAR = (plan_edgeshard, plan_hybrid, plan_dora)  # the last two: their time grows with the cube of the devices
+# the last two: their time grows with the cube of the devices
+DEAR = (plan_edgeshard, plan_hybrid, plan_dora)
 
 Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
 Neighbours = Callable[[cost.CostTable, Plan], Iterator[Plan]]
 
 
 class Effort(NamedTuple):
-    """One pass over all micro-batch sizes: which plans it looks at, and how many of them how closely."""
+    """One pass over all micro-batch sizes: which plans it looks at, and how many of them how
+    closely.
+    """
 
     n_cuts: int
     pipelines_only: bool  # no device shares a stage
@@ -69,9 +82,12 @@ class Effort(NamedTuple):
 
 
 EFFORTS = (
-    Effort(8, True, 4, 1, 8), Effort(32, True, 4, 1, 8),
-    Effort(COARSE, False, 24, 2, TRIES), Effort(16, False, 32, 3, 80), Effort(32, False, 32, 3, 120),
-)  # fmt: skip
+    Effort(8, True, 4, 1, 8),
+    Effort(32, True, 4, 1, 8),
+    Effort(COARSE, False, 24, 2, TRIES),
+    Effort(16, False, 32, 3, 80),
+    Effort(32, False, 32, 3, 120),
+)
 
 # In a home of many devices: before what others find, and after.
 LARGE, LARGER = (Effort(COARSE, False, 24, 0, 0),), (EFFORTS[1], *EFFORTS[3:])
@@ -88,7 +104,8 @@ class Candidate(NamedTuple):
 def plan_anytime(
     problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
 ) -> Iterator[Plan]:
-    """Plans as they are found, each better than the one before, with the latency that the simulator gives them.
+    """Plans as they are found, each better than the one before, with the latency that the simulator
+    gives them.
 
     Parameters
     ----------
@@ -102,7 +119,11 @@ def plan_anytime(
     table, tally = table or cost.CostTable(problem), WorkBudget()
     enough_s = given_s(problem) if is_many(problem) else inf
     board = CandidatePool(
-        problem, table, simulator or direct.Direct(problem, table), tally=tally, is_late=lambda: tally() >= enough_s
+        problem,
+        table,
+        simulator or direct.Direct(problem, table),
+        tally=tally,
+        is_late=lambda: tally() >= enough_s,
     )
     best = inf
     for _ in _steps(board, ()):
@@ -184,33 +205,50 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
 
 
 def _fewer(board: CandidatePool) -> Iterator[None]:
-    """The best sets of devices again, as if there were no others: of fewer devices a search looks more closely."""
+    """The best sets of devices again, as if there were no others: of fewer devices a search looks
+    more closely.
+    """
     if is_many(board.problem):
         return
     sets: dict[frozenset[str], list[Plan]] = {}
     for plan in board.ranking():
         sets.setdefault(frozenset(plan.devices), []).append(plan)
-    near = [names for names, plans in sets.items() if (plans[0].latency_s or inf) <= board.best * NEAR_SETS]
+    near = [
+        names
+        for names, plans in sets.items()
+        if (plans[0].latency_s or inf) <= board.best * NEAR_SETS
+    ]
     for names in [names for names in near if 1 < len(names) < len(board.problem.devices)][:N_SETS]:
         part = only(board.problem, names)
         budgets = {} if board.budgets is board.table.budgets else board.budgets
         fewer = CandidatePool(
-            part, cost.CostTable(part), board.simulator, max_work=board.max_work, tally=board.tally,
-            is_late=board.is_late, budgets=budgets,
-        )  # fmt: skip
+            part,
+            cost.CostTable(part),
+            board.simulator,
+            max_work=board.max_work,
+            tally=board.tally,
+            is_late=board.is_late,
+            budgets=budgets,
+        )
         yield from _steps(fewer, sets[names][:N_KNOWN], borrow=False)
         for plan in fewer.ranking()[:N_KNOWN]:
             board.score(plan)
 
 
 def _sizes(problem: Problem) -> list[int]:
-    """Micro-batch sizes, small ones first; last those of many micro-batches, which take longest to look at."""
+    """Micro-batch sizes, small ones first.
+
+    Last those of many micro-batches, which take longest to look at.
+    """
     most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
     return sorted(candidates.micro_batches(problem), key=lambda size: (size < most, size))
 
 
 def _borrow(board: CandidatePool, planners: Sequence[Planner]) -> Iterator[None]:
-    """What others find of those plans that could be the best. As long as time is left: a plan there is already."""
+    """What others find of those plans that could be the best.
+
+    As long as time is left: a plan there is already.
+    """
     for planner in planners:
         for plan in in_time(planner, board.problem, board.tally, board.is_late)[:N_BORROWED]:
             if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
@@ -229,7 +267,9 @@ def _place(board: CandidatePool, places: Places) -> Iterator[None]:
 
 
 def _return(board: CandidatePool, places: Places) -> Iterator[None]:
-    """Chains that come back to a device, where some plan may be faster than the best so far, or there is none."""
+    """Chains that come back to a device, where some plan may be faster than the best so far, or
+    there is none.
+    """
     if board.best <= quick_bound_s(board.problem) * NEAR and not is_thrifty(board.problem):
         return
     known = list(dict.fromkeys(plan.micro_batch for plan in _distinct(board, 2)))
@@ -242,11 +282,15 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
 
 
 def _join(board: CandidatePool, places: Places) -> Iterator[None]:
-    """Neighbouring stages of the best plan on the same devices become one where that is no slower."""
+    """Neighbouring stages of the best plan on the same devices become one where that is no
+    slower.
+    """
     plan = next(iter(board.ranking()), None)
     while plan is not None:
         score = rounded(board.score(plan))
-        plan = next((other for other in places.joined(plan) if rounded(board.score(other)) <= score), None)
+        plan = next(
+            (other for other in places.joined(plan) if rounded(board.score(other)) <= score), None
+        )
         yield
 
 
@@ -254,7 +298,11 @@ def _passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -
     """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise."""
     for effort in efforts:
         cuts = candidates.cuts(board.problem, effort.n_cuts)
-        if not effort.pipelines_only and effort.n_cuts > COARSE and _work(board, len(cuts)) > board.max_work:
+        if (
+            not effort.pipelines_only
+            and effort.n_cuts > COARSE
+            and _work(board, len(cuts)) > board.max_work
+        ):
             return
         found: list[Candidate] = []
         reached: dict[int, float] = {}
@@ -275,7 +323,9 @@ def _passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -
 
 
 def _closely(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
-    """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a little worse too."""
+    """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a
+    little worse too.
+    """
     cuts, found = candidates.cuts(board.problem, N_FINE), list[Candidate]()
     for micro_batch in sizes:
         search = SubsetSearch(board.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
@@ -305,8 +355,9 @@ def is_small(table: cost.CostTable) -> bool:
 
 
 def _reshare(board: CandidatePool, plan: Plan) -> Iterator[None]:
-    """A plan that promised to be the best and is not, with all other rows that could make it so: where links or the
-    requests under way hold it up, rows by speed are not the best ones, nor need those next to them be better.
+    """A plan that promised to be the best and is not, with all other rows that could make it so:
+    where links or the requests under way hold it up, rows by speed are not the best ones, nor need
+    those next to them be better.
     """
     promising = (other for other in reshared(plan) if floor_s(board.table, other) < board.best)
     for other in islice(promising, MAX_SHARES):
@@ -316,14 +367,17 @@ def _reshare(board: CandidatePool, plan: Plan) -> Iterator[None]:
 
 
 def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[None]:
-    """Simulate the `n` best estimates; where one disappoints and is the best still, with deeper warm-ups too."""
+    """Simulate the `n` best estimates; where one disappoints and is the best still, with deeper
+    warm-ups too.
+    """
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:n]:
         if estimate >= board.best:
             return
         plan = search.plan(label)
         score = board.score(plan)
         yield
-        if score == inf and board.budgets is not board.table.budgets:  # the search takes memory to be more than it is
+        # the search takes memory to be more than it is
+        if score == inf and board.budgets is not board.table.budgets:
             for other in islice(smaller(plan), MAX_SHARES):
                 board.score(other)
                 yield
@@ -351,16 +405,25 @@ def _recut(board: CandidatePool, sizes: Sequence[int], n: int) -> Iterator[None]
             search = SubsetSearch(board.table, micro_batch, cuts, along=plan)
             labels = search.run(board.best)
             yield
-            yield from _judge(board, [Candidate(label.score, label, search) for label in labels], N_RECUT)
+            yield from _judge(
+                board, [Candidate(label.score, label, search) for label in labels], N_RECUT
+            )
 
 
-def _search(board: CandidatePool, micro_batch: int, cuts: Sequence[int], pipelines_only: bool) -> SubsetSearch:
+def _search(
+    board: CandidatePool, micro_batch: int, cuts: Sequence[int], pipelines_only: bool
+) -> SubsetSearch:
     if not is_many(board.problem):
         return SubsetSearch(board.table, micro_batch, cuts, pipelines_only=pipelines_only)
     return SubsetSearch(
-        board.table, micro_batch, cuts, beam=BEAM, pipelines_only=pipelines_only, is_late=board.is_over,
+        board.table,
+        micro_batch,
+        cuts,
+        beam=BEAM,
+        pipelines_only=pipelines_only,
+        is_late=board.is_over,
         tally=board.tally,
-    )  # fmt: skip
+    )
 
 
 def _distinct(board: CandidatePool, n: int) -> list[Plan]:

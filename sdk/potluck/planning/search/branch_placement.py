@@ -1,11 +1,12 @@
-"""Local search over plans in which a device may have several stages: any stage on any devices, cut in two or joined
-with its neighbour.
+"""Local search over plans in which a device may have several stages: any stage on any devices, cut
+in two or joined with its neighbour.
 
-With parallel branches a device can take two of them one by one, or one branch and later the head. In a chain a device
-can take the first layers and the last, where these are too large, or too slow, for all others. Our search over sets of
-devices knows no such plans. So it goes on from here: from the best that it found; with branches from every group of
-devices with a stage for each chain of the model, whose runs of stages then move to other devices; in a chain from plans
-that come back to their first device.
+With parallel branches a device can take two of them one by one, or one branch and later the head.
+In a chain a device can take the first layers and the last, where these are too large, or too slow,
+for all others. Our search over sets of devices knows no such plans. So it goes on from here: from
+the best that it found; with branches from every group of devices with a stage for each chain of the
+model, whose runs of stages then move to other devices; in a chain from plans that come back to
+their first device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,9 @@ PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts ar
 
 
 class Places:
-    """The plans of one problem that differ in where stages are, their rows by Algorithm 1, depths K_p."""
+    """The plans of one problem that differ in where stages are, their rows by Algorithm 1, depths
+    K_p.
+    """
 
     def __init__(self, table: cost.CostTable) -> None:
         self.table, self.problem = table, table.problem
@@ -36,7 +39,9 @@ class Places:
         self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
         self._bundles: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._links: dict[Group, tuple[float, float]] = {}
-        self._capacity = {medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media}
+        self._capacity = {
+            medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media
+        }
 
     def groups(self, micro_batch: int) -> list[Group]:
         """Devices that may share a stage of such micro-batches."""
@@ -45,7 +50,9 @@ class Places:
         return self._groups[micro_batch]
 
     def by_chains(self, micro_batch: int) -> Iterator[Plan]:
-        """For every group of devices the plan in which it takes the chains of the model one by one."""
+        """For every group of devices the plan in which it takes the chains of the model one by
+        one.
+        """
         whole = self._whole(micro_batch)
         for group in self.groups(micro_batch):
             found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
@@ -58,20 +65,26 @@ class Places:
         return Plan(
             planner="potluck",
             model=problem.model,
-            stages=(Stage(start=0, stop=len(problem.layers), devices=("any",), shares=(micro_batch,)),),
+            stages=(
+                Stage(start=0, stop=len(problem.layers), devices=("any",), shares=(micro_batch,)),
+            ),
             micro_batch=micro_batch,
             n_micro_batches=problem.workload.batch // micro_batch,
             training=isinstance(problem.workload, Training),
         )
 
     def returning(self, micro_batch: int) -> Iterator[Plan]:
-        """Plans in which a device takes the first layers and the last, and another those between."""
+        """Plans in which a device takes the first layers and the last, and another those
+        between.
+        """
         problem, n_layers = self.problem, len(self.problem.layers)
         names = [device.name for device in problem.devices]
         whole = self._whole(micro_batch)
         cuts = sorted({*candidates.cuts(problem, MAX_CUTS), 1, n_layers - 1} - {0, n_layers})
         for (first, last), (a, b) in product(combinations(cuts, 2), permutations(names, 2)):
-            found = self._made(whole, [(0, first, (a,)), (first, last, (b,)), (last, n_layers, (a,))])
+            found = self._made(
+                whole, [(0, first, (a,)), (first, last, (b,)), (last, n_layers, (a,))]
+            )
             if found is not None:
                 yield found
 
@@ -94,11 +107,17 @@ class Places:
                     yield found
 
     def ranked(self, table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
-        """All those, and plans that differ in one cut, share, depth or device: first those that may be fastest."""
-        yield from sorted(chain(neighbours(table, plan), self.neighbours(table, plan)), key=self.least_s)
+        """All those, and plans that differ in one cut, share, depth or device: first those that may
+        be fastest.
+        """
+        yield from sorted(
+            chain(neighbours(table, plan), self.neighbours(table, plan)), key=self.least_s
+        )
 
     def least_s(self, plan: Plan) -> float:
-        """The longest way of one micro-batch through the stages, or the busiest device: a step takes no less."""
+        """The longest way of one micro-batch through the stages, or the busiest device: a step
+        takes no less.
+        """
         if not plan.training and getattr(self.problem.workload, "streaming", False):
             return floor_s(self.table, plan)  # many are on their way at once
         stages, at_s = plan.stages, [0.0] * len(plan.stages)
@@ -107,7 +126,9 @@ class Places:
             for bundle in handed:
                 for q in bundle.to:
                     nbytes = bundle.output_bytes + (bundle.gradient_bytes if plan.training else 0)
-                    at_s[q] = max(at_s[q], at_s[p] + self._link_s(stage, stages[q], nbytes * plan.micro_batch))
+                    at_s[q] = max(
+                        at_s[q], at_s[p] + self._link_s(stage, stages[q], nbytes * plan.micro_batch)
+                    )
         return max(*at_s, floor_s(self.table, plan))
 
     def _work_s(self, stage: Stage, training: bool) -> float:
@@ -134,7 +155,10 @@ class Places:
             return 0.0
         if pair not in self._links:
             path = self.problem.network.path(*pair)
-            self._links[pair] = path.latency_s, max((n / self._capacity[name] for name, n in path.media), default=0.0)
+            self._links[pair] = (
+                path.latency_s,
+                max((n / self._capacity[name] for name, n in path.media), default=0.0),
+            )
         latency_s, per_byte_s = self._links[pair]
         return latency_s + nbytes * per_byte_s
 
@@ -143,7 +167,11 @@ class Places:
         stages, n_stages, groups = plan.stages, len(plan.stages), self.groups(plan.micro_batch)
         for p, q in ((p, p + n) for n in range(1, n_stages + 1) for p in range(n_stages - n + 1)):
             for group in groups:
-                yield [*stages[:p], *((stage.start, stage.stop, group) for stage in stages[p:q]), *stages[q:]]
+                yield [
+                    *stages[:p],
+                    *((stage.start, stage.stop, group) for stage in stages[p:q]),
+                    *stages[q:],
+                ]
         for p, (left, right) in enumerate(pairwise(stages)):
             for group in dict.fromkeys((left.devices, right.devices)):
                 yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
@@ -157,7 +185,9 @@ class Places:
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
 
     def _exchanged(self, stages: Sequence[Stage], p: int, q: int) -> Iterator[list[Stage | Span]]:
-        """Stage p goes to the devices of stage q, and the first or the last part of that one to those of stage p."""
+        """Stage p goes to the devices of stage q, and the first or the last part of that one to
+        those of stage p.
+        """
         one, other = stages[p], stages[q]
         if one.devices == other.devices:
             return
@@ -171,11 +201,16 @@ class Places:
     def _cuts(self, stage: Stage) -> Sequence[int]:
         inside = [end for end in self.ends if stage.start < end < stage.stop]
         n_layers = stage.stop - stage.start
-        return inside or sorted({stage.start + n_layers * part // PARTS for part in range(1, PARTS)} - {stage.start})
+        return inside or sorted(
+            {stage.start + n_layers * part // PARTS for part in range(1, PARTS)} - {stage.start}
+        )
 
     def _made(self, plan: Plan, spans: Sequence[Stage | Span]) -> Plan | None:
         """`plan` with these stages; None where they do not fit."""
-        stages = [span if isinstance(span, Stage) else self._stage(span, plan.micro_batch) for span in spans]
+        stages = [
+            span if isinstance(span, Stage) else self._stage(span, plan.micro_batch)
+            for span in spans
+        ]
         known = [stage for stage in stages if stage is not None]
         if len(known) < len(stages):
             return None
@@ -190,8 +225,12 @@ class Places:
 
 
 def _groups(problem: Problem, rows: int) -> list[Group]:
-    """Devices that may share a stage: all subsets with a row for each in a small home, else each alone and all."""
+    """Devices that may share a stage: all subsets with a row for each in a small home, else each
+    alone and all.
+    """
     names = [device.name for device in problem.devices]
     if len(names) <= ALL_SUBSETS:
-        return [group for n in range(1, min(len(names), rows) + 1) for group in combinations(names, n)]
+        return [
+            group for n in range(1, min(len(names), rows) + 1) for group in combinations(names, n)
+        ]
     return [*((name,) for name in names), tuple(names)]

@@ -1,4 +1,6 @@
-"""The plans that a search has looked at: each simulated once, those that memory holds in their order."""
+"""The plans that a search has looked at: each simulated once, those that memory holds in their
+order.
+"""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,16 +16,19 @@ from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost, direct
 
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
-PLENTY = 0.9  # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
+# of its memory by the closed form, that is near the simulated peak: up to here a plan holds
+PLENTY = 0.9
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 
 
 @dataclass(slots=True)
 class CandidatePool:
-    """Every plan that was looked at and that memory holds, and its score; the best first when asked.
+    """Every plan that was looked at and that memory holds, and its score.
 
-    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`: bytes that each device
-    may use; those of the table unless given.
+    The best first when asked.
+
+    Of plans that differ only in which of alike devices does what, one is simulated. `budgets`:
+    bytes that each device may use; those of the table unless given.
     """
 
     problem: Problem
@@ -34,7 +39,8 @@ class CandidatePool:
     max_work: float = MAX_WORK
     tally: WorkBudget = field(default_factory=WorkBudget)
     is_late: Callable[[], bool] = field(default=lambda: False)
-    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # score and latency, by `shape`
+    # score and latency, by `shape`
+    known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     budgets: Mapping[str, int] = field(default_factory=dict)
     peers: dict[str, tuple[str, ...]] = field(init=False)
 
@@ -47,21 +53,27 @@ class CandidatePool:
         return shape(plan, self.peers) in self.known
 
     def is_over(self) -> bool:
-        """Whether time is up and there is a plan; in a home of many devices, where counted work ends the search, also
-        if there is none by the half of it: the other half is for looks at plans that may fit after all.
+        """Whether time is up and there is a plan; in a home of many devices, where counted work
+        ends the search, also if there is none by the half of it: the other half is for looks at
+        plans that may fit after all.
         """
         if self.scores:
             return self.is_late()
-        return is_many(self.problem) and self.tally() >= given_s(self.problem) / 2 and self.is_late()
+        return (
+            is_many(self.problem) and self.tally() >= given_s(self.problem) / 2 and self.is_late()
+        )
 
     def score(self, plan: Plan) -> float:
-        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was not simulated, or
-        memory does not hold it.
+        """Simulate `plan` unless it is known or cannot be the best; its score, infinite if it was
+        not simulated, or memory does not hold it.
         """
         key = plan.stages, plan.micro_batch
         if key in self.scores:
             return self.scores[key][0]
-        if any(min(s.shares) < candidates.fewest_rows(self.problem, s.start, s.stop) for s in plan.stages):
+        if any(
+            min(s.shares) < candidates.fewest_rows(self.problem, s.start, s.stop)
+            for s in plan.stages
+        ):
             return inf
         like = shape(plan, self.peers)
         if like not in self.known:
@@ -83,13 +95,15 @@ class CandidatePool:
             return inf, outcome.latency_s
         if not is_thrifty(self.problem):
             return outcome.latency_s, outcome.latency_s
-        score = objective(self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values()))
+        score = objective(
+            self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values())
+        )
         lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
         return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
 
     def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
-        """Whether every device has memory for what it has at once; not looked at where by the closed form, which knows
-        of one request at a time, there is plenty.
+        """Whether every device has memory for what it has at once; not looked at where by the
+        closed form, which knows of one request at a time, there is plenty.
         """
         given = not self.simulator.streaming and self.budgets is self.table.budgets
         if given and fits(self.table, plan, plan.stages, PLENTY):

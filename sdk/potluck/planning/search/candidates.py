@@ -5,13 +5,15 @@ from potluck.simulate import cost, footprint
 
 MAX_MICRO_BATCHES = 32  # more only fill the schedule: the bubble is below (P - 1) / 32 already
 MOST_MICRO_BATCHES = 256  # where larger ones may not fit, or there are too few sizes
-MAX_SIZES, MAX_FINE = 6, 3  # sizes up to the one number of micro-batches, and from there to the other
+# sizes up to the one number of micro-batches, and from there to the other
+MAX_SIZES, MAX_FINE = 6, 3
 FEW_SIZES = 4  # divisors of a batch such as 37 or 82: fewer leave no choice
 MAX_CUTS = 32
 
 
 def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> int:
-    """The fewest rows of a micro-batch that layers [start, stop) can learn from; of 1, some batch norms cannot.
+    """The fewest rows of a micro-batch that layers [start, stop) can learn from; of 1, some batch
+    norms cannot.
 
     Parameters
     ----------
@@ -21,13 +23,17 @@ def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> in
         Layers [start, stop); default: all.
     """
     trains = isinstance(problem.workload, Training)
-    return 2 if trains and any(layer.norm_values == 1 for layer in problem.layers[start:stop]) else 1
+    return (
+        2 if trains and any(layer.norm_values == 1 for layer in problem.layers[start:stop]) else 1
+    )
 
 
 def micro_batches(problem: Problem) -> tuple[int, ...]:
-    """Micro-batch sizes to try, largest first: divisors of the batch, few enough per step, spread evenly.
+    """Micro-batch sizes to try, largest first: divisors of the batch, few enough per step, spread
+    evenly.
 
-    Where memory is short, or the batch has few divisors, smaller ones too: up to `MOST_MICRO_BATCHES` per step.
+    Where memory is short, or the batch has few divisors, smaller ones too: up to
+    `MOST_MICRO_BATCHES` per step.
     """
     workload, fewest = problem.workload, fewest_rows(problem)
     if isinstance(workload, Training) and workload.micro_batch is not None:
@@ -58,18 +64,22 @@ def _is_short(problem: Problem, rows: int) -> bool:
     """Whether some device cannot hold the whole model with micro-batches of so many rows."""
     table = cost.CostTable(problem)
     n_micro_batches = problem.workload.batch // rows
-    needed = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1, n_micro_batches=n_micro_batches)
+    needed = footprint.memory_bytes(
+        table, 0, len(problem.layers), rows, warm_up=1, n_micro_batches=n_micro_batches
+    )
     return any(nbytes < needed for nbytes in table.budgets.values())
 
 
 def cuts(problem: Problem, limit: int = MAX_CUTS) -> tuple[int, ...]:
-    """Layer indices where a stage may begin or end, 0 and the end included: all, or the `limit` that matter most.
+    """Layer indices where a stage may begin or end, 0 and the end included: all, or the `limit`
+    that matter most.
 
     Of more, the cut between the two neighbours of least time together goes, again and again.
     """
     n_layers = len(problem.layers)
     seconds = [
-        sum(costs[i].forward_s[-1] / costs[i].rows[-1] for costs in problem.costs.values()) for i in range(n_layers)
+        sum(costs[i].forward_s[-1] / costs[i].rows[-1] for costs in problem.costs.values())
+        for i in range(n_layers)
     ]
     places = list(range(n_layers + 1))
     while len(places) - 1 > limit:

@@ -1,4 +1,5 @@
-"""Which devices are alike, so that a search need not tell them apart, and which may form a stage together.
+"""Which devices are alike, so that a search need not tell them apart, and which may form a stage
+together.
 
 A pattern says how many devices of each class of alike ones a group takes.
 """
@@ -15,11 +16,13 @@ from potluck.simulate import cost
 Pattern = tuple[int, ...]
 
 ALL_PAIRS = 16  # classes of which any two may form a group
-ALL_SUBSETS = 5  # devices up to which every subset may be a group; beyond, those that one would choose by hand
+# devices up to which every subset may be a group; beyond, those that one would choose by hand
+ALL_SUBSETS = 5
 
 
 def alike(problem: Problem) -> list[list[int]]:
-    """Classes of devices (by index) of which any two can swap their names without changing the problem.
+    """Classes of devices (by index) of which any two can swap their names without changing the
+    problem.
 
     Their watts count only where joules do; where not, those that take least come first.
     """
@@ -41,7 +44,9 @@ def _watts(problem: Problem, i: int) -> tuple[float, ...]:
 
 
 def _joules_count(problem: Problem) -> bool:
-    return is_thrifty(problem) or problem.qoe.energy_j is not None or bool(problem.qoe.device_energy_j)
+    return (
+        is_thrifty(problem) or problem.qoe.energy_j is not None or bool(problem.qoe.device_energy_j)
+    )
 
 
 @lru_cache(maxsize=8)  # a search has one table, or two
@@ -64,8 +69,8 @@ def shape(plan: Plan, peers: Mapping[str, Sequence[str]]) -> Hashable:
 
 
 def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """The devices of each stage, of alike ones those named first that come first: the same for plans that differ only
-    in which of them does what. `peers`: of every device, those of its class.
+    """The devices of each stage, of alike ones those named first that come first: the same for
+    plans that differ only in which of them does what. `peers`: of every device, those of its class.
     """
     given: dict[str, str] = {}
     taken: Counter[str] = Counter()
@@ -81,7 +86,10 @@ def _same(problem: Problem, i: int, j: int) -> bool:
     a, b = problem.devices[i], problem.devices[j]
     facts = ["memory_bytes", "overhead_s", "copy_bytes_per_s", "host_cores"]
     facts += ["idle_w", "busy_w", "radio_w"] if _joules_count(problem) else []
-    if any(getattr(a, fact) != getattr(b, fact) for fact in facts) or problem.costs[a.name] != problem.costs[b.name]:
+    if (
+        any(getattr(a, fact) != getattr(b, fact) for fact in facts)
+        or problem.costs[a.name] != problem.costs[b.name]
+    ):
         return False
     if a.host_cores is not None and a.host != b.host:
         return False
@@ -92,7 +100,9 @@ def _same(problem: Problem, i: int, j: int) -> bool:
 
 
 def _paths_swap(problem: Problem, a: str, b: str) -> bool:
-    """Whether the network is the same when two devices swap names, and media of their own with them: their cables."""
+    """Whether the network is the same when two devices swap names, and media of their own with
+    them: their cables.
+    """
     network, twin = problem.network, {a: b, b: a}
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
     renamed: dict[str, str] = {}
@@ -103,18 +113,23 @@ def _paths_swap(problem: Problem, a: str, b: str) -> bool:
         if len(other.media) != len(path.media):
             return False
         for (name, times), (name_there, times_there) in zip(path.media, other.media, strict=True):
-            same = renamed.setdefault(name, name_there) == name_there and renamed.setdefault(name_there, name) == name
+            same = (
+                renamed.setdefault(name, name_there) == name_there
+                and renamed.setdefault(name_there, name) == name
+            )
             if not same or times != times_there or capacity[name] != capacity[name_there]:
                 return False
     return True
 
 
-def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequence[float]) -> list[Pattern]:
+def patterns(
+    problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequence[float]
+) -> list[Pattern]:
     """Patterns of groups that may share a stage, the smallest first.
 
-    All of them in a home of at most `ALL_SUBSETS` devices; else single devices, pairs, runs of devices of neighbouring
-    speed or memory, and the first few of each class; where too many are unlike for all pairs, for each device those of
-    the fastest links to it. `speeds` are per device.
+    All of them in a home of at most `ALL_SUBSETS` devices; else single devices, pairs, runs of
+    devices of neighbouring speed or memory, and the first few of each class; where too many are
+    unlike for all pairs, for each device those of the fastest links to it. `speeds` are per device.
 
     Parameters
     ----------
@@ -127,7 +142,11 @@ def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequenc
     """
     n = len(problem.devices)
     if n <= ALL_SUBSETS:
-        found = [pattern for pattern in product(*(range(len(members) + 1) for members in classes)) if any(pattern)]
+        found = [
+            pattern
+            for pattern in product(*(range(len(members) + 1) for members in classes))
+            if any(pattern)
+        ]
         return sorted(found, key=sum)
     home = {i: number for number, members in enumerate(classes) for i in members}
     groups: list[Sequence[int]] = [(i,) for i in range(n)]
@@ -136,26 +155,45 @@ def patterns(problem: Problem, classes: Sequence[Sequence[int]], speeds: Sequenc
     else:
         groups += _near(problem, speeds)
     budgets = [float(cost.budget_bytes(problem, device)) for device in problem.devices]
-    lengths = range(2, n + 1) if n <= 16 else [size for size in (2, 4, 8, 16, 32, 64) if size < n] + [n]
+    lengths = (
+        range(2, n + 1) if n <= 16 else [size for size in (2, 4, 8, 16, 32, 64) if size < n] + [n]
+    )
     for values in (speeds, budgets):
         order = sorted(range(n), key=lambda i, values=values: (-values[i], i))  # type: ignore[misc]
         groups += [order[a : a + size] for size in lengths for a in range(n - size + 1)]
     groups += [members[:size] for members in classes for size in range(2, len(members) + 1)]
     counted = [Counter(home[i] for i in group) for group in groups]
-    return sorted(dict.fromkeys(tuple(count[c] for c in range(len(classes))) for count in counted), key=sum)
+    return sorted(
+        dict.fromkeys(tuple(count[c] for c in range(len(classes))) for count in counted), key=sum
+    )
 
 
 def _near(problem: Problem, speeds: Sequence[float]) -> list[list[int]]:
-    """For each device itself with those to which it sends fastest, of equal links the fastest devices: 2, 4, 8."""
-    names, network, found = [device.name for device in problem.devices], problem.network, list[list[int]]()
+    """For each device itself with those to which it sends fastest, of equal links the fastest
+    devices: 2, 4, 8.
+    """
+    names, network, found = (
+        [device.name for device in problem.devices],
+        problem.network,
+        list[list[int]](),
+    )
     for i, name in enumerate(names):
         others = [j for j in range(len(names)) if j != i]
-        others.sort(key=lambda j: (-network.bandwidth(name, names[j]), network.latency(name, names[j]), -speeds[j], j))
+        others.sort(
+            key=lambda j: (
+                -network.bandwidth(name, names[j]),
+                network.latency(name, names[j]),
+                -speeds[j],
+                j,
+            )
+        )
         found += [[i, *others[: size - 1]] for size in (2, 4, 8)]
     return found
 
 
-def members(pattern: Pattern, classes: Sequence[Sequence[int]], used: Sequence[int]) -> tuple[int, ...]:
+def members(
+    pattern: Pattern, classes: Sequence[Sequence[int]], used: Sequence[int]
+) -> tuple[int, ...]:
     """The devices that a pattern stands for when the first `used[c]` of each class are taken.
 
     Parameters

@@ -1,4 +1,7 @@
-"""Local search on a plan: move a cut, shift rows, change depths, swap devices; the simulator says what helps."""
+"""Local search on a plan: move a cut, shift rows, change depths, swap devices.
+
+The simulator says what helps.
+"""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +19,9 @@ STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 
 
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
-    """Plans that differ from `plan` in one thing and fit in memory, those that help most often first."""
+    """Plans that differ from `plan` in one thing and fit in memory, those that help most often
+    first.
+    """
     seen = {plan.stages}
     for stages in chain(_deeper(plan), _moved(plan), _shifted(table, plan), _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
@@ -26,27 +31,41 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
 
 
 def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
-    """The plan with warm-ups that hide links on which a micro-batch stays longer than in a stage; None: no room."""
+    """The plan with warm-ups that hide links on which a micro-batch stays longer than in a stage;
+    None: no room.
+    """
     n, m = len(plan.stages), plan.n_micro_batches
     depths = [min(3 * (n - p) - 2, m) for p in range(n)]
-    stages = tuple(replace(stage, warm_up=depth) for stage, depth in zip(plan.stages, depths, strict=True))
+    stages = tuple(
+        replace(stage, warm_up=depth) for stage, depth in zip(plan.stages, depths, strict=True)
+    )
     if not plan.training or stages == plan.stages or not fits(table, plan, stages):
         return None
     return replace(plan, stages=stages)
 
 
 def reordered(plan: Plan) -> Iterator[Plan]:
-    """The plan, and with other orders of the devices within its stages: they decide who sends which rows to whom."""
-    for orders in product(*(permutations(zip(s.devices, s.shares, strict=True)) for s in plan.stages)):
+    """The plan, and with other orders of the devices within its stages: they decide who sends which
+    rows to whom.
+    """
+    for orders in product(
+        *(permutations(zip(s.devices, s.shares, strict=True)) for s in plan.stages)
+    ):
         stages = tuple(
-            replace(stage, devices=tuple(name for name, _ in order), shares=tuple(rows for _, rows in order))
+            replace(
+                stage,
+                devices=tuple(name for name, _ in order),
+                shares=tuple(rows for _, rows in order),
+            )
             for stage, order in zip(plan.stages, orders, strict=True)
         )
         yield replace(plan, stages=stages)
 
 
 def reshared(plan: Plan) -> Iterator[Plan]:
-    """The plan with rows of one device of a stage on another, any number of them, the fewest first."""
+    """The plan with rows of one device of a stage on another, any number of them, the fewest
+    first.
+    """
     for rows in range(1, plan.micro_batch):
         for p, stage in enumerate(plan.stages):
             for i, j in permutations(range(len(stage.devices)), 2):
@@ -54,21 +73,38 @@ def reshared(plan: Plan) -> Iterator[Plan]:
                     shares = list(stage.shares)
                     shares[i] -= rows
                     shares[j] += rows
-                    stages = (*plan.stages[:p], replace(stage, shares=tuple(shares)), *plan.stages[p + 1 :])
+                    stages = (
+                        *plan.stages[:p],
+                        replace(stage, shares=tuple(shares)),
+                        *plan.stages[p + 1 :],
+                    )
                     yield replace(plan, stages=stages)
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
-    """Plans of the same stages that may need less memory where it is short: less deep, then with other rows too."""
-    ceilings = [range(min(stage.warm_up, len(plan.stages) - p + 1), 0, -1) for p, stage in enumerate(plan.stages)]
-    depths = sorted((d for d in product(*ceilings) if all(a >= b for a, b in pairwise(d))), key=sum, reverse=True)
+    """Plans of the same stages that may need less memory where it is short: less deep, then with
+    other rows too.
+    """
+    ceilings = [
+        range(min(stage.warm_up, len(plan.stages) - p + 1), 0, -1)
+        for p, stage in enumerate(plan.stages)
+    ]
+    depths = sorted(
+        (d for d in product(*ceilings) if all(a >= b for a, b in pairwise(d))),
+        key=sum,
+        reverse=True,
+    )
     for least in (plan.stages, *(other.stages for other in reshared(plan))):
         for deep in [depths[-1]] if least is not plan.stages else [*depths[-1:], *depths[:-1]]:
-            stages = (replace(stage, warm_up=depth) for stage, depth in zip(least, deep, strict=True))
+            stages = (
+                replace(stage, warm_up=depth) for stage, depth in zip(least, deep, strict=True)
+            )
             yield replace(plan, stages=tuple(stages))
 
 
-def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int) -> tuple[Stage, ...]:
+def with_depths(
+    problem: Problem, stages: Sequence[Stage], n_micro_batches: int
+) -> tuple[Stage, ...]:
     """The stages with warm-ups K_p, each by the longest way from it to the end.
 
     Parameters
@@ -83,7 +119,10 @@ def with_depths(problem: Problem, stages: Sequence[Stage], n_micro_batches: int)
     if not isinstance(problem.workload, Training):
         return tuple(stages)
     heights = stage_graph.heights(flows.before(flows.bundles(problem, stages)))
-    return tuple(replace(s, warm_up=min(2 * h - 1, n_micro_batches)) for s, h in zip(stages, heights, strict=True))
+    return tuple(
+        replace(s, warm_up=min(2 * h - 1, n_micro_batches))
+        for s, h in zip(stages, heights, strict=True)
+    )
 
 
 def floor_s(table: cost.CostTable, plan: Plan) -> float:
@@ -99,7 +138,8 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
 
 
 def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
-    """Whether every device holds all its stages in this part of what it may use, by the closed form of memory.
+    """Whether every device holds all its stages in this part of what it may use, by the closed form
+    of memory.
 
     Parameters
     ----------
@@ -117,9 +157,13 @@ def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float
 
 
 def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
-    """Whether no stage waits for ever for a gradient: none is less deep than one that takes from it."""
+    """Whether no stage waits for ever for a gradient: none is less deep than one that takes from
+    it.
+    """
     before = flows.before(flows.bundles(problem, stages)) if plan.training else ()
-    return all(stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources)
+    return all(
+        stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources
+    )
 
 
 def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
@@ -128,18 +172,28 @@ def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
         for step in (sign * size for size in STEPS for sign in (1, -1)):
             cut = left.stop + step
             if left.start < cut < right.stop:
-                yield (*stages[:p], replace(left, stop=cut), replace(right, start=cut), *stages[p + 2 :])
+                yield (
+                    *stages[:p],
+                    replace(left, stop=cut),
+                    replace(right, start=cut),
+                    *stages[p + 2 :],
+                )
 
 
 def _shifted(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
-    """Rows from one device of a stage to another; in a home of many, of alike ones with as many rows only the first."""
+    """Rows from one device of a stage to another.
+
+    In a home of many, of alike ones with as many rows only the first.
+    """
     stages, same = plan.stages, peers(table) if is_many(table.problem) else {}
     for p, stage in enumerate(stages):
         n = len(stage.devices)
         for size in STEPS if n > 1 else ():
             rows = max(1, plan.micro_batch * size // 64)
             kinds = set[Hashable]()
-            for i, j in ((i, j) for i in range(n) for j in range(n) if i != j and stage.shares[i] > rows):
+            for i, j in (
+                (i, j) for i in range(n) for j in range(n) if i != j and stage.shares[i] > rows
+            ):
                 kind = tuple((same.get(stage.devices[k], k), stage.shares[k]) for k in (i, j))
                 if kind in kinds:
                     continue
@@ -151,7 +205,10 @@ def _shifted(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
 
 
 def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
-    """Other depths: the least, those of plain 1F1B, K_p, some more; one stage alone a little deeper or shallower."""
+    """Other depths: the least, those of plain 1F1B, K_p, some more.
+
+    One stage alone a little deeper or shallower.
+    """
     if not plan.training:
         return
     stages, n, m = plan.stages, len(plan.stages), plan.n_micro_batches
@@ -160,14 +217,23 @@ def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
         [warm_up_depth(p, n, m) for p in range(n)],
         [min(warm_up_depth(p, n, m) + 1, m) for p in range(n)],
         [min(3 * (n - p) - 2, m) for p in range(n)],
-        *([s.warm_up + (k if q == p else 0) for q, s in enumerate(stages)] for p in range(n) for k in (1, -1, 2, -2)),
+        *(
+            [s.warm_up + (k if q == p else 0) for q, s in enumerate(stages)]
+            for p in range(n)
+            for k in (1, -1, 2, -2)
+        ),
     ):
         if min(depths) >= 1 and max(depths) <= m:
-            yield tuple(replace(stage, warm_up=depth) for stage, depth in zip(stages, depths, strict=True))
+            yield tuple(
+                replace(stage, warm_up=depth) for stage, depth in zip(stages, depths, strict=True)
+            )
 
 
 def _swapped(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
-    """Two stages change devices, two neighbours in a stage their places; a device makes room for an unused one."""
+    """Two stages change devices, two neighbours in a stage their places.
+
+    A device makes room for an unused one.
+    """
     stages = plan.stages
     for p in range(len(stages)):
         for q in range(p + 1, len(stages)):
@@ -179,7 +245,10 @@ def _swapped(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
     for p, stage in enumerate(stages):  # the order within a stage: who sends which rows to whom
         for i in range(len(stage.devices) - 1):
             order = [*range(i), i + 1, i, *range(i + 2, len(stage.devices))]
-            names, shares = tuple(stage.devices[k] for k in order), tuple(stage.shares[k] for k in order)
+            names, shares = (
+                tuple(stage.devices[k] for k in order),
+                tuple(stage.shares[k] for k in order),
+            )
             yield (*stages[:p], replace(stage, devices=names, shares=shares), *stages[p + 1 :])
     for spare in _spares(table, plan):
         for p, stage in enumerate(stages):
@@ -192,7 +261,9 @@ def _spares(table: cost.CostTable, plan: Plan) -> Iterator[str]:
     """Of every class of alike devices the first that has nothing to do."""
     used = set(plan.devices)
     for same in classes_of(table):
-        yield from [name for name in (table.problem.devices[i].name for i in same) if name not in used][:1]
+        yield from [
+            name for name in (table.problem.devices[i].name for i in same) if name not in used
+        ][:1]
 
 
 def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
@@ -205,8 +276,9 @@ def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
             continue
         n = workload.batch // micro_batch
         made = [
-            make_stage(table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n)) for s in plan.stages
-        ]  # fmt: skip
+            make_stage(table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n))
+            for s in plan.stages
+        ]
         stages = tuple(stage for found in made if found is not None for stage in found[:1])
         if len(stages) == len(plan.stages):
             yield replace(plan, stages=stages, micro_batch=micro_batch, n_micro_batches=n)

@@ -1,8 +1,9 @@
-"""What a stage would take for any run of layers and any pattern of devices, and what a cut between two of them would.
+"""What a stage would take for any run of layers and any pattern of devices, and what a cut between
+two of them would.
 
-One object serves one micro-batch size. Rows within a group follow the devices' speeds over the whole model, where they
-fit; else the speeds over the stage's own layers and who has room for them. The search that uses these numbers has the
-shares of its best plans improved afterwards.
+One object serves one micro-batch size. Rows within a group follow the devices' speeds over the
+whole model, where they fit; else the speeds over the stage's own layers and who has room for them.
+The search that uses these numbers has the shares of its best plans improved afterwards.
 """
 
 from collections import Counter
@@ -19,8 +20,8 @@ from potluck.simulate import cost, footprint
 
 
 class StageCost(NamedTuple):
-    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes; depth that fits, 0
-    where none does; and seconds of all micro-batches.
+    """A stage: seconds of a micro-batch, of its all-reduce and update; air that the reduce takes;
+    depth that fits, 0 where none does; and seconds of all micro-batches.
     """
 
     forward_s: float
@@ -36,7 +37,9 @@ NO_ROOM = StageCost(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 class CommunicationCost(NamedTuple):
-    """One micro-batch over a cut: seconds forward and back, seconds that its link and the air are taken, joules."""
+    """One micro-batch over a cut: seconds forward and back, seconds that its link and the air are
+    taken, joules.
+    """
 
     forward_s: float
     back_s: float
@@ -46,7 +49,8 @@ class CommunicationCost(NamedTuple):
 
 
 class StageCostTable:
-    """Stages and crossings of one problem at one micro-batch size, with stages that begin and end at `cuts`.
+    """Stages and crossings of one problem at one micro-batch size, with stages that begin and end
+    at `cuts`.
 
     Parameters
     ----------
@@ -65,9 +69,15 @@ class StageCostTable:
     """
 
     def __init__(
-        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], classes: Sequence[Sequence[int]],
-        patterns: Sequence[Pattern], *, own_shares: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        table: cost.CostTable,
+        micro_batch: int,
+        cuts: Sequence[int],
+        classes: Sequence[Sequence[int]],
+        patterns: Sequence[Pattern],
+        *,
+        own_shares: bool = False,
+    ) -> None:
         self.table, self.problem, self.micro_batch, self.cuts, self.classes = (
             table,
             table.problem,
@@ -78,8 +88,13 @@ class StageCostTable:
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
         self.air = busiest_medium(self.problem)
-        self._first = {i: same[0] for same in classes for i in same}  # of every device, the first that is alike
-        self.patterns, self.groups, self.shares = [], list[tuple[int, ...]](), list[tuple[int, ...]]()
+        # of every device, the first that is alike
+        self._first = {i: same[0] for same in classes for i in same}
+        self.patterns, self.groups, self.shares = (
+            [],
+            list[tuple[int, ...]](),
+            list[tuple[int, ...]](),
+        )
         for pattern in patterns:
             group = members(pattern, classes, [0] * len(classes))
             shares = self._share(group)
@@ -88,11 +103,17 @@ class StageCostTable:
                 self.groups.append(group)
                 self.shares.append(shares)
         self._budgets = [cost.budget_bytes(self.problem, device) for device in self.problem.devices]
-        self._known_power = all(d.idle_w is not None and d.busy_w is not None for d in self.problem.devices)
-        self._normalises = candidates.fewest_rows(self.problem) > 1  # some layers can learn nothing from a single row
-        self._units: dict[tuple[int, int], tuple[float, float, float, float, float, float, float]] = {}
+        self._known_power = all(
+            d.idle_w is not None and d.busy_w is not None for d in self.problem.devices
+        )
+        # some layers can learn nothing from a single row
+        self._normalises = candidates.fewest_rows(self.problem) > 1
+        self._units: dict[
+            tuple[int, int], tuple[float, float, float, float, float, float, float]
+        ] = {}
         self._rings: dict[int, tuple[float, float]] = {}
-        self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}  # of stages whose shares are not `shares`
+        # of stages whose shares are not `shares`
+        self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if len(group) == 1:
@@ -100,7 +121,9 @@ class StageCostTable:
         names, stop = [self.problem.devices[i].name for i in group], len(self.problem.layers)
 
         def seconds(name: str, rows: int) -> float:
-            return self.table.forward_s(name, 0, stop, rows) + self.table.backward_s(name, 0, stop, rows)
+            return self.table.forward_s(name, 0, stop, rows) + self.table.backward_s(
+                name, 0, stop, rows
+            )
 
         speeds = [1 / max(seconds(name, self.micro_batch), 1e-12) for name in names]
         shares = proportion(self.micro_batch, speeds)
@@ -108,8 +131,8 @@ class StageCostTable:
         return _at_least_one(offload(shares, shares_limit(shares), alone))
 
     def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
-        """Layers from cut i to cut j on pattern g; None where neither these nor more of them from cut i fit, or take
-        less than `limit_s` a step.
+        """Layers from cut i to cut j on pattern g; None where neither these nor more of them from
+        cut i fit, or take less than `limit_s` a step.
 
         Parameters
         ----------
@@ -121,7 +144,9 @@ class StageCostTable:
             Stages that take longer are of no use.
         """
         start, stop = self.cuts[i], self.cuts[j]
-        if self._standing_bytes(start, stop, len(self.groups[g])) > min(self._budgets[d] for d in self.groups[g]):
+        if self._standing_bytes(start, stop, len(self.groups[g])) > min(
+            self._budgets[d] for d in self.groups[g]
+        ):
             return None
         made = None
         fewest = candidates.fewest_rows(self.problem, start, stop) if self._normalises else 1
@@ -152,23 +177,38 @@ class StageCostTable:
 
     def _standing_bytes(self, start: int, stop: int, replicas: int) -> int:
         """What a device of the stage needs however few rows it has: never less for more layers."""
-        return cost.static_bytes(self.table, start, stop) + footprint.reducing_bytes(self.table, start, stop, replicas)
+        return cost.static_bytes(self.table, start, stop) + footprint.reducing_bytes(
+            self.table, start, stop, replicas
+        )
 
     def _by_room(self, start: int, stop: int, g: int) -> tuple[int, ...]:
-        """Rows by speed within memory, by Algorithm 1; a 0 where that leaves a device out, or there is no room."""
+        """Rows by speed within memory, by Algorithm 1.
+
+        A 0 where that leaves a device out, or there is no room.
+        """
         names = [self.problem.devices[i].name for i in self.groups[g]]
         n = self.n_micro_batches
-        return allocate(self.table, start, stop, names, self.micro_batch, warm_up=1, n_micro_batches=n) or (0,)
+        return allocate(
+            self.table, start, stop, names, self.micro_batch, warm_up=1, n_micro_batches=n
+        ) or (0,)
 
-    def _made(self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float) -> StageCost | None:
+    def _made(
+        self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float
+    ) -> StageCost | None:
         """The stage with these shares; None where it takes `limit_s` or more a step."""
         table, problem, group = self.table, self.problem, self.groups[g]
         forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
-        kinds = Counter((self._first[index], rows) for index, rows in zip(group, shares, strict=True))
+        kinds = Counter(
+            (self._first[index], rows) for index, rows in zip(group, shares, strict=True)
+        )
         for (index, rows), n_alike in kinds.items():
             device = problem.devices[index]
             f = table.forward_s(device.name, start, stop, rows) + device.overhead_s
-            b = table.backward_s(device.name, start, stop, rows) + device.overhead_s if self.training else 0.0
+            b = (
+                table.backward_s(device.name, start, stop, rows) + device.overhead_s
+                if self.training
+                else 0.0
+            )
             forward, backward = max(forward, f), max(backward, b)
             if (f + b) * self.n_micro_batches >= limit_s:
                 return None
@@ -178,13 +218,17 @@ class StageCostTable:
         depth = min(self._depth(start, stop, index, rows, len(group)) for index, rows in kinds)
         if not self.training:
             return StageCost(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
-        update = max(cost.update_s(table, problem.devices[index], start, stop) for index, _ in kinds)
+        update = max(
+            cost.update_s(table, problem.devices[index], start, stop) for index, _ in kinds
+        )
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
             nbytes = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
             per_byte, crossings = self._ring(g)
             n = len(group)
-            reduce_s = max(2 * (n - 1) / n * nbytes * per_byte, 2 * (n - 1) / n * nbytes * crossings)
+            reduce_s = max(
+                2 * (n - 1) / n * nbytes * per_byte, 2 * (n - 1) / n * nbytes * crossings
+            )
             air_s = 2 * (n - 1) / n * nbytes * crossings
             if reduce_s + self.n_micro_batches * (forward + backward) >= limit_s:
                 return None
@@ -192,9 +236,14 @@ class StageCostTable:
         return StageCost(forward, backward, reduce_s + update, air_s, depth, energy, total_s)
 
     def _ring(self, g: int) -> tuple[float, float]:
-        """Seconds per byte of the ring's slowest link, and of the air for one byte over every link."""
+        """Seconds per byte of the ring's slowest link, and of the air for one byte over every
+        link.
+        """
         if g not in self._rings:
-            names, network = [self.problem.devices[i].name for i in self.groups[g]], self.problem.network
+            names, network = (
+                [self.problem.devices[i].name for i in self.groups[g]],
+                self.problem.network,
+            )
             links = list(pairwise([*names, names[0]]))
             slowest = max(1 / network.bandwidth(a, b) for a, b in links)
             self._rings[g] = slowest, sum(self._air_per_byte(a, b) for a, b in links)
@@ -203,13 +252,23 @@ class StageCostTable:
     def _air_per_byte(self, source: str, target: str) -> float:
         if self.air is None or source == target:
             return 0.0
-        capacity = next(m.capacity_bytes_per_s for m in self.problem.network.media if m.name == self.air)
+        capacity = next(
+            m.capacity_bytes_per_s for m in self.problem.network.media if m.name == self.air
+        )
         return dict(self.problem.network.path(source, target).media).get(self.air, 0) / capacity
 
     def _depth(self, start: int, stop: int, index: int, rows: int, replicas: int) -> int:
-        """The most micro-batches that the device can keep (all of them at most); 0 when not even one."""
+        """The most micro-batches that the device can keep (all of them at most); 0 when not even
+        one.
+        """
         return footprint.depth_that_fits(
-            self.table, start, stop, rows, self._budgets[index], replicas=replicas, n_micro_batches=self.n_micro_batches
+            self.table,
+            start,
+            stop,
+            rows,
+            self._budgets[index],
+            replicas=replicas,
+            n_micro_batches=self.n_micro_batches,
         )
 
     def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
@@ -225,13 +284,22 @@ class StageCostTable:
         forward, forward_lag, back, back_lag, air, air_back, watts = self._unit(g, h)
         layer, n = self.problem.layers[self.cuts[j] - 1], self.n_micro_batches
         forward_s = forward * layer.output_bytes + forward_lag
-        back_s = back * layer.gradient_bytes + back_lag if self.training and layer.gradient_bytes else 0.0
+        back_s = (
+            back * layer.gradient_bytes + back_lag
+            if self.training and layer.gradient_bytes
+            else 0.0
+        )
         air_s = (air * layer.output_bytes + air_back * layer.gradient_bytes * self.training) * n
         alone_s = forward * layer.output_bytes, back * layer.gradient_bytes * self.training
-        return CommunicationCost(forward_s, back_s, n * max(alone_s), air_s, watts * n * sum(alone_s))
+        return CommunicationCost(
+            forward_s, back_s, n * max(alone_s), air_s, watts * n * sum(alone_s)
+        )
 
     def _unit(self, g: int, h: int) -> tuple[float, float, float, float, float, float, float]:
-        """Per byte of a row: seconds and latencies both ways, seconds of the air both ways; watts of the radios."""
+        """Per byte of a row: seconds and latencies both ways, seconds of the air both ways.
+
+        Watts of the radios.
+        """
         if (g, h) not in self._units:
             right = self.groups[h]
             left = members(self.patterns[g], self.classes, self.patterns[h])
@@ -244,30 +312,42 @@ class StageCostTable:
                 cost.cut_s(network, big, a, shares[0], b, shares[1]),
                 cost.cut_s(network, big, b, shares[1], a, shares[0]),
             )
-            lags = max(network.latency(x, y) for x in a for y in b), max(network.latency(y, x) for x in a for y in b)
+            lags = (
+                max(network.latency(x, y) for x in a for y in b),
+                max(network.latency(y, x) for x in a for y in b),
+            )
             air = [0.0, 0.0]
             for piece in overlaps(*shares):
                 x, y, rows = a[piece.left], b[piece.right], piece.stop - piece.start
                 air[0] += rows * self._air_per_byte(x, y)
                 air[1] += rows * self._air_per_byte(y, x)
-            watts = sum((self.problem.devices[i].radio_w or 0.0) for i in (*left, *right)) if self._known_power else 0.0
+            watts = (
+                sum((self.problem.devices[i].radio_w or 0.0) for i in (*left, *right))
+                if self._known_power
+                else 0.0
+            )
             self._units[g, h] = forward / big, lags[0], back / big, lags[1], air[0], air[1], watts
         return self._units[g, h]
 
     def feed_s(self, g: int) -> float:
-        """Seconds until home's first micro-batch is at a first stage of pattern g; 0 where no path is known."""
+        """Seconds until home's first micro-batch is at a first stage of pattern g; 0 where no path
+        is known.
+        """
         network, nbytes = self.problem.network, self.problem.input_bytes
         if not nbytes:
             return 0.0
         pairs = zip(self.groups[g], self.shares[g], strict=True)
         return sum(
             rows * nbytes / network.bandwidth(HOME, self.problem.devices[i].name)
-            for i, rows in pairs if (HOME, self.problem.devices[i].name) in network.paths
-        )  # fmt: skip
+            for i, rows in pairs
+            if (HOME, self.problem.devices[i].name) in network.paths
+        )
 
 
 def _at_least_one(shares: Sequence[int]) -> tuple[int, ...]:
-    """The shares with a row for each device, taken from those with the most; a 0 is left where rows are too few.
+    """The shares with a row for each device, taken from those with the most.
+
+    A 0 is left where rows are too few.
 
     >>> _at_least_one([4, 0, 0])
     (2, 1, 1)
@@ -285,8 +365,9 @@ def shares_limit(shares: Sequence[int]) -> list[int]:
 
 
 def busiest_medium(problem: Problem) -> str | None:
-    """Of the media that several devices send over to several others, the one that most paths cross: the air of a home
-    on WiFi, a line between sites; None where each device has only cables of its own.
+    """Of the media that several devices send over to several others, the one that most paths cross:
+    the air of a home on WiFi, a line between sites; None where each device has only cables of its
+    own.
     """
     pairs: dict[str, list[tuple[str, str]]] = {}
     for pair, path in problem.network.paths.items():
@@ -294,6 +375,8 @@ def busiest_medium(problem: Problem) -> str | None:
             for name, _ in path.media:
                 pairs.setdefault(name, []).append(pair)
     shared = {
-        name: len(ends) for name, ends in pairs.items() if all(len(set(side)) > 1 for side in zip(*ends, strict=True))
+        name: len(ends)
+        for name, ends in pairs.items()
+        if all(len(set(side)) > 1 for side in zip(*ends, strict=True))
     }
     return max(shared, key=lambda name: (shared[name], name)) if shared else None

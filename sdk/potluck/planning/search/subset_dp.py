@@ -1,13 +1,16 @@
-"""Our own search: dynamic programming over the devices used so far, in any order, with Pareto labels.
+"""Our own search: dynamic programming over the devices used so far, in any order, with Pareto
+labels.
 
-Pipelines are built from the last stage to the first, as in Asteroid's Algorithm 2, but the state is the *set* of
-devices that are taken (how many of each class of alike ones), so every order of devices is tried, and every state keeps
-several labels, because what is best behind a cut depends on what comes before it. A label counts what shared links do
-too: the seconds for which all transfers together take the busiest medium.
+Pipelines are built from the last stage to the first, as in Asteroid's Algorithm 2, but the state is
+the *set* of devices that are taken (how many of each class of alike ones), so every order of
+devices is tried, and every state keeps several labels, because what is best behind a cut depends on
+what comes before it. A label counts what shared links do too: the seconds for which all transfers
+together take the busiest medium.
 
-Glossary. M: micro-batches. A label describes the stages behind a cut: `span_s` from their first input to their last
-gradient (inference: the way of one micro-batch), `done_s` to the end of all updates (inference: the slowest step),
-`air_s` the load of the busiest medium over the round, `energy_j` beyond idling.
+Glossary. M: micro-batches. A label describes the stages behind a cut: `span_s` from their first
+input to their last gradient (inference: the way of one micro-batch), `done_s` to the end of all
+updates (inference: the slowest step), `air_s` the load of the busiest medium over the round,
+`energy_j` beyond idling.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +33,10 @@ KEEP = 6  # labels per state; more find no better plan in bench `optimality`
 
 
 class ParetoLabel(NamedTuple):
-    """The stages from cut `i` on, the first of them up to cut `j` on pattern `g`; `score` rates them alone."""
+    """The stages from cut `i` on, the first of them up to cut `j` on pattern `g`.
+
+    `score` rates them alone.
+    """
 
     score: float
     span_s: float
@@ -48,9 +54,9 @@ class ParetoLabel(NamedTuple):
 class SubsetSearch:
     """The search for one micro-batch size and one set of cuts.
 
-    `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in their order.
-    `own_shares`: every stage shares its rows by the times of its own layers. Once it `is_late` nothing is found.
-    `tally`: counts the labels looked at.
+    `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in
+    their order. `own_shares`: every stage shares its rows by the times of its own layers. Once it
+    `is_late` nothing is found. `tally`: counts the labels looked at.
 
     Parameters
     ----------
@@ -79,11 +85,20 @@ class SubsetSearch:
     """
 
     def __init__(
-        self, table: cost.CostTable, micro_batch: int, cuts: Sequence[int], *, keep: int = KEEP,
-        beam: int | None = None, pipelines_only: bool = False,
-        along: Plan | None = None, shapes: Sequence[Pattern] | None = None, own_shares: bool = False,
-        is_late: Callable[[], bool] = lambda: False, tally: WorkBudget | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        table: cost.CostTable,
+        micro_batch: int,
+        cuts: Sequence[int],
+        *,
+        keep: int = KEEP,
+        beam: int | None = None,
+        pipelines_only: bool = False,
+        along: Plan | None = None,
+        shapes: Sequence[Pattern] | None = None,
+        own_shares: bool = False,
+        is_late: Callable[[], bool] = lambda: False,
+        tally: WorkBudget | None = None,
+    ) -> None:
         problem = self.problem = table.problem
         self.is_late, self._tally = is_late, tally or WorkBudget()
         self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
@@ -103,8 +118,11 @@ class SubsetSearch:
         self.radix = [1]
         for size in self.sizes:
             self.radix.append(self.radix[-1] * (size + 1))
-        self._are_unlike = all(size == 1 for size in self.sizes)  # then a state has a bit for each device
-        self.codes = [sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns]
+        # then a state has a bit for each device
+        self._are_unlike = all(size == 1 for size in self.sizes)
+        self.codes = [
+            sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns
+        ]
         self._only = self._in_order(order)
         self._near = self._windows(along) if along is not None else {}
         self._joins: dict[tuple[int, int], bool] = {}
@@ -116,14 +134,19 @@ class SubsetSearch:
         self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
 
     def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
-        return StageCostTable(self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares)
+        return StageCostTable(
+            self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares
+        )
 
     def _pattern(self, stage: Stage) -> Pattern:
         names = [{self.problem.devices[i].name for i in members} for members in self.classes]
         return tuple(len(members & set(stage.devices)) for members in names)
 
     def _in_order(self, order: Sequence[Pattern]) -> dict[int, int]:
-        """State -> the pattern that comes next in front, where the order is given; empty where it cannot be kept."""
+        """State -> the pattern that comes next in front, where the order is given.
+
+        Empty where it cannot be kept.
+        """
         state, only = 0, {}
         for pattern in reversed(order):
             if pattern not in self.heads.patterns:
@@ -133,7 +156,9 @@ class SubsetSearch:
         return only
 
     def _windows(self, along: Plan) -> dict[int, tuple[int, int]]:
-        """State in front of which a stage comes -> the first and last layer at which that stage may begin."""
+        """State in front of which a stage comes -> the first and last layer at which that stage may
+        begin.
+        """
         windows, states = {}, list(self._only)
         around = max(WINDOW, len(self.problem.layers) // COARSELY)
         for state, stage in zip(states, reversed(along.stages), strict=False):
@@ -141,8 +166,15 @@ class SubsetSearch:
         return windows
 
     def _rates(self, micro_batch: int) -> tuple[list[tuple[float, ...]], list[float]]:
-        """Per device the seconds of the layers before each cut; micro-batches per second of each device."""
-        table, names, stop = self.table, [d.name for d in self.problem.devices], len(self.problem.layers)
+        """Per device the seconds of the layers before each cut.
+
+        Micro-batches per second of each device.
+        """
+        table, names, stop = (
+            self.table,
+            [d.name for d in self.problem.devices],
+            len(self.problem.layers),
+        )
 
         def seconds(name: str, layer: int) -> float:
             there = table.forward_s(name, 0, layer, micro_batch)
@@ -152,13 +184,16 @@ class SubsetSearch:
         return before, [1 / max(seconds(name, stop), 1e-12) for name in names]
 
     def _front(self) -> list[float]:
-        """Seconds of the layers before each cut, each between two cuts on the device that is fastest there."""
+        """Seconds of the layers before each cut, each between two cuts on the device that is
+        fastest there.
+        """
         parts = [
-            min(before[i + 1] - before[i] for before in self.layers_s) for i in range(len(self.cuts) - 1)
-        ]  # fmt: skip
+            min(before[i + 1] - before[i] for before in self.layers_s)
+            for i in range(len(self.cuts) - 1)
+        ]
         return list(accumulate(parts, initial=0.0))
 
-    # --- the program --------------------------------------------------------------------------------------------------
+    # --- the program ------------------------------------------------------------------------------
 
     def run(self, limit: float = inf) -> list[ParetoLabel]:
         """Whole pipelines whose estimate scores below `limit`, the best first."""
@@ -191,10 +226,15 @@ class SubsetSearch:
                             kept = found.setdefault(state + code, [])
                             self._put_before(head, i, j, g, state + code, labels, kept, limit)
             behind[i] = self._pruned(found)
-        return sorted((label for labels in behind[0].values() for label in labels), key=lambda label: label.score)
+        return sorted(
+            (label for labels in behind[0].values() for label in labels),
+            key=lambda label: label.score,
+        )
 
     def _wanted(self, i: int, g: int, states: Iterable[int]) -> bool:
-        """Whether a stage of pattern g that begins at cut i is what the given order has in front of one of `states`."""
+        """Whether a stage of pattern g that begins at cut i is what the given order has in front of
+        one of `states`.
+        """
         at = self.cuts[i]
         for state in states:
             if self._only.get(state) == g and state in self._near:
@@ -223,7 +263,9 @@ class SubsetSearch:
         score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
         if score >= limit:
             return None
-        return ParetoLabel(score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None)
+        return ParetoLabel(
+            score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None
+        )
 
     def _put_before(
         self,
@@ -236,7 +278,9 @@ class SubsetSearch:
         kept: list[ParetoLabel],
         limit: float,
     ) -> None:
-        """Add to `kept` what `head` makes of each label behind it, where that may score below `limit`."""
+        """Add to `kept` what `head` makes of each label behind it, where that may score below
+        `limit`.
+        """
         n, work, training = self.n_micro_batches, head.forward_s + head.backward_s, self.training
         depth, before = min(head.depth, n), -1
         self._tally.count(len(labels), LABEL_S)
@@ -250,25 +294,41 @@ class SubsetSearch:
             air_s, energy = rest.air_s + air + head.air_s, rest.energy_j + joules + head.energy_j
             trip = work + forward + back + rest.trip_s
             if training:
-                # All M micro-batches through the head; or one there and back around all that is behind; or around the
-                # link; or, where memory keeps only `depth` on the way at once, that many per round trip.
-                span = max(head.total_s, work + forward + back + rest.span_s, work + link, n * trip / depth)
+                # All M micro-batches through the head; or one there and back around all that is
+                # behind; or around the link; or, where memory keeps only `depth` on the way at
+                # once, that many per round trip.
+                span = max(
+                    head.total_s, work + forward + back + rest.span_s, work + link, n * trip / depth
+                )
                 done = max(span + head.reduce_s, head.forward_s + forward + rest.done_s)
             else:
-                span, done = work + forward + rest.span_s, max(head.total_s / n, link / n, rest.done_s)
+                span, done = (
+                    work + forward + rest.span_s,
+                    max(head.total_s / n, link / n, rest.done_s),
+                )
             score = self._score(span, done, air_s, energy, i, g, state)
             if score < limit:
-                kept.append(ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest))
+                kept.append(
+                    ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest)
+                )
 
     def _pruned(self, found: dict[int, list[ParetoLabel]]) -> dict[int, list[ParetoLabel]]:
-        """Per state the labels that no other beats in everything, at most `keep`; of all states the best `beam`."""
+        """Per state the labels that no other beats in everything, at most `keep`.
+
+        Of all states the best `beam`.
+        """
         kept = {}
         for state, labels in found.items():
             labels.sort(key=lambda label: label.score)
             front: list[ParetoLabel] = []
             for label in labels:
-                # Of whole pipelines, and along one order, the runners-up are wanted too: estimates err.
-                if label.i == 0 or self._only or not any(self._beats(other, label) for other in front):
+                # Of whole pipelines, and along one order, the runners-up are wanted too: estimates
+                # err.
+                if (
+                    label.i == 0
+                    or self._only
+                    or not any(self._beats(other, label) for other in front)
+                ):
                     front.append(label)
             if front:
                 kept[state] = self._trim(front)
@@ -281,16 +341,24 @@ class SubsetSearch:
 
     def _beats(self, a: ParetoLabel, b: ParetoLabel) -> bool:
         if self.is_small and a.g != b.g:
-            return False  # estimates tie where shared links decide; where there is time, let the simulator see both
+            # estimates tie where shared links decide; where there is time, let the simulator see
+            # both
+            return False
         return (
-            a.span_s <= b.span_s and a.done_s <= b.done_s and a.air_s <= b.air_s
+            a.span_s <= b.span_s
+            and a.done_s <= b.done_s
+            and a.air_s <= b.air_s
             and (not self.thrifty or a.energy_j <= b.energy_j)
-        )  # fmt: skip
+        )
 
-    # --- estimates ----------------------------------------------------------------------------------------------------
+    # --- estimates --------------------------------------------------------------------------------
 
-    def _score(self, span: float, done: float, air: float, energy: float, i: int, g: int, state: int) -> float:
-        """What the stages from cut i on score when the layers before go as fast as they can on what is free."""
+    def _score(
+        self, span: float, done: float, air: float, energy: float, i: int, g: int, state: int
+    ) -> float:
+        """What the stages from cut i on score when the layers before go as fast as they can on what
+        is free.
+        """
         front, n = self._filling_s(i, state), self.n_micro_batches
         if self.training:
             latency = max(done + self.fill * front / 3, span + self.fill * front, air)
@@ -307,8 +375,8 @@ class SubsetSearch:
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
 
     def _filling_s(self, i: int, state: int) -> float:
-        """What a micro-batch takes through the layers in front of cut i at the least: on the fastest devices, or shared
-        by all that are free.
+        """What a micro-batch takes through the layers in front of cut i at the least: on the
+        fastest devices, or shared by all that are free.
         """
         if not i or not self._shares:
             return self.front_s[i]
@@ -328,7 +396,8 @@ class SubsetSearch:
         """Idle watts of the devices of `state`."""
         if state not in self._idle_w:
             self._idle_w[state] = sum(
-                (self.problem.devices[members[0]].idle_w or 0.0) * (state // radix % (len(members) + 1))
+                (self.problem.devices[members[0]].idle_w or 0.0)
+                * (state // radix % (len(members) + 1))
                 for members, radix in zip(self.classes, self.radix, strict=False)
             )
         return self._idle_w[state]
@@ -336,9 +405,13 @@ class SubsetSearch:
     def _longest_s(self, limit: float) -> float:
         """The latency from which on no plan scores below `limit`."""
         qoe = self.problem.qoe
-        return (qoe.latency_s or 0.0) + limit / max(qoe.lambda_j_per_s, 1e-12) if self.thrifty else limit
+        return (
+            (qoe.latency_s or 0.0) + limit / max(qoe.lambda_j_per_s, 1e-12)
+            if self.thrifty
+            else limit
+        )
 
-    # --- plans --------------------------------------------------------------------------------------------------------
+    # --- plans ------------------------------------------------------------------------------------
 
     def plan(self, label: ParetoLabel) -> Plan:
         """The plan that a label stands for, its warm-up as deep as memory allows up to K_p."""
@@ -352,14 +425,19 @@ class SubsetSearch:
         for part, depth in zip(chain, depths, strict=True):
             pattern, names = heads.patterns[part.g], []
             for c, size in enumerate(pattern):
-                names += [self.problem.devices[i].name for i in self.classes[c][used[c] : used[c] + size]]
+                names += [
+                    self.problem.devices[i].name for i in self.classes[c][used[c] : used[c] + size]
+                ]
                 used[c] += size
             stages.append(
                 Stage(
-                    start=self.cuts[part.i], stop=self.cuts[part.j], devices=tuple(names),
-                    shares=heads.stage_shares(part.i, part.j, part.g), warm_up=depth if self.training else 1,
+                    start=self.cuts[part.i],
+                    stop=self.cuts[part.j],
+                    devices=tuple(names),
+                    shares=heads.stage_shares(part.i, part.j, part.g),
+                    warm_up=depth if self.training else 1,
                 )
-            )  # fmt: skip
+            )
         return Plan(
             planner="potluck",
             model=self.problem.model,

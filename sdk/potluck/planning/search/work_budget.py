@@ -1,7 +1,8 @@
 """Planning work, counted: a clock that tells the same on every machine.
 
-Without a time limit the effort of planning must not depend on the machine, or two of them would disagree on the plan.
-In a home of few devices the search ends by itself; in one of many what it has done is counted, and ends it.
+Without a time limit the effort of planning must not depend on the machine, or two of them would
+disagree on the plan. In a home of few devices the search ends by itself; in one of many what it has
+done is counted, and ends it.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from potluck.simulate import cost
 MANY = 8  # devices beyond which work is counted
 # On a core of 2020 or so, about:
 TASK_S, LABEL_S, HEAD_S = 12e-6, 6e-6, 20e-6  # a simulated task, a label and a stage of the search
-COST_S, STEP_S, DEVICE_S = 0.8e-6, 30e-6, 20e-6  # of others: the cost of some layers, a step, a plan per device
+# of others: the cost of some layers, a step, a plan per device
+COST_S, STEP_S, DEVICE_S = 0.8e-6, 30e-6, 20e-6
 LOOK_S = 2e-4  # between two looks at the clock
 GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
@@ -38,7 +40,8 @@ class Late(Exception):
 
 
 class MeteredTable(cost.CostTable):
-    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can be ended.
+    """A table that counts what it is asked, and raises `Late` once time is up: so any planner can
+    be ended.
 
     Parameters
     ----------
@@ -76,9 +79,11 @@ class MeteredTable(cost.CostTable):
 
 
 def in_time(
-    planner: Callable[[Problem, cost.CostTable], Iterator[Plan]], problem: Problem, tally: WorkBudget,
+    planner: Callable[[Problem, cost.CostTable], Iterator[Plan]],
+    problem: Problem,
+    tally: WorkBudget,
     is_late: Callable[[], bool],
-) -> list[Plan]:  # fmt: skip
+) -> list[Plan]:
     """What `planner` finds before time is up, what it thinks best first.
 
     Parameters

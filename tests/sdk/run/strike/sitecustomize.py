@@ -1,7 +1,9 @@
-"""Python runs this file first where this folder is on its path. In an agent: count its events, and strike when told.
+"""Python runs this file first where this folder is on its path.
 
-`strike` in the agent's state directory says "agent 7" or "worker 7": from then on, at its seventh event (a message, a
-task that is done), that process is killed; `struck` says that it was.
+In an agent: count its events, and strike when told.
+
+`strike` in the agent's state directory says "agent 7" or "worker 7": from then on, at its seventh
+event (a message, a task that is done), that process is killed; `struck` says that it was.
 """
 
 import os
@@ -24,12 +26,18 @@ def _arm(directory: Path) -> None:
     def counted(core: Core, event: Any, now_s: float) -> Any:
         if not order.exists():
             left.clear()
-        elif type(event).__name__ not in FREQUENT and not isinstance(getattr(event, "message", None), Ping):
+        elif type(event).__name__ not in FREQUENT and not isinstance(
+            getattr(event, "message", None), Ping
+        ):
             whom, number = order.read_text().split()
             left[:] = [(left[0] if left else int(number)) - 1]
             if left == [0]:
                 order.rename(directory / "struck")
-                victims = [os.getpid()] if whom == "agent" else [p.pid for p in psutil.Process().children()]
+                victims = (
+                    [os.getpid()]
+                    if whom == "agent"
+                    else [p.pid for p in psutil.Process().children()]
+                )
                 for pid in victims:
                     os.kill(pid, signal.SIGKILL)
         return handle(core, event, now_s)
