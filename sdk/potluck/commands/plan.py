@@ -134,7 +134,6 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
     from potluck.planning.registry import PLANNERS
     from potluck.units import parse_seconds
 
-    _sign(f"planning {model} for {home} ...")
     problem = _problem(args, home, model)
     budget_s = None if args.time is None else parse_seconds(args.time)
     refine_s = parse_seconds(args.refine)
@@ -143,6 +142,7 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
             "planners are compared without turns.",
             next_step="Leave --order-transfers or --planner all out.",
         )
+    _sign(f"planning {model} for {home} ...")
     if args.planner == "all":
         _show(args, _compared(problem, [*PLANNERS], budget_s))
     else:
