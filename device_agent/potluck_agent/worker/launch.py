@@ -31,6 +31,8 @@ KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *
 ENDING_S = 0.5
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
+READS_AT_ONCE = 16  # of so many bytes each
+READS_AT_ITS_END = 512  # twice what the largest pipe holds for an ordinary user
 # One arena, so that its memory can be counted exactly. What tensors gave back stays for the next
 # ones, as much as glibc itself comes to at most by its own rule: to fetch it anew, page by page,
 # took a transformer 2 to 4 % of every step. MKL gives back what a product packs its operands into:
@@ -155,18 +157,21 @@ class WorkerLink:
                 else:
                     os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
-        self.listen()
+        self.listen(READS_AT_ITS_END)
 
-    def listen(self) -> None:
+    def listen(self, most_reads: int = READS_AT_ONCE) -> None:
         """Keep the end of what the worker wrote to its standard error (a crash's trace).
 
-        Do so now and then.
+        Do so now and then. No more than `most_reads` times `LAST_WORDS_BYTES` are read: one that
+        was taken over may write for ever.
         """
         stderr = self._process.stderr
         if stderr is None or stderr.closed or sys.platform == "win32":  # a pipe would block there
             return
         with contextlib.suppress(BlockingIOError):
-            while words := os.read(stderr.fileno(), LAST_WORDS_BYTES):
+            for _ in range(most_reads):
+                if not (words := os.read(stderr.fileno(), LAST_WORDS_BYTES)):
+                    return
                 self._last_words = (self._last_words + words)[-LAST_WORDS_BYTES:]
 
 

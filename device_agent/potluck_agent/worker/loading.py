@@ -6,6 +6,7 @@ from typing import Any
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.measure import Measurable
 from potluck_agent.worker.tasks import Segment
+from potluck_wire.graph import SegmentError
 from potluck_wire.operators import OPERATORS
 from potluck_wire.segment import loads
 from potluck_wire.statement import BACKEND_OF
@@ -50,6 +51,9 @@ class Loader:
     def borrow(self, kind: str, document: bytes, lender: Segment) -> Segment:
         """A segment from its document that has the state of `lender`. Raises as `load` does."""
         self._check(kind)
+        # torch would not see that the memory of an ONNX segment changes under its own tensors
+        if getattr(lender, "kind", "aten") != kind:
+            raise SegmentError("document", f"the weights of a segment of another kind than {kind}")
         if kind == "aten":
             from potluck_agent.worker.borrowing import BorrowingSegment
 

@@ -97,3 +97,42 @@ def test_a_weight_that_no_module_has_is_not_left_untrained_without_a_word(strang
         made(nn.Linear(8, 4), loss)
     stranger.requires_grad_(False)
     assert made(nn.Linear(8, 4), loss).trains
+
+
+class Hooked(nn.Module):
+    """A hook on the gradient of a value of the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 0.1)
+        return self.second(hidden)
+
+
+def hooked_weight(name):
+    net = nn.Linear(8, 4)
+    getattr(net.weight, name)(lambda tensor: None)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (Hooked, "a tensor of the forward pass"),
+        (lambda: hooked_weight("register_hook"), "weight"),
+        (lambda: hooked_weight("register_post_accumulate_grad_hook"), "weight"),
+    ],
+)
+def test_hooks_on_gradients_are_not_lost_without_a_word(make, where):
+    with pytest.raises(ModelError, match=rf"a hook is on the gradient of .*{where}"):
+        made(make())
+
+
+def test_a_gradient_that_counts_over_the_batch_is_refused():
+    net = nn.Sequential(nn.Embedding(10, 8, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 4))
+    with pytest.raises(ModelError, match="scale_grad_by_freq"):
+        Model.from_torch(net, CLASSES[:, None], loss=F.cross_entropy, example_targets=CLASSES)

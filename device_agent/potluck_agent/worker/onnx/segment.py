@@ -91,6 +91,7 @@ class OnnxSegment(ForwardOnly):
     """
 
     what = "an ONNX segment"
+    kind = "onnx"
 
     def __init__(
         self, document: bytes, arrays: Arrays, threads: int = 1, lender: Segment | None = None

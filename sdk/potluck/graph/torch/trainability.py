@@ -3,6 +3,7 @@ passes of torch's.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,7 +78,17 @@ def check_learning(
         torch.enable_grad(),
         torch.compiler.set_stance("force_eager"),
     ):
-        loss = module(*tensors)
+        hooked: list[object] = []
+        with _told_of_hooks(hooked):
+            loss = module(*tensors)
+    _check_hooks(module, hooked)
+    for name, part in module.named_modules():
+        if getattr(part, "scale_grad_by_freq", False):
+            raise ModelError(
+                f"the gradient of {name} counts how often a row is in the batch "
+                "(scale_grad_by_freq), which no device knows of the others' rows.",
+                next_step="Leave scale_grad_by_freq out.",
+            )
     if not loss.requires_grad:
         raise ModelError(
             "no weight learns from the loss: it does not depend on any parameter that requires a "
@@ -112,6 +123,37 @@ def check_learning(
             "requires_grad_(False) leaves it as it is.",
         )
     _check_same({id(weight) for weight in weights}, module, traced)
+
+
+@contextmanager
+def _told_of_hooks(hooked: list[object]) -> Iterator[None]:
+    """While it lasts, `hooked` gets every hook that is put on the gradient of a tensor."""
+    register = torch.Tensor.register_hook
+
+    def told(tensor: torch.Tensor, hook: Any) -> Any:
+        hooked.append(hook)
+        return register(tensor, hook)  # type: ignore[no-untyped-call]
+
+    torch.Tensor.register_hook = told  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = register  # type: ignore[method-assign]
+
+
+def _check_hooks(module: torch.nn.Module, hooked: Sequence[object]) -> None:
+    """Raise ModelError where a hook of the user's own would change gradients, here alone."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            hooked = [*hooked, name]
+    if hooked:
+        where = hooked[-1] if isinstance(hooked[-1], str) else "a tensor of the forward pass"
+        raise ModelError(
+            f"a hook is on the gradient of {where}: devices run no Python code, so that it would "
+            "be lost.",
+            next_step="Remove it (handle.remove()); freeze with requires_grad_(False), scale in "
+            "the loss.",
+        )
 
 
 def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> None:
